@@ -1,0 +1,38 @@
+# make demo: install and run the main job on embedded data; make test: lint and all tests.
+# Both create .venv on first use and reuse it while pyproject.toml and constraints.txt are unchanged.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint format docs bench clean
+
+demo: $(STAMP)
+	$(BIN)/dmltool demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python -m docs.generate
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.evaluate
+
+# torch first, pinned: an unpinned torch would pull the CUDA build.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[cpu,readers,dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

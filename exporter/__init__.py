@@ -1,0 +1,1 @@
+"""Export: checkpoint to ONNX, parity, embeddings of images into files."""

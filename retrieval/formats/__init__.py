@@ -1,0 +1,1 @@
+"""Readers of embedding files, one module each, behind the table in `retrieval.formats`."""

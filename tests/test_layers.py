@@ -1,0 +1,47 @@
+"""Imports point one way, cli -> exporter -> trainer -> retrieval, and `retrieval` needs no torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = ["retrieval", "trainer", "exporter", "cli"]  # a layer may import itself and those before
+
+
+def modules(layer: str) -> list[Path]:
+    return [ROOT / "cli.py"] if layer == "cli" else sorted((ROOT / layer).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_downward(layer):
+    above = set(LAYERS[LAYERS.index(layer) + 1 :])
+    for path in modules(layer):
+        assert not imported(path) & above, f"{path} imports a layer above it"
+
+
+def test_errors_module_imports_nothing_of_ours():
+    assert not imported(ROOT / "retrieval" / "errors.py") & set(LAYERS)
+
+
+def test_importing_all_of_retrieval_never_loads_torch():
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules("retrieval")
+    ]
+    code = "import importlib, sys\n" + "".join(
+        f"importlib.import_module({name.removesuffix('.__init__')!r})\n" for name in names
+    )
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,0 +1,1 @@
+"""Training: data sets, networks, losses, the loop, checkpoints."""
