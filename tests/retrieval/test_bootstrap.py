@@ -1,0 +1,136 @@
+"""The class bootstrap against a slow loop, simulation, and what must not matter to it."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from retrieval import bootstrap
+from retrieval.errors import DmlError
+
+
+def sample(seed: int, C: int = 40, spread: float = 0.25) -> tuple[np.ndarray, np.ndarray]:
+    """Hits whose rate differs between classes, and their classes of 1 to 20 images."""
+    rng = np.random.default_rng(seed)
+    rate = np.clip(rng.normal(0.6, spread, C), 0, 1)
+    classes = np.repeat(np.arange(C), rng.integers(1, 21, C))
+    return (rng.random(len(classes)) < rate[classes]).astype(float), classes
+
+
+def test_interval_agrees_with_a_slow_loop_over_drawn_classes():
+    values, classes = sample(0)
+    members = [values[classes == c] for c in np.unique(classes)]
+    rng = np.random.default_rng(99)
+    means = []
+    for _ in range(20_000):
+        drawn = rng.integers(0, len(members), len(members))
+        means.append(np.concatenate([members[c] for c in drawn]).mean())
+    expected = np.quantile(means, [0.025, 0.975])
+    found = bootstrap.interval(values, classes, resamples=20_000)
+    assert found == pytest.approx(expected, abs=0.05 * (expected[1] - expected[0]))
+
+
+def test_interval_covers_the_true_mean_as_often_as_it_says():
+    C, trials = 60, 300
+    covered = narrow = 0
+    for seed in range(trials):
+        rng = np.random.default_rng(seed)
+        classes = np.repeat(np.arange(C), 10)
+        values = rng.normal(0.5, 0.2, C)[classes] + rng.normal(0, 0.2, len(classes))
+        low, high = bootstrap.interval(values, classes, resamples=400, seed=seed)
+        covered += low <= 0.5 <= high
+        # Every image its own class: the bootstrap over images that this module replaces.
+        low, high = bootstrap.interval(values, np.arange(len(values)), resamples=400, seed=seed)
+        narrow += low <= 0.5 <= high
+    assert 0.90 <= covered / trials <= 0.98
+    assert narrow / trials < 0.75
+
+
+def test_columns_give_the_intervals_of_each_score_alone_up_to_resampling():
+    values, classes = sample(1)
+    both = np.stack([values, 1 - values], axis=1)
+    low, high = bootstrap.interval(both, classes)
+    assert low.shape == high.shape == (2,)
+    assert low[0] == pytest.approx(1 - high[1], abs=0.005)
+    assert bootstrap.interval(both[:, :1], classes)[0][0] == bootstrap.interval(values, classes)[0]
+
+
+def test_row_order_and_class_names_do_not_matter():
+    hits, classes = sample(2)
+    values = np.stack([hits, np.random.default_rng(3).random(len(hits))], axis=1)
+    expected = bootstrap.interval(values, classes)
+    order = np.random.default_rng(4).permutation(len(hits))
+    names = np.random.default_rng(5).permutation(40) * 1000 - 7
+    for rows, labels in [(order, classes), (np.arange(len(hits)), names[classes])]:
+        found = bootstrap.interval(values[rows], labels[rows])
+        assert np.array_equal(found, expected)
+
+
+def test_the_seed_decides_everything():
+    values, classes = sample(6)
+    assert bootstrap.interval(values, classes) == bootstrap.interval(values, classes)
+    assert bootstrap.interval(values, classes) != bootstrap.interval(values, classes, seed=1)
+
+
+def test_higher_level_is_wider_and_both_hold_the_mean():
+    values, classes = sample(7)
+    narrow = bootstrap.interval(values, classes, level=0.5)
+    wide = bootstrap.interval(values, classes, level=0.99)
+    assert wide[0] < narrow[0] < values.mean() < narrow[1] < wide[1]
+
+
+def test_one_class_gives_no_interval_rather_than_certainty():
+    values, classes = np.array([1.0, 0.0, 1.0]), np.zeros(3, int)
+    assert all(map(math.isnan, bootstrap.interval(values, classes)))
+    difference, limits, p = bootstrap.paired(values, 1 - values, classes)
+    assert difference == pytest.approx(1 / 3)
+    assert all(map(math.isnan, (*limits, p)))
+
+
+def test_no_queries_give_nan():
+    assert all(map(math.isnan, bootstrap.interval(np.empty(0), np.empty(0, int))))
+
+
+def test_paired_difference_of_equal_systems_has_p_one():
+    values, classes = sample(8)
+    assert bootstrap.paired(values, values, classes) == (0.0, (0.0, 0.0), 1.0)
+
+
+def test_paired_p_and_interval_agree_and_are_antisymmetric():
+    better, classes = sample(9)
+    worse = better * (np.random.default_rng(10).random(len(better)) < 0.8)
+    difference, (low, high), p = bootstrap.paired(better, worse, classes)
+    assert difference == pytest.approx(better.mean() - worse.mean())
+    assert 0 < low < difference < high
+    assert p == 2 / 2001
+    back = bootstrap.paired(worse, better, classes)
+    assert back[0] == -difference
+    assert back[1] == pytest.approx((-high, -low), abs=0.01)
+
+
+def test_paired_p_is_rarely_small_without_a_difference():
+    small = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        classes = np.repeat(np.arange(50), 8)
+        shift = rng.normal(0, 0.2, 50)[classes]
+        a, b = rng.normal(0, 1, 400) + shift, rng.normal(0, 1, 400) - shift
+        small += bootstrap.paired(a, b, classes, resamples=300, seed=seed)[2] < 0.05
+    assert small / 200 < 0.11
+
+
+def test_sop_sized_bootstrap_stays_within_200_megabytes():
+    classes = np.repeat(np.arange(11_316), 5)
+    values = np.random.default_rng(0).random((len(classes), 4))
+    tracemalloc.start()
+    bootstrap.interval(values, classes, resamples=400)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200e6
+
+
+@pytest.mark.parametrize("wrong", [{"resamples": 0}, {"level": 95}])
+def test_impossible_settings_are_explained(wrong):
+    with pytest.raises(DmlError):
+        bootstrap.interval(np.ones(4), np.arange(4), **wrong)
