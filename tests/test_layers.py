@@ -1,4 +1,4 @@
-"""Imports point one way, cli -> exporter -> trainer -> retrieval, and `retrieval` needs no torch."""
+"""Imports point one way, cli -> exporter -> trainer -> retrieval; `retrieval` needs no torch."""
 
 import ast
 import subprocess

@@ -1,0 +1,43 @@
+"""Identical rows: equal values in every column, whatever the dtype (and -0 is 0)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+_BLOCK = 1 << 21  # elements converted at a time
+
+
+def blocks(vectors: np.ndarray, elements: int = _BLOCK) -> Iterator[slice]:
+    """Slices of rows that hold about `elements` numbers each."""
+    size = max(1, elements // max(1, vectors.shape[1]))
+    for start in range(0, len(vectors), size):
+        yield slice(start, min(start + size, len(vectors)))
+
+
+def row_hashes(vectors: np.ndarray) -> np.ndarray:
+    """(N,) uint64, equal for identical rows."""
+    from retrieval.kernels import hash_rows
+
+    factors = np.random.default_rng(0).integers(1, 2**63, vectors.shape[1], dtype=np.uint64)
+    out = np.empty(len(vectors), np.uint64)
+    for part in blocks(vectors):
+        # float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0.
+        words = (np.asarray(vectors[part], np.float64) + 0.0).view(np.uint64)
+        hash_rows(words, factors * np.uint64(2) + np.uint64(1), out[part])
+    return out
+
+
+def row_groups(vectors: np.ndarray) -> np.ndarray:
+    """(N,) int64: the index of the first row identical to each row."""
+    _, first, inverse = np.unique(row_hashes(vectors), return_index=True, return_inverse=True)
+    group = first[inverse].astype(np.int64)
+    repeated = np.flatnonzero(group != np.arange(len(group)))
+    size = max(1, _BLOCK // max(1, vectors.shape[1]))
+    for start in range(0, len(repeated), size):
+        rows = repeated[start : start + size]
+        same = (np.asarray(vectors[rows]) == np.asarray(vectors[group[rows]])).all(axis=1)
+        # Different rows with one hash stand alone: a group is a promise, not a guess.
+        group[rows[~same]] = rows[~same]
+    return group

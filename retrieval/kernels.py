@@ -1,0 +1,156 @@
+"""The loops that NumPy cannot fuse, compiled by numba and cached on disk.
+
+All release the GIL: the engine runs one tile per thread. Sums may be reassociated (vectorised);
+every margin they are compared with covers any order of summation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_SUMS = {"reassoc", "contract", "nsz"}  # never "nnan": a NaN cell must compare false
+_compiled = njit(nogil=True, cache=True, fastmath=_SUMS)
+
+
+@_compiled
+def count_rows(S, e, ask, item, counts):
+    """Rows of S (A, B) ask: how many of its columns are surely nearer than the row's threshold.
+
+    ask (5, A): cos hi, cos lo, 2|q|, l2 tau hi, l2 tau lo; item (3, B): |x|, |x|^2 hi, |x|^2 lo.
+    counts (4, A): cos sure, cos possible, l2 sure, l2 possible.
+    """
+    A, B = S.shape
+    norm, w_hi, w_lo = item[0], item[1], item[2]
+    for i in range(A):
+        cos_hi, cos_lo, g, t_hi, t_lo = ask[0, i], ask[1, i], ask[2, i], ask[3, i], ask[4, i]
+        # float32 counters keep all lanes of one width; exact below 2^24 columns.
+        a = b = c = d = np.float32(0)
+        for j in range(B):
+            s = S[i, j]
+            p = g * norm[j]
+            a += np.float32(s >= cos_hi)
+            b += np.float32(s >= cos_lo)
+            c += np.float32((s - e) * p >= w_hi[j] - t_hi)
+            d += np.float32((s + e) * p >= w_lo[j] - t_lo)
+        counts[0, i] = np.int32(a)
+        counts[1, i] = np.int32(b)
+        counts[2, i] = np.int32(c)
+        counts[3, i] = np.int32(d)
+
+
+@_compiled
+def count_columns(S, e, ask, item, counts):
+    """The same for the columns of S: ask (5, B), item (3, A), counts (4, B)."""
+    A, B = S.shape
+    cos_hi, cos_lo, g, t_hi, t_lo = ask[0], ask[1], ask[2], ask[3], ask[4]
+    sure_cos, maybe_cos, sure_l2, maybe_l2 = counts[0], counts[1], counts[2], counts[3]
+    for j in range(B):
+        sure_cos[j] = maybe_cos[j] = sure_l2[j] = maybe_l2[j] = 0
+    for i in range(A):
+        norm, w_hi, w_lo = item[0, i], item[1, i], item[2, i]
+        for j in range(B):
+            s = S[i, j]
+            p = g[j] * norm
+            sure_cos[j] += np.int32(s >= cos_hi[j])
+            maybe_cos[j] += np.int32(s >= cos_lo[j])
+            sure_l2[j] += np.int32((s - e) * p >= w_hi - t_hi[j])
+            maybe_l2[j] += np.int32((s + e) * p >= w_lo - t_lo[j])
+
+
+@_compiled
+def doubtful(S, e, l2, rows, cols, rows_ask, ask, item, q_label, g_label, q_group, g_group, pairs):
+    """Lists the cells whose verdict float32 leaves open, rows x cols being those to look at.
+
+    q_group[i] is the group of identical rows that the asker's nearest right item belongs to: an
+    item of that group is a tie, no arithmetic needed. Returns the number of pairs (asker, item)
+    written, -1 if `pairs` (P, 3) is too short; pairs[:, 2] is 1 for such a known tie.
+    """
+    found = 0
+    for i in rows:
+        for j in cols:
+            s = S[i, j]
+            q, g = (i, j) if rows_ask else (j, i)
+            if l2:
+                p = ask[2, q] * item[0, g]
+                sure = (s - e) * p >= item[1, g] - ask[3, q]
+                possible = (s + e) * p >= item[2, g] - ask[4, q]
+            else:
+                sure = s >= ask[0, q]
+                possible = s >= ask[1, q]
+            if possible and not sure and q_label[q] != g_label[g]:
+                if found == pairs.shape[0]:
+                    return -1
+                pairs[found, 0] = q
+                pairs[found, 1] = g
+                pairs[found, 2] = q_group[q] == g_group[g]
+                found += 1
+    return found
+
+
+@_compiled
+def count_float64(
+    P, first, w_q, w_g, limit, slack, own, q_label, g_label, q_group, g_group, counts, ties, pairs
+):
+    """Rows of the float64 product P ask, by squared distance w_q + w_g - 2 P.
+
+    limit (2, A): sure below limit[0], possible up to limit[1]. slack: (per w, per root of w,
+    constant). own[i] is the column of the asker itself, or -1. Counts and known ties are added
+    up, open pairs listed; returns (row to go on from, pairs listed), row A when it is done.
+    """
+    A, B = P.shape
+    found = 0
+    for i in range(first, A):
+        if pairs.shape[0] - found < B:
+            return i, found
+        root = np.sqrt(w_q[i])
+        for j in range(B):
+            if j == own[i]:
+                continue
+            w = w_q[i] + w_g[j]
+            d = w - 2.0 * P[i, j]
+            err = slack[0] * w + slack[1] * (root + np.sqrt(w_g[j])) + slack[2]
+            if d + err < limit[0, i]:
+                counts[i] += 1
+            elif not (d - err > limit[1, i]) and q_label[i] != g_label[j]:
+                if q_group[i] == g_group[j]:
+                    counts[i] += 1
+                    ties[i] += 1
+                else:
+                    pairs[found, 0] = i
+                    pairs[found, 1] = j
+                    found += 1
+    return A, found
+
+
+@_compiled
+def pair_distances(Q, q_row, G, g_row, q_inverse, g_inverse, l2, cos):
+    """Squared distances of pairs in float64: l2 by direct differences; cos as squared chord.
+
+    The chord |q/|q| - x/|x||^2 = 2 - 2 cos keeps its digits where 1 - cos has lost them.
+    q_inverse, g_inverse: 1 / norm of each pair's rows, 0 for a zero row, whose cos is 0.
+    """
+    D = Q.shape[1]
+    for n in range(q_row.shape[0]):
+        q, g = q_row[n], g_row[n]
+        a, b = q_inverse[n], g_inverse[n]
+        plain = chord = 0.0
+        for k in range(D):
+            x, y = np.float64(Q[q, k]), np.float64(G[g, k])
+            plain += (x - y) * (x - y)
+            u = x * a - y * b
+            chord += u * u
+        l2[n] = plain
+        cos[n] = chord if a > 0.0 and b > 0.0 else 2.0
+
+
+@njit(nogil=True, cache=True)
+def hash_rows(words, factors, out):
+    """A 64-bit linear hash of each row of words (N, D) uint64."""
+    N, D = words.shape
+    for i in range(N):
+        h = np.uint64(0)
+        for k in range(D):
+            w = words[i, k]
+            h += (w ^ (w >> np.uint64(29))) * factors[k]
+        out[i] = h

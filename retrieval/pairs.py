@@ -1,0 +1,56 @@
+"""Single pairs of query and item: their distance in float64 with its error, then exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrieval import exact, kernels
+from retrieval.duplicates import blocks
+from retrieval.sides import ULP64, Side
+
+_EXACT_ROWS = 1024  # rows compared exactly at a time
+
+
+def measure(
+    asks: Side, q: np.ndarray, items: Side, g: np.ndarray, lattice: bool
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Squared distances of the pairs (q[n], g[n]) and bounds of their errors, for cos and l2.
+
+    For cos it is the squared chord 2 - 2 cos. On a lattice l2 has no error.
+    """
+    l2, cos = np.empty(len(q)), np.empty(len(q))
+    Q, q_row = asks.rows(q)
+    G, g_row = items.rows(g)
+    kernels.pair_distances(Q, q_row, G, g_row, asks.inverse[q], items.inverse[g], l2, cos)
+    dim = items.dim
+    l2_error = np.zeros_like(l2) if lattice else (dim + 8) * ULP64 * l2 + 1e-290
+    # Lengths are known to D/2 ulp (scales both vectors), coordinates of unit vectors to one.
+    cos_error = (4 * dim + 32) * ULP64 * cos + 6 * ULP64 * np.sqrt(cos)
+    cos_error += ((dim + 16) * ULP64) ** 2
+    return {"cos": (cos, cos_error), "l2": (l2, l2_error)}
+
+
+def compare_exactly(
+    asks: Side, q: np.ndarray, items: Side, g: np.ndarray, best: np.ndarray, distance: str
+) -> np.ndarray:
+    """1 where item g[n] is nearer to query q[n] than item best[n], 0 equal, -1 farther."""
+    out = np.empty(len(q), np.int8)
+    for start in range(0, len(q), _EXACT_ROWS):
+        n = slice(start, start + _EXACT_ROWS)
+        rows = asks.vectors[q[n]], items.vectors[g[n]], items.vectors[best[n]]
+        out[n] = exact.compare(*rows, distance)
+    return out
+
+
+def is_lattice(asks: Side, items: Side) -> bool:
+    """Are all vectors multiples of one step so coarse that float64 squares add up exactly?
+
+    True of int8 and binary codes, where ties are many and real.
+    """
+    top = max(float(np.sqrt(side.square.max(initial=0.0))) for side in (asks, items))
+    unit = exact.step(top, items.dim)
+    return all(
+        exact.integers_of(side.vectors[part].astype(np.float64), unit) is not None
+        for side in ((items,) if asks is items else (asks, items))
+        for part in blocks(side.vectors)
+    )

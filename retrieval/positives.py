@@ -1,0 +1,141 @@
+"""The nearest right item of every query: the threshold that wrong items are counted against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval.pairs import compare_exactly, measure
+from retrieval.sides import ULP32, Side
+
+_LARGE = 512  # classes above go through a float32 product first
+_CHUNK = 1 << 26  # bytes of rows looked at in one go
+
+
+@dataclass(frozen=True)
+class Positives:
+    """Per query: its nearest right item and the squared distance to it, with the error bound."""
+
+    index: np.ndarray  # (Q,) int64 gallery index, -1 if there is none
+    value: np.ndarray  # (Q,) squared l2 distance, or squared chord for cos
+    error: np.ndarray  # (Q,)
+    l2: np.ndarray  # (Q,) squared l2 distance to the same item
+
+
+def nearest_right(
+    asks: Side,
+    items: Side,
+    self_ids: np.ndarray,
+    group: np.ndarray,
+    distances: tuple[str, ...],
+    lattice: bool,
+    threads: int,
+) -> dict[str, Positives]:
+    """For each distance. `group` names identical gallery rows by one number."""
+    Q = len(asks)
+    out = {d: Positives(np.full(Q, -1), np.zeros(Q), np.zeros(Q), np.zeros(Q)) for d in distances}
+    order = np.argsort(items.labels, kind="stable")
+    labels = items.labels[order]
+    start = np.searchsorted(labels, asks.labels, "left")
+    size = np.searchsorted(labels, asks.labels, "right") - start
+    large = size > _LARGE
+
+    def small_classes(q: np.ndarray) -> None:
+        n = size[q]
+        place = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
+        g = order[np.repeat(start[q], n) + place]
+        q = np.repeat(q, n)
+        keep = g != self_ids[q]
+        for d, positives in out.items():
+            _pick(asks, q[keep], items, g[keep], group, d, lattice, positives)
+
+    def large_class(label: int) -> None:
+        members = order[np.searchsorted(labels, label) : np.searchsorted(labels, label, "right")]
+        for q in np.array_split(*_blocked(np.flatnonzero(asks.labels == label), 512)):
+            for d, positives in out.items():
+                pairs = _candidates(asks, q, items, members, self_ids, d)
+                _pick(asks, *pairs[:1], items, *pairs[1:], group, d, lattice, positives)
+
+    few = np.flatnonzero((size > 0) & ~large)
+    few = few[np.argsort(asks.labels[few], kind="stable")]
+    with ThreadPoolExecutor(threads) as pool:
+        tasks = [pool.submit(small_classes, q) for q in _chunks(few, size[few], items.dim)]
+        tasks += [pool.submit(large_class, label) for label in np.unique(asks.labels[large])]
+        for task in tasks:
+            task.result()
+    return out
+
+
+def _blocked(index: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+    return index, max(1, -(-len(index) // size))
+
+
+def _chunks(q: np.ndarray, size: np.ndarray, dim: int) -> Iterator[np.ndarray]:
+    """Runs of queries whose pairs are about _CHUNK bytes of vectors."""
+    chunk = np.cumsum(size) * dim * 4 // _CHUNK
+    return iter(np.split(q, np.flatnonzero(np.diff(chunk)) + 1)) if len(q) else iter(())
+
+
+def _candidates(
+    asks: Side, q: np.ndarray, items: Side, members: np.ndarray, self_ids: np.ndarray, d: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (query, member) that a float32 product cannot rule out as the nearest."""
+    units = asks.units(q)
+    bound = np.full(len(q), np.inf)  # the nearest item is at most this far
+    kept = []
+    for g in np.array_split(*_blocked(members, 2048)):
+        s = np.matmul(units, items.units(g).T).astype(np.float64)  # (A, B)
+        margin = 2 * (items.dim + 16) * ULP32
+        if d == "l2":
+            lengths = asks.norm[q, None] * items.norm[g]
+            squares = asks.square[q, None] + items.square[g]
+            far, error = squares - 2 * lengths * s, margin * lengths + 1e-12 * squares
+        else:
+            far, error = 2 - 2 * s, np.full_like(s, margin)
+        far[self_ids[q, None] == g] = np.inf
+        bound = np.minimum(bound, (far + error).min(axis=1))
+        row, column = np.nonzero(far - error <= np.minimum(bound, np.finfo(float).max)[:, None])
+        kept.append((row, g[column], (far - error)[row, column]))
+    row, g, nearest = (np.concatenate(part) for part in zip(*kept, strict=True))
+    keep = np.flatnonzero(nearest <= bound[row])
+    keep = keep[np.argsort(row[keep], kind="stable")]
+    return q[row[keep]], g[keep]
+
+
+def _pick(
+    asks: Side,
+    q: np.ndarray,
+    items: Side,
+    g: np.ndarray,
+    group: np.ndarray,
+    d: str,
+    lattice: bool,
+    positives: Positives,
+) -> None:
+    """Writes the nearest of each query's candidates; pairs come sorted by query."""
+    if not len(q):
+        return
+    measured = measure(asks, q, items, g, lattice)
+    value, error = measured[d]
+    first = np.flatnonzero(np.r_[True, q[1:] != q[:-1]])
+    segment = np.repeat(np.arange(len(first)), np.diff(np.r_[first, len(q)]))
+    bound = np.minimum.reduceat(value + error, first)
+    near = np.flatnonzero(value - error <= bound[segment])
+    # The candidates of each query that are still in the running, identical rows counting once.
+    near = near[np.lexsort((value[near], segment[near]))]
+    best = near[np.flatnonzero(np.r_[True, segment[near][1:] != segment[near][:-1]])]
+    rivals = near[(group[g[near]] != group[g[best[segment[near]]]]) & (error[near] > 0)]
+    while len(rivals):  # one rival of each query per round
+        turn = np.flatnonzero(np.r_[True, segment[rivals][1:] != segment[rivals][:-1]])
+        now = rivals[turn]
+        held = best[segment[now]]
+        wins = compare_exactly(asks, q[now], items, g[now], g[held], d) > 0
+        best[segment[now[wins]]] = now[wins]
+        rivals = np.delete(rivals, turn)
+    who = q[best]
+    positives.index[who] = g[best]
+    positives.value[who], positives.error[who] = value[best], error[best]
+    positives.l2[who] = measured["l2"][0][best]

@@ -1,0 +1,72 @@
+"""The vectors on one side of a retrieval, queries or gallery, as the engine wants to see them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrieval.duplicates import blocks
+from retrieval.errors import DmlError
+
+ULP32, ULP64 = 2.0**-24, 2.0**-53  # unit roundoffs
+
+
+class Side:
+    """Vectors (N, D) of any real dtype, perhaps memory-mapped, with labels (N,) as int64 codes."""
+
+    def __init__(self, vectors: np.ndarray, labels: np.ndarray, keep_units: int) -> None:
+        # A read-only plain view: one compiled kernel serves arrays in memory and mapped files.
+        self.vectors = np.asarray(vectors).view()
+        self.vectors.flags.writeable = False
+        self.labels = np.ascontiguousarray(labels, np.int64)
+        self.square = self._squares()  # (N,) squared norms
+        self.norm = np.sqrt(self.square)
+        with np.errstate(divide="ignore"):
+            self.inverse = np.where(self.norm > 0, 1.0 / self.norm, 0.0)
+        self._units = None
+        if self.vectors.size * 4 <= keep_units:
+            self._units = np.empty(self.vectors.shape, np.float32)
+            for part in blocks(self.vectors):
+                self._units[part] = self._unit_block(part)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def dim(self) -> int:
+        return self.vectors.shape[1]
+
+    def units(self, part: slice) -> np.ndarray:
+        """Rows of length 1 in float32; zero rows stay zero."""
+        return self._unit_block(part) if self._units is None else self._units[part]
+
+    def units64(self, part: slice | np.ndarray) -> np.ndarray:
+        return self.vectors[part].astype(np.float64) * self.inverse[part, None]
+
+    def rows(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """An array a kernel can read and the positions of the rows `index` in it."""
+        direct = self.vectors.dtype in (np.float32, np.float64) and self.vectors.flags.c_contiguous
+        if direct and self.vectors.dtype.isnative:
+            return self.vectors, index
+        wanted, position = np.unique(index, return_inverse=True)
+        dtype = np.float64 if self.vectors.dtype.itemsize > 4 else np.float32
+        gathered = self.vectors[wanted].astype(dtype)
+        gathered.flags.writeable = False
+        return gathered, position
+
+    def _unit_block(self, part: slice) -> np.ndarray:
+        return self.units64(part).astype(np.float32)
+
+    def _squares(self) -> np.ndarray:
+        out = np.empty(len(self.vectors))
+        for part in blocks(self.vectors):
+            block = self.vectors[part].astype(np.float64)
+            out[part] = np.einsum("ij,ij->i", block, block)
+            lost = ~np.isfinite(out[part]) | (out[part] < 1e-280)
+            if lost.any() and np.any(block[lost] != 0):
+                size = np.abs(block[lost]).max(axis=1)
+                raise DmlError(
+                    f"A vector of size {size[size > 0][0]:.1e} cannot be compared in float64.",
+                    "Squared distances of vectors above 1e140 or below 1e-140 leave its range.",
+                    "Rescale the vectors: neither distance's ranking changes.",
+                )
+        return out
