@@ -11,7 +11,7 @@ import numpy as np
 from retrieval.pairs import compare_exactly, measure
 from retrieval.sides import ULP32, Side
 
-_LARGE = 512  # classes above go through a float32 product first
+_LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
 _CHUNK = 1 << 26  # bytes of rows looked at in one go
 
 
@@ -41,7 +41,7 @@ def nearest_right(
     labels = items.labels[order]
     start = np.searchsorted(labels, asks.labels, "left")
     size = np.searchsorted(labels, asks.labels, "right") - start
-    large = size > _LARGE
+    large = size * size * items.dim > _LARGE
 
     def small_classes(q: np.ndarray) -> None:
         n = size[q]
@@ -49,15 +49,14 @@ def nearest_right(
         g = order[np.repeat(start[q], n) + place]
         q = np.repeat(q, n)
         keep = g != self_ids[q]
-        for d, positives in out.items():
-            _pick(asks, q[keep], items, g[keep], group, d, lattice, positives)
+        _pick(asks, q[keep], items, g[keep], group, lattice, out)
 
     def large_class(label: int) -> None:
         members = order[np.searchsorted(labels, label) : np.searchsorted(labels, label, "right")]
         for q in np.array_split(*_blocked(np.flatnonzero(asks.labels == label), 512)):
-            for d, positives in out.items():
-                pairs = _candidates(asks, q, items, members, self_ids, d)
-                _pick(asks, *pairs[:1], items, *pairs[1:], group, d, lattice, positives)
+            for d in distances:
+                mine, g = _candidates(asks, q, items, members, self_ids, d)
+                _pick(asks, mine, items, g, group, lattice, {d: out[d]})
 
     few = np.flatnonzero((size > 0) & ~large)
     few = few[np.argsort(asks.labels[few], kind="stable")]
@@ -111,31 +110,37 @@ def _pick(
     items: Side,
     g: np.ndarray,
     group: np.ndarray,
-    d: str,
     lattice: bool,
-    positives: Positives,
+    out: dict[str, Positives],
 ) -> None:
     """Writes the nearest of each query's candidates; pairs come sorted by query."""
     if not len(q):
         return
     measured = measure(asks, q, items, g, lattice)
-    value, error = measured[d]
-    first = np.flatnonzero(np.r_[True, q[1:] != q[:-1]])
-    segment = np.repeat(np.arange(len(first)), np.diff(np.r_[first, len(q)]))
-    bound = np.minimum.reduceat(value + error, first)
-    near = np.flatnonzero(value - error <= bound[segment])
-    # The candidates of each query that are still in the running, identical rows counting once.
-    near = near[np.lexsort((value[near], segment[near]))]
-    best = near[np.flatnonzero(np.r_[True, segment[near][1:] != segment[near][:-1]])]
-    rivals = near[(group[g[near]] != group[g[best[segment[near]]]]) & (error[near] > 0)]
-    while len(rivals):  # one rival of each query per round
-        turn = np.flatnonzero(np.r_[True, segment[rivals][1:] != segment[rivals][:-1]])
-        now = rivals[turn]
-        held = best[segment[now]]
-        wins = compare_exactly(asks, q[now], items, g[now], g[held], d) > 0
-        best[segment[now[wins]]] = now[wins]
-        rivals = np.delete(rivals, turn)
-    who = q[best]
-    positives.index[who] = g[best]
-    positives.value[who], positives.error[who] = value[best], error[best]
-    positives.l2[who] = measured["l2"][0][best]
+    starts = _starts(q)
+    segment = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(q)]))
+    for d, positives in out.items():
+        value, error = measured[d]
+        bound = np.minimum.reduceat(value + error, starts)
+        near = np.flatnonzero(value - error <= bound[segment])
+        near = near[np.lexsort((value[near], segment[near]))]
+        best = near[_starts(segment[near])]
+        # Identical rows are no rivals; nor are equals whose distances have no error.
+        other = group[g[near]] != group[g[best[segment[near]]]]
+        rivals = near[other & (error[near] > 0)]
+        while len(rivals):  # one rival of each query per round
+            turn = _starts(segment[rivals])
+            now = rivals[turn]
+            held = best[segment[now]]
+            wins = now[compare_exactly(asks, q[now], items, g[now], g[held], d) > 0]
+            best[segment[wins]] = wins
+            rivals = np.delete(rivals, turn)
+        who = q[best]
+        positives.index[who] = g[best]
+        positives.value[who], positives.error[who] = value[best], error[best]
+        positives.l2[who] = measured["l2"][0][best]
+
+
+def _starts(run: np.ndarray) -> np.ndarray:
+    """Where each run of equal numbers begins."""
+    return np.flatnonzero(np.r_[True, run[1:] != run[:-1]]) if len(run) else np.empty(0, np.int64)

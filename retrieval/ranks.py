@@ -52,7 +52,7 @@ def count_ranks(
     distances: tuple[str, ...] = _DISTANCES,
     memory: int = 2 << 30,
     threads: int | None = None,
-    block: int = 1024,
+    block: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Ranks]:
     """Ranks of queries (Q, D) in gallery (G, D), labels as int64 codes, for each distance.
@@ -68,6 +68,10 @@ def count_ranks(
         self_ids = np.arange(len(items))
     elif self_ids is None:
         self_ids = np.full(len(asks), -1)
+    if (
+        block is None
+    ):  # enough tiles to share out, large enough for the product to run at full speed
+        block = min(1024, max(256, len(items) // 16))
     with threadpool_limits(1, user_api="blas"):  # one tile per thread, not one product on all
         engine = _Engine(asks, items, np.asarray(self_ids, np.int64), distances, threads, block)
         engine.count(progress)

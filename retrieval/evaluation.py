@@ -1,0 +1,259 @@
+"""Evaluates one retrieval problem: ranks, neighbours and clusters in, one JSON-able dict out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+
+import numpy as np
+
+from retrieval import bootstrap, checks, metrics
+from retrieval.errors import DmlError
+from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays, sample
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+DISTANCES = ("cos", "l2")
+ENGINES = ("count", "faiss")
+VERSION = 1
+LEAST_MEMORY = 64 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to evaluate; recorded in every result."""
+
+    distances: tuple[str, ...] = DISTANCES
+    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    map_at_r: bool | None = None  # R-precision and MAP@R; None: if FAISS is there
+    nmi: bool | None = None  # NMI and AMI; None: if FAISS is there
+    seeds: int = 3  # k-means is run with seeds 0, 1, ...
+    kmeans_iterations: int = 20
+    kmeans_restarts: int = 1
+    queries: int | None = None  # ask only so many, drawn at random
+    engine: str = "count"
+    memory: int = 2 << 30  # bytes beyond the embeddings themselves
+    threads: int | None = None
+    resamples: int = 2000  # of the class bootstrap
+    level: float = 0.95
+    seed: int = 0  # of the bootstrap and of the sampled queries
+
+    def __post_init__(self) -> None:
+        rules = {
+            "distances": (set(self.distances) <= {*DISTANCES}, f"wants some of {DISTANCES}"),
+            "recall_at": (min(self.recall_at, default=0) >= 1, "wants whole numbers from 1"),
+            "engine": (self.engine in ENGINES, f"is one of {ENGINES}"),
+            "seeds": (self.seeds >= 1, "wants at least 1"),
+            "queries": (self.queries is None or self.queries >= 1, "wants at least 1"),
+            "kmeans_iterations": (self.kmeans_iterations >= 1, "wants at least 1"),
+            "kmeans_restarts": (self.kmeans_restarts >= 1, "wants at least 1"),
+            "memory": (self.memory >= LEAST_MEMORY, f"wants at least {LEAST_MEMORY >> 20} MB"),
+            "threads": (self.threads is None or self.threads >= 1, "wants at least 1"),
+        }
+        wrong = [
+            f"{name} = {getattr(self, name)!r}: {rule}"
+            for name, (good, rule) in rules.items()
+            if not good
+        ]
+        if wrong:
+            raise DmlError("These settings do not work.", "; ".join(wrong) + ".")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result and, per distance, what every query contributed to it."""
+
+    problem: Problem
+    result: dict
+    ranks: dict[str, np.ndarray]  # distance -> (Q,), 0: no right item
+    per_query: dict[str, dict[str, np.ndarray]] = field(repr=False)  # distance -> metric -> (Q,)
+
+
+def evaluate(
+    vectors: np.ndarray,
+    labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    *,
+    drop_nonfinite: bool = False,
+    progress: Progress | None = None,
+    **settings,
+) -> dict:
+    """Recall@K and the other scores of embeddings, as the versioned dict of docs/json.md.
+
+    vectors (N, D) and labels (N,): every item asks all others. With gallery (G, D) and
+    gallery_labels (G,) the vectors are queries and ask the gallery. Further arguments are the
+    fields of `Settings`: distances, recall_at, nmi, seeds, queries, engine, memory, ...
+    """
+    problem = from_arrays(vectors, labels, gallery, gallery_labels, drop_nonfinite=drop_nonfinite)
+    for name in ("distances", "recall_at"):
+        if name in settings:
+            given = settings[name]
+            settings[name] = tuple([given] if isinstance(given, str | int) else given)
+    return run(problem, Settings(**settings), progress).result
+
+
+def run(problem: Problem, settings: Settings, progress: Progress | None = None) -> Evaluation:
+    """Evaluates the problem; `progress(stage, done, total)` hears of everything long."""
+    has_faiss = find_spec("faiss") is not None
+    wanted = {
+        "map_at_r": has_faiss if settings.map_at_r is None else settings.map_at_r,
+        "nmi": has_faiss if settings.nmi is None else settings.nmi,
+    }
+    full = problem
+    if settings.queries is not None:
+        problem = sample(problem, settings.queries, settings.seed)
+    found = checks.data_checks(problem)
+    ranks, ties = _ranks(problem, settings, progress)
+    per_query: dict[str, dict[str, np.ndarray]] = {}
+    scores: dict[str, dict] = {}
+    for d in settings.distances:
+        per_query[d] = _query_scores(problem, settings, d, ranks[d], wanted["map_at_r"], progress)
+        scores[d] = _summary(per_query[d], problem.query_codes, settings)
+        scores[d]["tied_queries"] = None if ties is None else int(np.count_nonzero(ties[d]))
+        scores[d] |= _clusters(full, settings, d, progress) if wanted["nmi"] else {}
+    if ties is not None:
+        tied = np.any([ties[d] > 0 for d in settings.distances], axis=0)
+        found["tied_queries"] = int(np.count_nonzero(tied))
+    found["lone_queries"] = int(np.count_nonzero(ranks[settings.distances[0]] == 0))
+    result = {
+        "version": VERSION,
+        "protocol": problem.protocol,
+        "queries": len(problem.query_codes),
+        "gallery": len(problem.gallery),
+        "classes": len(problem.names),
+        "dim": int(problem.gallery.shape[1]),
+        "distances": scores,
+        "checks": found,
+        "settings": _recorded(settings, wanted, len(problem.names)),
+    }
+    return Evaluation(problem, result, ranks, per_query)
+
+
+def _ranks(
+    problem: Problem, settings: Settings, progress: Progress | None
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    """Ranks of every query, and its ties where the engine knows them."""
+    if settings.engine == "faiss":
+        from retrieval.neighbours import recall_ranks
+
+        ranks = {
+            d: recall_ranks(
+                *_arrays(problem), max(settings.recall_at), d, self_ids=_self_ids(problem),
+                memory=settings.memory, progress=_stage(progress, f"neighbours ({d})"),
+            )
+            for d in settings.distances
+        }  # fmt: skip
+        return ranks, None
+    from retrieval.ranks import count_ranks
+
+    counted = count_ranks(
+        problem.gallery,
+        problem.gallery_codes,
+        problem.queries,
+        problem.query_codes,
+        self_ids=problem.self_ids,
+        distances=settings.distances,
+        memory=settings.memory,
+        threads=settings.threads,
+        progress=_stage(progress, "ranks"),
+    )
+    return {d: r.rank for d, r in counted.items()}, {d: r.ties for d, r in counted.items()}
+
+
+def _query_scores(
+    problem: Problem,
+    settings: Settings,
+    d: str,
+    ranks: np.ndarray,
+    map_at_r: bool,
+    progress: Progress | None,
+) -> dict[str, np.ndarray]:
+    """What each query contributes to each score: the mean over queries is the score."""
+    scores = {f"recall@{k}": (ranks > 0) & (ranks <= k) for k in settings.recall_at}
+    if settings.engine == "count":  # a neighbour list knows no rank beyond its end
+        scores["mrr"] = metrics.reciprocal_ranks(ranks)
+    if map_at_r:
+        from retrieval.neighbours import right_positions
+
+        right = right_positions(
+            *_arrays(problem), d, self_ids=_self_ids(problem),
+            memory=settings.memory, progress=_stage(progress, f"MAP@R ({d})"),
+        )  # fmt: skip
+        scores["r_precision"] = metrics.r_precision(right)[1]
+        scores["map_at_r"] = metrics.map_at_r(right)[1]
+    return scores
+
+
+def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Settings) -> dict:
+    """Means over queries with class-bootstrap intervals, in the shape of the JSON."""
+    table = np.stack([np.asarray(column, np.float64) for column in scores.values()], axis=1)
+    low, high = bootstrap.interval(table, codes, settings.resamples, settings.level, settings.seed)
+    spans = {
+        name: None if math.isnan(a) else [float(a), float(b)]
+        for name, a, b in zip(scores, low, high, strict=True)
+    }
+    means = {name: float(column.mean()) for name, column in scores.items()}
+    ks = [str(k) for k in settings.recall_at]
+    return {
+        "recall": {k: means[f"recall@{k}"] for k in ks},
+        "recall_ci": {k: spans[f"recall@{k}"] for k in ks},
+        **{name: means.get(name) for name in ("mrr", "r_precision", "map_at_r")},
+        **{f"{name}_ci": spans.get(name) for name in ("mrr", "r_precision", "map_at_r")},
+    }
+
+
+def _clusters(problem: Problem, settings: Settings, d: str, progress: Progress | None) -> dict:
+    """NMI and AMI of k-means, k the number of classes, over all items of the test set."""
+    from retrieval.clusters import cluster_scores
+
+    vectors, codes = problem.gallery, problem.gallery_codes
+    if problem.protocol == QUERY_GALLERY:
+        vectors = np.concatenate([problem.asking, vectors])
+        codes = np.concatenate([problem.query_codes, codes])
+    scores = cluster_scores(
+        vectors, codes, d, list(range(settings.seeds)),
+        iterations=settings.kmeans_iterations, restarts=settings.kmeans_restarts,
+        memory=settings.memory, progress=_stage(progress, f"k-means ({d})"),
+    )  # fmt: skip
+    return {
+        name: {
+            "mean": float(np.mean(values)),
+            "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+            "values": [float(v) for v in values],
+        }
+        for name, values in scores.items()
+    }
+
+
+def _recorded(settings: Settings, wanted: dict[str, bool], classes: int) -> dict:
+    """The settings as used; how many threads and how much memory changes no score."""
+    from importlib.metadata import version
+
+    used = asdict(settings) | wanted
+    for name in ("threads", "memory"):
+        used.pop(name)
+    libraries = ["dmltool", "numpy", "numba"]
+    if any(wanted.values()) or settings.engine == "faiss":
+        import faiss
+
+        used["faiss"] = faiss.__version__
+    used |= {name: version(name) for name in libraries}
+    if wanted["nmi"]:
+        used |= {"kmeans_k": classes, "nmi_average": "arithmetic"}
+    return used | {"distances": list(settings.distances), "recall_at": list(settings.recall_at)}
+
+
+def _arrays(problem: Problem) -> Sequence[np.ndarray]:
+    return problem.asking, problem.query_codes, problem.gallery, problem.gallery_codes
+
+
+def _self_ids(problem: Problem) -> np.ndarray | None:
+    if problem.protocol == LEAVE_ONE_OUT and problem.self_ids is None:
+        return np.arange(len(problem.gallery))
+    return problem.self_ids
+
+
+def _stage(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(name, done, total)

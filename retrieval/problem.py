@@ -1,0 +1,207 @@
+"""One retrieval problem: who asks whom, with labels as shared integer codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from retrieval.duplicates import blocks
+from retrieval.embeddings import Embeddings
+from retrieval.errors import DmlError
+
+LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
+_DTYPES = ("float16", "float32", "float64", "int8", "uint8")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries ask the gallery; under leave-one-out they are gallery items and skip themselves."""
+
+    protocol: str
+    queries: np.ndarray | None  # (Q, D); None: every gallery item asks all others
+    query_codes: np.ndarray  # (Q,) int64, index into names
+    query_rows: np.ndarray  # (Q,) row of each query in its file
+    gallery: np.ndarray  # (G, D)
+    gallery_codes: np.ndarray  # (G,) int64
+    names: np.ndarray  # (C,) the labels as given, sorted
+    self_ids: np.ndarray | None = None  # (Q,) the gallery row that is the query itself
+    dropped: int = 0  # rows left out because they hold NaN or Inf
+
+    @property
+    def asking(self) -> np.ndarray:
+        return self.gallery if self.queries is None else self.queries
+
+
+def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Problem:
+    """The problem a file poses: query -> gallery if it holds both, else its test split."""
+    splits = data.splits
+    if "query" in splits and "gallery" in splits:
+        ask, answer = splits["query"], splits["gallery"]
+        return from_arrays(
+            *(ask.vectors, _labels(data, "query")),
+            *(answer.vectors, _labels(data, "gallery")),
+            drop_nonfinite=drop_nonfinite,
+        )
+    name = "test" if "test" in splits else next(iter(splits)) if len(splits) == 1 else None
+    if name is None:
+        raise DmlError(
+            f"{data.source}: cannot tell what to evaluate.",
+            f"It holds {', '.join(splits)}; eval wants `test`, or `query` and `gallery`.",
+            "Pick one, for example `dmltool eval FILE::KEY`; `dmltool inspect FILE` lists them.",
+        )
+    return from_arrays(splits[name].vectors, _labels(data, name), drop_nonfinite=drop_nonfinite)
+
+
+def _labels(data: Embeddings, split: str) -> np.ndarray:
+    labels = data.splits[split].labels
+    if labels is None:
+        option = "--gallery-labels" if split == "gallery" else "--labels"
+        raise DmlError(
+            f"{data.source}: the {split} items have no labels.",
+            "Retrieval is right or wrong by label, so every item needs one.",
+            f"Give them in a file of their own, one per row: {option} labels.npy (or .txt, .csv).",
+        )
+    return labels
+
+
+def from_arrays(
+    vectors: np.ndarray,
+    labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    *,
+    drop_nonfinite: bool = False,
+) -> Problem:
+    """Checks shapes, codes labels, leaves out rows with NaN or Inf if allowed."""
+    if (gallery is None) != (gallery_labels is None):
+        raise DmlError(
+            "A gallery and its labels come together.",
+            f"gallery is {'missing' if gallery is None else 'given'}, gallery_labels not.",
+            "Pass both, or neither to let every item ask all others.",
+        )
+    vectors, labels = _checked(vectors, labels, "embeddings")
+    rows, dropped = _finite(vectors, "embeddings", drop_nonfinite)
+    if gallery is None:
+        names, codes = np.unique(labels[rows], return_inverse=True)
+        return Problem(
+            LEAVE_ONE_OUT, None, codes, _numbers(rows, vectors), vectors[rows], codes, names,
+            dropped=dropped,
+        )  # fmt: skip
+    gallery, gallery_labels = _checked(gallery, gallery_labels, "gallery embeddings")
+    if gallery.shape[1] != vectors.shape[1]:
+        raise DmlError(
+            f"Queries have {vectors.shape[1]} dimensions, the gallery {gallery.shape[1]}.",
+            "Vectors of different spaces cannot be compared.",
+            "Embed both with the same model.",
+        )
+    if (labels.dtype.kind in "US") != (gallery_labels.dtype.kind in "US"):
+        raise DmlError(
+            "Query labels and gallery labels are of different kinds.",
+            f"Queries have {_kind(labels)} labels, the gallery {_kind(gallery_labels)} ones.",
+            "Write both as names, or both as numbers.",
+        )
+    kept, more = _finite(gallery, "gallery embeddings", drop_nonfinite)
+    labels, gallery_labels = labels[rows], gallery_labels[kept]
+    names, codes = _coded(labels, gallery_labels)
+    return Problem(
+        QUERY_GALLERY, vectors[rows], codes[: len(labels)], _numbers(rows, vectors),
+        gallery[kept], codes[len(labels) :], names, dropped=dropped + more,
+    )  # fmt: skip
+
+
+def sample(problem: Problem, queries: int, seed: int) -> Problem:
+    """The same gallery, asked by `queries` of its queries drawn at random."""
+    Q = len(problem.query_codes)
+    if queries >= Q:
+        return problem
+    rows = np.sort(np.random.default_rng(seed).choice(Q, queries, replace=False))
+    own = None
+    if problem.protocol == LEAVE_ONE_OUT:
+        own = rows if problem.self_ids is None else problem.self_ids[rows]
+    return replace(
+        problem,
+        queries=problem.asking[rows],
+        query_codes=problem.query_codes[rows],
+        query_rows=problem.query_rows[rows],
+        self_ids=own,
+    )
+
+
+def _coded(labels: np.ndarray, gallery_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """np.unique of both; int64 and uint64 must not meet in float64."""
+    if {labels.dtype.kind, gallery_labels.dtype.kind} == {"i", "u"}:
+        signed, other = sorted((labels, gallery_labels), key=lambda x: x.dtype.kind)
+        if len(signed) and signed.min() < 0 and len(other) and int(other.max()) > 2**63 - 1:
+            labels, gallery_labels = labels.astype(object), gallery_labels.astype(object)
+        else:
+            kind = np.uint64 if not len(signed) or signed.min() >= 0 else np.int64
+            labels, gallery_labels = labels.astype(kind), gallery_labels.astype(kind)
+    return np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
+
+
+def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
+    vectors, labels = np.asanyarray(vectors), np.asarray(labels)
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise DmlError(
+            f"The {what} have shape {vectors.shape}.",
+            "One row per item and one column per dimension are wanted, at least one of each.",
+            "Reshape to (items, dimensions).",
+        )
+    if vectors.dtype.name not in _DTYPES:
+        raise DmlError(
+            f"The {what} are of type {vectors.dtype}.",
+            f"Accepted are {', '.join(_DTYPES)}.",
+            "Convert them, for example with `.astype('float32')`.",
+        )
+    if labels.shape != (len(vectors),):
+        raise DmlError(
+            f"{len(vectors)} {what} but labels of shape {labels.shape}.",
+            "Every item needs one label.",
+            "Check that both come from the same list of items, in the same order.",
+        )
+    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
+        labels = labels.astype(str)
+    if labels.dtype.kind == "b":
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in "iuUS":
+        raise DmlError(
+            f"The labels of the {what} are of type {labels.dtype}.",
+            "A label is an integer or a string.",
+            "Convert them, for example with `.astype('int64')` or `.astype(str)`.",
+        )
+    return vectors, labels
+
+
+def _kind(labels: np.ndarray) -> str:
+    return "text" if labels.dtype.kind in "US" else "integer"
+
+
+def _finite(vectors: np.ndarray, what: str, drop: bool) -> tuple[slice | np.ndarray, int]:
+    """The rows to keep, all of them as a slice so that nothing is copied, and how many are not."""
+    if vectors.dtype.kind != "f":
+        return slice(None), 0
+    good = np.empty(len(vectors), bool)
+    for part in blocks(vectors):
+        good[part] = np.isfinite(vectors[part]).all(axis=1)
+    bad = np.flatnonzero(~good)
+    if not len(bad):
+        return slice(None), 0
+    if not drop:
+        some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        raise DmlError(
+            f"{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {some}).",
+            "They have no distance to anything, so any score would be made up.",
+            "Embed these items again, or leave them out with --drop-nonfinite.",
+        )
+    if len(bad) == len(good):
+        raise DmlError(
+            f"All {len(good)} {what} hold NaN or Inf.",
+            "Nothing is left to evaluate.",
+            "Look for the NaN in the model that made them.",
+        )
+    return np.flatnonzero(good), len(bad)
+
+
+def _numbers(rows: slice | np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    return np.arange(len(vectors)) if isinstance(rows, slice) else rows
