@@ -1,1 +1,67 @@
-"""Readers of embedding files, one module each, behind the table in `retrieval.formats`."""
+"""The table of embedding formats. A module is imported when a file of its kind is read.
+
+A module has `read(path, key, with_labels) -> Embeddings` and `read_labels(path, key) -> array`;
+one that holds labels only has just the second.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Format:
+    name: str
+    suffixes: tuple[str, ...]
+    module: str
+    summary: str
+    labels_only: bool = False
+
+
+FORMATS = (
+    Format(
+        "hdf5",
+        (".h5", ".hdf5", ".he5"),
+        "retrieval.formats.hdf5",
+        "dmltool's own files, ann-benchmarks files (train, test), any vectors with labels",
+    ),
+    Format("npy", (".npy",), "retrieval.formats.npy", "one NumPy array; labels in another file"),
+    Format("npz", (".npz",), "retrieval.formats.npz", "NumPy arrays by name, zipped or not"),
+    Format(
+        "csv",
+        (".csv", ".tsv"),
+        "retrieval.formats.csv",
+        "a column for each dimension, or one column of [lists]; header optional",
+    ),
+    Format(
+        "arrow",
+        (".parquet", ".pq", ".arrow", ".feather"),
+        "retrieval.formats.arrow",
+        "Parquet and Arrow tables: one list column, or a column for each dimension",
+    ),
+    Format(
+        "jsonl",
+        (".jsonl", ".ndjson"),
+        "retrieval.formats.jsonl",
+        "one JSON object a line, with a list of numbers and a label",
+    ),
+    Format(
+        "torch",
+        (".pt", ".pth"),
+        "retrieval.formats.pt",
+        "tensors saved by torch.save, alone or in dicts; nothing is unpickled",
+    ),
+    Format(
+        "safetensors",
+        (".safetensors",),
+        "retrieval.formats.safetensors",
+        "tensors by name",
+    ),
+    Format(
+        "vecs",
+        (".fvecs", ".bvecs"),
+        "retrieval.formats.vecs",
+        "TEXMEX vectors; labels in another file",
+    ),
+    Format("ivecs", (".ivecs",), "retrieval.formats.vecs", "TEXMEX integers", labels_only=True),
+    Format("text", (".txt",), "retrieval.formats.text", "one label a line", labels_only=True),
+    Format("json", (".json",), "retrieval.formats.text", "a list of labels", labels_only=True),
+)

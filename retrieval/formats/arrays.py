@@ -1,0 +1,141 @@
+"""Room for arrays, and vectors of any dtype as the few dtypes that the engine takes."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import DmlError
+
+KEPT = ("float16", "float32", "float64", "int8", "uint8")
+BLOCK_BYTES = 1 << 26
+# Embeddings hardly compress. What grows 200-fold to this size is a mistake or an attack.
+BOMB_BYTES, BOMB_RATIO = 1 << 28, 200
+BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16; ml_dtypes saves it under this name
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take, as far as the system tells."""
+    limits = []
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                limits.append(int(line.split()[1]) * 1024)
+    with suppress(OSError, ValueError):  # a container's own limit; "max" when there is none
+        group = Path("/sys/fs/cgroup")
+        limits.append(
+            int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        )
+    with suppress(OSError, ValueError, AttributeError):
+        limits = limits or [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    return max(0, min(limits, default=1 << 31))
+
+
+def allocate(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
+    """An uninitialised array: in memory, or in an unlinked temporary file when it is large."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    if size <= available_memory() // 4:
+        return np.empty(shape, dtype)
+    try:
+        with tempfile.TemporaryFile() as file:
+            # Reserve the blocks now: a sparse file would end in SIGBUS when the disk fills up.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            return np.memmap(file, dtype, "w+", shape=shape)
+    except OSError as error:
+        raise DmlError(
+            f"no room for an array of shape {shape} and dtype {dtype} ({size / 1e9:.1f} GB)",
+            f"it is too large for memory, and {tempfile.gettempdir()} gave: {error.strerror}",
+            "set TMPDIR to a folder on a disk with room",
+        ) from error
+
+
+def refuse_bomb(where: str, stored: int, expanded: int) -> None:
+    """Raise if `stored` bytes claim to hold implausibly many."""
+    if expanded > BOMB_BYTES and expanded > BOMB_RATIO * stored:
+        raise DmlError(
+            f"{where} claims {expanded:,} bytes of data but stores {stored:,}",
+            f"refused: more than {BOMB_RATIO}-fold expansion is not plausible for embeddings",
+            "write the array again without compression, and check that it is complete",
+        )
+
+
+def refuse_overrun(where: str, claimed: int, present: int) -> None:
+    """Raise if a header claims more bytes than the file has left."""
+    if claimed > present:
+        raise DmlError(
+            f"{where} claims {claimed:,} bytes of data but only {present:,} are there",
+            "the file is truncated or its header is damaged",
+            "copy or write the file again",
+        )
+
+
+def mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
+    """A read-only view of the bytes of a file; mmap itself cannot map nothing."""
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", offset, shape)
+
+
+def blocks(rows: int, row_bytes: int) -> list[slice]:
+    """Slices that cover `rows`, each about 64 MB."""
+    step = max(1, BLOCK_BYTES // max(1, row_bytes))
+    return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
+
+
+def vectors(array: np.ndarray, where: str) -> np.ndarray:
+    """Vectors as they are if the engine takes their dtype, else converted without loss."""
+    if array.ndim != 2 or 0 in array.shape:
+        raise DmlError(
+            f"{where} has shape {array.shape}",
+            "embeddings are a 2-D array: one row for each item, one column for each dimension",
+            "choose another array with file::key, or flatten it with .reshape(len(x), -1)",
+        )
+    dtype = array.dtype
+    if dtype.name in KEPT and dtype.isnative:
+        return array
+    if dtype == BFLOAT16:
+        return _convert(array, np.dtype(np.float32), where, _widen_bfloat16)
+    if dtype == np.bool_:
+        return array.view(np.uint8)
+    if dtype.newbyteorder("=").name in KEPT:
+        return _convert(array, dtype.newbyteorder("="), where)
+    if dtype.kind in "iu":
+        return _convert(array, np.dtype(np.float64), where, _exact_float64)
+    raise DmlError(
+        f"{where} has dtype {dtype}",
+        "embeddings are float16, bfloat16, float32, float64 or integers",
+        "convert it first, for example with .astype('float32')",
+    )
+
+
+def _convert(array: np.ndarray, dtype: np.dtype, where: str, change=None) -> np.ndarray:
+    out = allocate(array.shape, dtype)
+    for rows in blocks(len(array), array.shape[1] * 8):
+        try:
+            out[rows] = change(array[rows]) if change else array[rows]
+        except ArithmeticError as error:
+            raise DmlError(
+                f"{where} holds {array.dtype} values beyond 2^53",
+                "they cannot become float64 without rounding",
+                "scale them, or save them as floats",
+            ) from error
+    return out
+
+
+def _widen_bfloat16(block: np.ndarray) -> np.ndarray:
+    # bfloat16 is the upper half of a float32: a shift is exact.
+    bits = np.ascontiguousarray(block).view("<u2").astype(np.uint32) << 16
+    return bits.view(np.float32)
+
+
+def _exact_float64(block: np.ndarray) -> np.ndarray:
+    if block.size and (int(block.max()) > 2**53 or int(block.min()) < -(2**53)):
+        raise ArithmeticError
+    return block.astype(np.float64)

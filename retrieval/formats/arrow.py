@@ -1,0 +1,206 @@
+"""`.parquet`, `.arrow`, `.feather`: one list column, or a column for each dimension."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.embeddings import Embeddings
+from retrieval.errors import DmlError
+from retrieval.formats import labels
+from retrieval.formats.arrays import allocate, refuse_bomb
+from retrieval.formats.opening import missing_library
+from retrieval.formats.tables import Column, Roles, assemble, label_column, roles
+
+BATCH_ROWS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Table:
+    """An open file: its columns, how many rows it claims, and batches of chosen columns."""
+
+    schema: object
+    rows: int
+    batches: object  # (names) -> iterator of record batches
+
+    def columns(self, pa) -> list[Column]:
+        return [Column(field.name, _kind(pa, field.type)) for field in self.schema]
+
+
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+    pa = _library(path)
+    table = _open(pa, path)
+    columns = table.columns(pa)
+    found = roles(columns, key, path, with_labels)
+    rows = _vectors(pa, path, table, [columns[n].name for n in found.vectors], found)
+    values = {
+        role: _text_or_numbers(pa, path, table, columns[at].name)
+        for role in ("label", "path", "split")
+        if (at := getattr(found, role)) is not None
+    }
+    label = labels.labels(values["label"], str(path)) if "label" in values else None
+    return assemble(path, "arrow", rows, label, values.get("path"), values.get("split"))
+
+
+def read_labels(path: Path, key: str | None) -> np.ndarray:
+    pa = _library(path)
+    table = _open(pa, path)
+    columns = table.columns(pa)
+    name = columns[label_column(columns, key, path)].name
+    return labels.labels(_text_or_numbers(pa, path, table, name), f"{path}::{name}")
+
+
+def _library(path: Path):
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise missing_library("pyarrow", "readers", path) from error
+    return pa
+
+
+def _open(pa, path: Path) -> Table:
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start == b"PAR1":
+        import pyarrow.parquet as pq
+
+        parquet = pq.ParquetFile(path, memory_map=True)
+        return Table(
+            parquet.schema_arrow,
+            parquet.metadata.num_rows,
+            lambda names: parquet.iter_batches(BATCH_ROWS, columns=names),
+        )
+    source = pa.memory_map(str(path))
+    if start == b"ARRO":
+        reader = pa.ipc.open_file(source)
+        found = [reader.get_batch(n) for n in range(reader.num_record_batches)]
+    else:  # Hugging Face's datasets writes streams under the same suffix
+        reader = pa.ipc.open_stream(source)
+        found = list(reader)
+    for batch in found:
+        batch.validate(full=True)
+    return Table(
+        reader.schema,
+        sum(batch.num_rows for batch in found),
+        lambda names: (batch.select(names) for batch in found),
+    )
+
+
+def _kind(pa, type) -> str:
+    t = pa.types
+    if t.is_dictionary(type):
+        return _kind(pa, type.value_type)
+    if _is_list(pa, type):
+        return "list" if _is_number(pa, _storage(pa, type).value_type) else "other"
+    if t.is_integer(type) or t.is_boolean(type):
+        return "integer"
+    if t.is_floating(type):
+        return "number"
+    text = t.is_string(type) or t.is_large_string(type) or t.is_binary(type)
+    return "text" if text else "other"
+
+
+def _is_list(pa, type) -> bool:
+    t, type = pa.types, _storage(pa, type)
+    return t.is_list(type) or t.is_large_list(type) or t.is_fixed_size_list(type)
+
+
+def _is_number(pa, type) -> bool:
+    return pa.types.is_integer(type) or pa.types.is_floating(type)
+
+
+def _storage(pa, type):
+    """What an extension type, such as a tensor of fixed shape, is stored as."""
+    return type.storage_type if isinstance(type, pa.BaseExtensionType) else type
+
+
+def _vectors(pa, path: Path, table: Table, names: list[str], found: Roles) -> np.ndarray:
+    """(N, D). One uncompressed Arrow batch is used where it lies in the file."""
+    parts = _parts(pa, path, table, names, found.is_list)
+    first = next(parts, None)
+    if first is None:
+        raise DmlError(f"{path} has no rows", "nothing to read")
+    if len(first) == table.rows:
+        return first
+    size = table.rows * first.shape[1] * first.itemsize
+    refuse_bomb(str(path), os.path.getsize(path), size)
+    out = allocate((table.rows, first.shape[1]), first.dtype)
+    out[: len(first)] = first
+    at = len(first)
+    for part in parts:
+        if part.shape[1] != first.shape[1]:
+            raise _ragged(path, at, part.shape[1], first.shape[1])
+        out[at : at + len(part)] = part
+        at += len(part)
+    if at != table.rows:
+        raise DmlError(f"{path} claims {table.rows:,} rows and holds {at:,}", "it is damaged")
+    return out
+
+
+def _parts(pa, path: Path, table: Table, names: list[str], is_list: bool) -> Iterator[np.ndarray]:
+    at = 0
+    for batch in table.batches(names):
+        columns = [batch.column(name) for name in names]
+        for column, name in zip(columns, names, strict=True):
+            if column.null_count:
+                row = at + column.is_null().to_numpy(zero_copy_only=False).argmax()
+                raise DmlError(f"{path}, row {row}: {name} is null", "every item needs its vector")
+        if batch.num_rows:
+            yield _lists(pa, path, columns[0], at) if is_list else _wide(columns)
+        at += batch.num_rows
+
+
+def _wide(columns: list) -> np.ndarray:
+    arrays = [column.to_numpy(zero_copy_only=False) for column in columns]
+    out = np.empty((len(arrays[0]), len(arrays)), np.result_type(*arrays))
+    for n, array in enumerate(arrays):
+        out[:, n] = array
+    return out
+
+
+def _lists(pa, path: Path, column, at: int) -> np.ndarray:
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if pa.types.is_fixed_size_list(column.type):
+        dim = column.type.list_size
+    else:
+        lengths = np.diff(column.offsets.to_numpy())
+        dim = int(lengths[0])
+        if (lengths != dim).any():
+            row = int((lengths != dim).argmax())
+            raise _ragged(path, at + row, int(lengths[row]), dim)
+    values = column.flatten()
+    if values.null_count or len(values) != dim * len(column) or not dim:
+        raise DmlError(f"{path}: a vector holds nulls or nothing", "every item needs its vector")
+    return values.to_numpy(zero_copy_only=False).reshape(len(column), dim)
+
+
+def _ragged(path: Path, row: int, found: int, first: int) -> DmlError:
+    return DmlError(f"{path}, row {row}: a vector of {found} numbers", f"the first has {first}")
+
+
+def _text_or_numbers(pa, path: Path, table: Table, name: str) -> np.ndarray:
+    kind = _kind(pa, table.schema.field(name).type)
+    refuse_bomb(f"{path}::{name}", os.path.getsize(path), table.rows * 8)
+    chunks = []
+    for batch in table.batches([name]):
+        column = batch.column(name)
+        if column.null_count:
+            raise DmlError(f"{path}::{name} has empty cells", "every item needs a value")
+        if isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_decode()
+        values = column.to_pylist() if kind == "text" else None
+        chunks.append(values if values is not None else column.to_numpy(zero_copy_only=False))
+    if kind == "text":
+        values = [value for chunk in chunks for value in chunk]
+        return labels.strings(np.array(values, object), f"{path}::{name}")
+    if kind not in ("integer", "number") or not chunks:
+        raise DmlError(
+            f"{path}::{name} has type {table.schema.field(name).type}",
+            "labels are integers or strings",
+        )
+    return np.concatenate(chunks)

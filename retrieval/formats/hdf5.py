@@ -1,0 +1,413 @@
+"""dmltool's own embedding files, version 1, in and out; other HDF5 layouts in.
+
+    attrs: format, version, complete, paths_sha256, created, dmltool, and what the exporter adds
+    /<split>/embeddings  (N, D) contiguous, so that it can be memory-mapped
+    /<split>/labels      (N,)   int64; uint64 where that is too small
+    /<split>/paths       (N,)   UTF-8, optional
+    /label_names         (C,)   UTF-8, optional
+
+While a file is written it is called `name.partial` and has `/progress/<split>`, a byte for each
+row that says whether it has arrived. HDF5 lays out the whole file first and closes it; rows and
+then their marks are written straight to their places. So a kill finds HDF5 at rest, and a full
+disk is an ordinary error (inside HDF5 it ends in a crash when the file is closed).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import h5py
+import numpy as np
+
+from retrieval.embeddings import Embeddings, Split
+from retrieval.errors import DmlError
+from retrieval.formats import labels, naming
+from retrieval.formats.arrays import KEPT, blocks, vectors
+from retrieval.formats.hdf5_content import (
+    Splits,
+    cast,
+    encode,
+    equal,
+    hash_paths,
+    integer_labels,
+    length,
+    lock,
+    own_version,
+    plain,
+    preallocate,
+    put,
+    put_text,
+    sync,
+)
+from retrieval.formats.hdf5_objects import array, datasets, entries, open_file
+
+FORMAT, VERSION = "dmltool-embeddings", 1
+# What must not change between the two halves of a resumed file.
+SAME = ("model_sha256", "paths_sha256", "preprocessing", "normalized")
+MARK, ALIGNMENT = np.dtype("u1"), 4096
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+    with open_file(path) as file:
+        found = datasets(file, path)
+        if _attribute(file, "format") == FORMAT:
+            return _read_own(file, found, path, key)
+        listed = entries(found, path)
+        if (
+            key is None
+            and {"train", "test"} <= set(listed)
+            and {"neighbors", "distances"} & set(listed)
+        ):
+            chosen = {"query": naming.Choice("test"), "gallery": naming.Choice("train")}
+            return naming.read_chosen(listed, chosen, path, "ann-benchmarks")
+        chosen = naming.choose(listed, key, path, with_labels)
+        return naming.read_chosen(listed, chosen, path, "hdf5")
+
+
+def read_labels(path: Path, key: str | None) -> np.ndarray:
+    with open_file(path) as file:
+        listed = entries(datasets(file, path), path)
+        name = naming.choose_labels(listed, key, path)
+        return labels.labels(listed[name].read(), f"{path}::{name}")
+
+
+def _attribute(file: h5py.File, name: str) -> object:
+    try:
+        value = file.attrs.get(name)
+    except (OSError, TypeError):  # a type that h5py cannot represent
+        return None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _read_own(
+    file: h5py.File, found: dict[str, h5py.Dataset], path: Path, key: str | None
+) -> Embeddings:
+    attrs = {name: _attribute(file, name) for name in file.attrs}
+    _check_version(attrs, path)
+    if attrs.get("complete") is not True:
+        raise DmlError(
+            f"{path} is half-written",
+            "its export has not finished; rows may be missing",
+            "run the export again with --resume",
+        )
+    splits = {}
+    for name in found:
+        split, _, role = name.partition("/")
+        if role == "embeddings" and key in (None, split, name):
+            splits[split] = _read_split(found, split, path)
+    if not splits:
+        raise DmlError(
+            f"{path} has no split called {key}" if key else f"{path} has no splits",
+            naming.describe(entries(found, path)),
+        )
+    names = None
+    if "label_names" in found:
+        where = f"{path}::label_names"
+        names = labels.strings(array(found["label_names"], path, where), where)
+    return Embeddings(path, "hdf5", splits, names, attrs)
+
+
+def _check_version(attrs: dict[str, object], path: Path) -> None:
+    version = attrs.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise DmlError(f"{path} has version {version!r}", f"versions 1 to {VERSION} are known")
+    if version > VERSION:
+        raise DmlError(
+            f"{path} has version {version}, written by dmltool {attrs.get('dmltool', 'unknown')}",
+            f"this dmltool reads versions up to {VERSION}",
+            "pip install --upgrade dmltool",
+        )
+
+
+def _read_split(found: dict[str, h5py.Dataset], split: str, path: Path) -> Split:
+    def part(role: str, convert) -> np.ndarray | None:
+        name = f"{split}/{role}"
+        if name not in found:
+            return None
+        return convert(array(found[name], path, f"{path}::{name}"), f"{path}::{name}")
+
+    result = Split(
+        part("embeddings", vectors), part("labels", labels.labels), part("paths", labels.paths)
+    )
+    for role, values in (("labels", result.labels), ("paths", result.paths)):
+        if values is not None and len(values) != len(result.vectors):
+            raise DmlError(
+                f"{path}::{split} has {len(values):,} {role} for {len(result.vectors):,} vectors"
+            )
+    return result
+
+
+class Writer:
+    """Writes `name.partial` row by row, in any order, and renames it once every row is there."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        splits: Splits,
+        dim: int,
+        dtype: str = "float32",
+        label_names: np.ndarray | None = None,
+        attrs: dict[str, object] | None = None,
+        force: bool = False,
+        resume: bool = False,
+        lengths: dict[str, int] | None = None,
+    ) -> None:
+        """`splits` gives (labels, paths); `lengths` is for a split that has neither."""
+        self.path = Path(path)
+        self.partial = self.path.with_name(self.path.name + ".partial")
+        self.dim, self.dtype = dim, np.dtype(dtype)
+        self.force, self.resume = force, resume
+        if self.dtype.name not in KEPT or dim < 1 or not splits:
+            raise DmlError(
+                f"cannot write {len(splits)} splits of {dim} dimensions as {dtype}",
+                "dtypes are " + ", ".join(KEPT),
+            )
+        self.labels, self.names = integer_labels(splits, label_names)
+        self.paths = {s: None if p is None else encode(p) for s, (_, p) in splits.items()}
+        self.lengths = {
+            split: length(split, self.labels[split], self.paths[split], (lengths or {}).get(split))
+            for split in splits
+        }
+        self.attrs = {key: plain(value) for key, value in (attrs or {}).items()}
+        self.attrs.setdefault("paths_sha256", hash_paths(self.paths))
+        self.marks: dict[str, np.ndarray] = {}  # (N,) bool
+        self.places: dict[str, tuple[int, int]] = {}  # where in the file: rows, marks
+        self.raw: BinaryIO | None = None
+
+    def __enter__(self) -> Writer:
+        if self.path.exists() and not self.force:
+            raise DmlError(f"{self.path} exists", "it is not overwritten", "add --force")
+        try:
+            with self._failures():
+                self._begin()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        if self.partial.exists():
+            self._open()
+            if self.resume:
+                self._check_resumable()
+                return
+            self._refuse_losing()
+            self._close()
+        self._reserve()
+        self._create()
+        self._open()
+        self._locate()
+        for split, (start, _) in self.places.items():
+            # Take the blocks now: better refused here than after hours of work.
+            if hasattr(os, "posix_fallocate"):
+                size = self.lengths[split] * self.dim * self.dtype.itemsize
+                os.posix_fallocate(self.raw.fileno(), start, size)
+
+    def _close(self) -> None:
+        if self.raw is not None:
+            self.raw.close()
+
+    def _open(self) -> None:
+        self.raw = self.partial.open("r+b", buffering=0)
+        try:
+            lock(self.raw)
+        except BlockingIOError as error:
+            raise DmlError(f"{self.partial} is in use", "another process is writing it") from error
+
+    def _refuse_losing(self) -> None:
+        if not self.force and h5py.is_hdf5(self.partial):
+            raise DmlError(
+                f"{self.partial} is there from an export that has not finished",
+                "it is not thrown away unasked",
+                "add --resume to continue it, or --force to start again",
+            )
+
+    def _reserve(self) -> None:
+        """HDF5 does not survive a full disk, so there must be room before it begins."""
+        row = self.dim * self.dtype.itemsize + 16
+        needed = sum(
+            count * row + sum(map(len, self.paths[split] or ()))
+            for split, count in self.lengths.items()
+        )
+        free = shutil.disk_usage(self.partial.parent).free
+        if needed > free:
+            raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
+
+    def _create(self) -> None:
+        # Under yet another name, so that whatever is called partial can be resumed.
+        new = self.partial.with_name(self.partial.name + ".new")
+        # Aligned, so that the vectors can be used where they are mapped.
+        options = {"alignment_threshold": ALIGNMENT, "alignment_interval": ALIGNMENT}
+        with h5py.File(new, "w", locking=False, **options) as file:
+            made = {"created": datetime.now(UTC).isoformat(timespec="seconds")}
+            made["dmltool"] = own_version()
+            file.attrs.update({"format": FORMAT, "version": VERSION, "complete": False})
+            file.attrs.update(made | self.attrs)
+            if self.names is not None:
+                put_text(file, "label_names", encode(self.names))
+            for split, count in self.lengths.items():
+                group = file.create_group(split)
+                if self.labels[split] is not None:
+                    group["labels"] = self.labels[split]
+                if self.paths[split] is not None:
+                    put_text(group, "paths", self.paths[split])
+                preallocate(group, "embeddings", (count, self.dim), self.dtype)
+                marks = preallocate(file.require_group("progress"), split, (count,), MARK)
+                marks[:] = 0
+        os.replace(new, self.partial)
+
+    def _locate(self) -> None:
+        """Where the rows and their marks lie in the file, and which rows are there."""
+        with h5py.File(self.partial, "r", locking=False) as file:
+            for split, count in self.lengths.items():
+                if "progress" not in file:  # killed after the last row, before the renaming
+                    self.marks[split] = np.full(count, _attribute(file, "complete") is True)
+                    continue
+                marks = file["progress"][split]
+                self.marks[split] = marks[:] != 0
+                self.places[split] = (
+                    file[split]["embeddings"].id.get_offset(),
+                    marks.id.get_offset(),
+                )
+
+    def _check_resumable(self) -> None:
+        try:
+            with h5py.File(self.partial, "r", locking=False) as file:
+                different = self._differences(file)
+            if not different:
+                self._locate()
+        except (KeyError, OSError, RuntimeError) as error:
+            different = [f"its structure, which is damaged ({error})"]
+        if different:
+            raise DmlError(
+                f"{self.partial} cannot be resumed",
+                "it differs from what is to be written in " + ", ".join(different),
+                "start again with --force, or give the same model and images as before",
+            )
+
+    def _differences(self, file: h5py.File) -> list[str]:
+        if _attribute(file, "format") != FORMAT or _attribute(file, "version") != VERSION:
+            return ["format"]
+        found = [key for key in SAME if _attribute(file, key) != self.attrs.get(key)]
+        if {name for name in file if name not in ("progress", "label_names")} != set(self.lengths):
+            return [*found, "splits"]
+        for split in self.lengths:
+            stored = file[split]["embeddings"]
+            if stored.dtype != self.dtype:
+                found.append(f"dtype of {split}")
+            if stored.shape != (self.lengths[split], self.dim):
+                found.append(f"shape of {split}")
+            was = file[split]["labels"][:] if "labels" in file[split] else None
+            if not equal(was, self.labels[split]):
+                found.append(f"labels of {split}")
+        was = file["label_names"][:].tolist() if "label_names" in file else None
+        if was != (None if self.names is None else encode(self.names)):
+            found.append("label names")
+        return found
+
+    def done(self, split: str) -> np.ndarray:
+        """(N,) bool: the rows that are already there."""
+        return self.marks[split].copy()
+
+    def write(self, split: str, at: int | np.ndarray, rows: np.ndarray) -> None:
+        """Rows (B, D) from row `at` on, or at the rows that `at` lists."""
+        rows = np.asarray(rows)
+        at = np.arange(at, at + len(rows)) if np.ndim(at) == 0 else np.asarray(at)
+        count = self.lengths[split]
+        if rows.shape != (len(at), self.dim) or (len(at) and not 0 <= at.min() <= at.max() < count):
+            raise DmlError(
+                f"rows of shape {rows.shape} do not fit {split}, ({count}, {self.dim})",
+                f"they were meant for {len(at)} rows of {self.path}",
+            )
+        if not len(at) or split not in self.places:
+            return
+        order = np.argsort(at, kind="stable")
+        at, rows = at[order], cast(rows[order], self.dtype, self.path)
+        cuts = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
+        vectors_at, marks_at = self.places[split]
+        with self._failures():
+            for a, b in pairwise(cuts):
+                place = int(at[a]) * self.dim * self.dtype.itemsize
+                put(self.raw, vectors_at + place, rows[a:b])
+            # Only now: a mark without its row would be a hole in the finished file.
+            for a, b in pairwise(cuts):
+                put(self.raw, marks_at + int(at[a]), np.ones(b - a, MARK))
+        self.marks[split][at] = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        with self.raw:
+            if kind is None:
+                with self._failures():
+                    self._finish()
+
+    def _finish(self) -> None:
+        missing = {split: int((~marks).sum()) for split, marks in self.marks.items()}
+        if any(missing.values()):
+            raise DmlError(
+                f"{self.path} is not finished",
+                ", ".join(f"{n:,} rows of {s} are missing" for s, n in missing.items() if n),
+                f"what has arrived is in {self.partial}; add --resume to continue",
+            )
+        os.fsync(self.raw.fileno())
+        with h5py.File(self.partial, "r+", locking=False) as file:
+            # In place, and before the marks go: whenever we are killed, resuming can tell.
+            file.attrs.modify("complete", True)
+            file.flush()
+            if "progress" in file:
+                del file["progress"]
+        os.fsync(self.raw.fileno())
+        os.replace(self.partial, self.path)
+        sync(self.path.parent)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            text = str(error)
+            if getattr(error, "errno", None) in FULL or any(f"errno = {n}" in text for n in FULL):
+                raise DmlError(
+                    f"{self.partial} could not be written: the disk is full",
+                    text.splitlines()[0],
+                    "make room, then add --resume",
+                ) from error
+            raise DmlError(f"{self.partial} could not be written", text) from error
+
+
+def write(
+    path: str | Path,
+    splits: dict[str, Split],
+    label_names: np.ndarray | None = None,
+    attrs: dict[str, object] | None = None,
+    force: bool = False,
+) -> None:
+    """A whole file at once, in the dtype that holds all the splits without loss."""
+    dims = {split: part.vectors.shape[1] for split, part in splits.items()}
+    if len(set(dims.values())) != 1:
+        raise DmlError(f"cannot write {path}", f"the splits differ in dimension: {dims}")
+    dtype = np.result_type(*(part.vectors.dtype for part in splits.values()))
+    dtype = dtype if dtype.name in KEPT else np.dtype(np.float32)  # int8 beside uint8
+    given = {split: (part.labels, part.paths) for split, part in splits.items()}
+    lengths = {split: len(part.vectors) for split, part in splits.items()}
+    (dim,) = set(dims.values())
+    target = Path(path)
+    if force or not target.exists():  # nothing to resume here: a killed conversion starts again
+        target.with_name(target.name + ".partial").unlink(missing_ok=True)
+    with Writer(path, given, dim, dtype.name, label_names, attrs, force, lengths=lengths) as out:
+        for split, part in splits.items():
+            for rows in blocks(len(part.vectors), dim * dtype.itemsize):
+                out.write(split, rows.start, part.vectors[rows])

@@ -1,0 +1,110 @@
+"""`.jsonl`: one object a line, with a list of numbers and a label."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from retrieval.embeddings import Embeddings
+from retrieval.errors import DmlError
+from retrieval.formats import labels
+from retrieval.formats.arrays import allocate
+from retrieval.formats.csv import precision
+from retrieval.formats.tables import Column, assemble, label_column, roles
+
+BLOCK_ROWS = 2048
+
+
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+    with path.open("rb") as file:
+        first, text = _first(file, path)
+        columns = [Column(name, _kind(value)) for name, value in first.items()]
+        found = roles(columns, key, path, with_labels)
+        names = [columns[n].name for n in found.vectors]
+        size = len(first[names[0]]) if found.is_list else len(names)
+        rows = _vectors(_records(file, path), path, names, found.is_list, size)
+        # A value takes a digit and a comma: this bounds the rows before any are read.
+        out = allocate((os.path.getsize(path) // (2 * size) + 1, size), precision([text]))
+        keep = {
+            role: columns[at].name
+            for role in ("label", "path", "split")
+            if (at := getattr(found, role)) is not None
+        }
+        kept: dict[str, list] = {role: [] for role in keep}
+        count = 0
+        while block := list(islice(rows, BLOCK_ROWS)):
+            out[count : count + len(block)] = [values for values, _, _ in block]
+            count += len(block)
+            for role, name in keep.items():
+                kept[role].extend(_field(r, name, path, line) for _, r, line in block)
+    label = labels.from_values(kept["label"], str(path)) if "label" in kept else None
+    text_of = {role: np.array([str(v) for v in kept[role]]) for role in kept if role != "label"}
+    return assemble(path, "jsonl", out[:count], label, text_of.get("path"), text_of.get("split"))
+
+
+def read_labels(path: Path, key: str | None) -> np.ndarray:
+    with path.open("rb") as file:
+        first, _ = _first(file, path)
+        columns = [Column(name, _kind(value)) for name, value in first.items()]
+        name = columns[label_column(columns, key, path)].name
+        values = [_field(record, name, path, line) for line, record in _records(file, path)]
+    return labels.from_values(values, str(path))
+
+
+def _first(file: BinaryIO, path: Path) -> tuple[dict, str]:
+    """The first object and its text; leaves the file at its start."""
+    for text in file:
+        if text.strip():
+            file.seek(0)
+            return next(_records(chain([text]), path))[1], text.decode("utf-8-sig")
+    raise DmlError(f"{path} has no rows", "it holds blank lines only")
+
+
+def _records(lines, path: Path) -> Iterator[tuple[int, dict]]:
+    for line, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            raise DmlError(f"{path}, line {line}: not valid JSON", str(error)) from error
+        if not isinstance(record, dict):
+            raise DmlError(f"{path}, line {line}: not a JSON object", "one object a line")
+        yield line, record
+
+
+def _vectors(
+    records: Iterator[tuple[int, dict]], path: Path, names: list[str], is_list: bool, size: int
+) -> Iterator[tuple[list, dict, int]]:
+    for line, record in records:
+        values = [_field(record, name, path, line) for name in names]
+        if is_list:
+            (values,) = values
+        if not isinstance(values, list) or len(values) != size:
+            found = len(values) if isinstance(values, list) else type(values).__name__
+            raise DmlError(
+                f"{path}, line {line}: {names[0]} has {found} numbers", f"the first has {size}"
+            )
+        if not set(map(type, values)) <= {float, int}:
+            raise DmlError(f"{path}, line {line}: {names[0]} holds something else than numbers")
+        yield values, record, line
+
+
+def _field(record: dict, name: str, path: Path, line: int) -> object:
+    value = record.get(name)
+    if value is None:
+        raise DmlError(f"{path}, line {line}: {name} is missing", "every line needs it")
+    return value
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, list):
+        return "list" if value and set(map(type, value)) <= {float, int} else "other"
+    kinds = {int: "integer", bool: "integer", float: "number", str: "text"}
+    return kinds.get(type(value), "other")

@@ -1,0 +1,138 @@
+"""Labels and paths of any origin as int64, uint64 or str, never through a float."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from retrieval.errors import DmlError
+
+INTEGER = re.compile(r"-?(0|[1-9][0-9]*)\Z")  # canonical, so that "07" and "7" stay different
+WHOLE_FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.0*)?\Z")  # how pandas writes integers beside NaN
+
+
+def labels(array: np.ndarray, where: str) -> np.ndarray:
+    """(N,) int64, uint64 where int64 is too small, or str."""
+    array = column(array, where)
+    kind = array.dtype.kind
+    if kind in "bi":
+        return array if array.dtype == np.int64 else array.astype(np.int64)
+    if kind == "u":
+        small = array.dtype.itemsize < 8 or not array.size or int(array.max()) < 2**63
+        return array.astype(np.int64 if small else np.uint64)
+    if kind == "f":
+        return _whole(array, where)
+    return strings(array, where)
+
+
+def column(array: np.ndarray, where: str) -> np.ndarray:
+    """A 1-D array; one column or one row of a 2-D array will do."""
+    if array.ndim == 2 and 1 in array.shape:
+        array = array.reshape(-1)
+    if array.ndim != 1:
+        raise DmlError(
+            f"{where} has shape {array.shape}",
+            "labels are a 1-D array, one for each item",
+            "choose another array with file::key; for one-hot rows save .argmax(1)",
+        )
+    return array
+
+
+def _whole(array: np.ndarray, where: str) -> np.ndarray:
+    # Beyond the mantissa neighbouring integers share a float: distinct classes would merge.
+    limit = 2.0 ** min(53, np.finfo(array.dtype).nmant + 1)
+    wide = array.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        wrong = ~((np.abs(wide) <= limit) & (wide == np.floor(wide)))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DmlError(
+            f"{where} has the label {array[row]} in row {row}",
+            f"labels stored as {array.dtype} must be whole numbers of at most {limit:.0f}",
+            "save the labels as integers or strings",
+        )
+    return wide.astype(np.int64)
+
+
+def strings(array: np.ndarray, where: str, errors: str = "strict") -> np.ndarray:
+    """str from str, UTF-8 bytes, or objects that are either."""
+    kind = array.dtype.kind
+    if kind == "U":
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    try:
+        if kind == "S":
+            return np.char.decode(array, "utf-8", errors) if array.size else array.astype("U1")
+        if kind in "OT":
+            return _from_objects(array.tolist(), errors)
+    except (UnicodeDecodeError, TypeError) as error:
+        raise DmlError(f"{where} holds text that is not UTF-8", str(error)) from error
+    raise DmlError(
+        f"{where} has dtype {array.dtype}",
+        "labels are integers or strings",
+        "save the labels as integers or strings",
+    )
+
+
+def _from_objects(values: list, errors: str) -> np.ndarray:
+    decoded = [v.decode("utf-8", errors) if isinstance(v, bytes) else v for v in values]
+    if not all(isinstance(v, str) for v in decoded):
+        raise TypeError("some values are neither text nor bytes")
+    return np.array(decoded, dtype=np.str_) if decoded else np.empty(0, "U1")
+
+
+def paths(array: np.ndarray, where: str) -> np.ndarray:
+    """File names need not be UTF-8: stray bytes survive as surrogates, as in `os.fsdecode`."""
+    return strings(column(array, where), where, "surrogateescape")
+
+
+def parsed(cells: Sequence[str], where: str, first_line: int = 1) -> np.ndarray:
+    """Labels from text: integers if every cell is one, otherwise the text itself."""
+    if "" in cells:
+        raise DmlError(
+            f"{where}, line {first_line + list(cells).index('')}: the label is empty",
+            "every item needs a label",
+        )
+    if all(map(INTEGER.match, cells)):
+        return _fit([int(cell) for cell in cells], cells)
+    if all(map(WHOLE_FLOAT.match, cells)):
+        values = [int(cell.partition(".")[0]) for cell in cells]
+        return np.array(values, np.int64) if _within(values, 2**53) else np.array(cells, np.str_)
+    return np.array(cells, np.str_)
+
+
+def from_values(values: Iterable[object], where: str) -> np.ndarray:
+    """Labels from Python objects: integers, whole floats, bools or strings, not mixed."""
+    values = list(values)
+    kinds = {type(value) for value in values}
+    if kinds <= {int, bool}:
+        return _fit([int(value) for value in values], [str(value) for value in values])
+    if kinds <= {str}:
+        return np.array(values, np.str_) if values else np.empty(0, "U1")
+    if kinds <= {int, float, bool} and _within([v for v in values if type(v) is int], 2**53):
+        return labels(np.array(values, np.float64), where)
+    names = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise DmlError(f"{where} has labels of type {names}", "labels are all integers or all strings")
+
+
+def _within(values: Sequence[int], limit: int) -> bool:
+    return not values or (min(values) >= -limit and max(values) <= limit)
+
+
+def _fit(values: list[int], cells: Sequence[str]) -> np.ndarray:
+    """int64 or uint64; numbers too large for both stay text, which keeps them apart."""
+    if not values or (min(values) >= -(2**63) and max(values) < 2**63):
+        return np.array(values, np.int64)
+    if min(values) >= 0 and max(values) < 2**64:
+        return np.array(values, np.uint64)
+    return np.array(cells, np.str_)
+
+
+def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two label arrays in one dtype: NumPy would compare int64 with uint64 as floats."""
+    if {first.dtype.kind, second.dtype.kind} != {"i", "u"}:
+        return first, second
+    if min(int(a.min(initial=0)) for a in (first, second)) >= 0:
+        return first.astype(np.uint64), second.astype(np.uint64)
+    return first.astype(np.str_), second.astype(np.str_)

@@ -1,0 +1,252 @@
+"""Which of the arrays in a file are the vectors, the labels and the paths."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.embeddings import Embeddings, Split
+from retrieval.errors import DmlError
+from retrieval.formats import arrays
+from retrieval.formats import labels as label_arrays
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+VECTOR_NAMES = _words("""
+    embeddings embedding embs emb features feature feats feat vectors vector vecs descriptors
+    x data
+""")
+LABEL_NAMES = _words("""
+    labels label targets target y class classes class_id class_ids class_label class_name label_id
+    label_ids category category_id identity identities pid pids person_id item_id product_id
+    ground_truth gt
+""")
+PATH_NAMES = _words("""
+    paths path filepath filepaths file_path filename filenames file_name file_names file files
+    image_path image_paths img_path img_paths image images image_name url uri
+""")
+SPLIT_NAMES = {
+    "test": "test",
+    "query": "query",
+    "queries": "query",
+    "probe": "query",
+    "gallery": "gallery",
+    "train": "train",
+}
+LISTED = 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An array that has been described but not yet read."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as shown to the user
+    kind: str  # NumPy's letter: f, i, u, b; S for text; ? for anything else
+    read: Callable[[], np.ndarray]
+
+    @property
+    def vectors_like(self) -> bool:
+        return len(self.shape) == 2 and self.kind in "fiu"
+
+    @property
+    def label_like(self) -> bool:
+        flat = len(self.shape) == 1 or (len(self.shape) == 2 and self.shape[1] == 1)
+        return flat and self.kind in "iubS"
+
+
+@dataclass(frozen=True)
+class Choice:
+    vectors: str
+    labels: str | None = None
+    paths: str | None = None
+
+
+def entry(array: np.ndarray) -> Entry:
+    """An entry for an array that is at hand."""
+    kind = "f" if array.dtype == arrays.BFLOAT16 else array.dtype.kind
+    kind = kind if kind in "fiub" else "S" if kind in "SUT" else "?"
+    name = "bfloat16" if array.dtype == arrays.BFLOAT16 else array.dtype.name
+    return Entry(array.shape, name, kind, lambda: array)
+
+
+def parts(key: str) -> tuple[str | None, str]:
+    """`query_embeddings`, `embeddings.query` and `query/embeddings` -> (query, embeddings)."""
+    tokens = [token for token in re.split(r"[/._\-\s]+", key.lower()) if token]
+    split = next((SPLIT_NAMES[token] for token in tokens if token in SPLIT_NAMES), None)
+    return split, "_".join(token for token in tokens if token not in SPLIT_NAMES)
+
+
+def describe(entries: dict[str, Entry]) -> str:
+    lines = [f"  {name or '(unnamed)'}  {e.shape} {e.dtype}" for name, e in entries.items()]
+    if len(lines) > LISTED:
+        lines = [*lines[:LISTED], f"  and {len(lines) - LISTED} more"]
+    return "it holds:\n" + "\n".join(lines) if lines else "it holds no arrays"
+
+
+def choose(
+    entries: dict[str, Entry], key: str | None, source: Path, with_labels: bool = True
+) -> dict[str, Choice]:
+    """The arrays of each split. Whatever can be read in two ways is an error, not a guess."""
+    if key:
+        return _choose_by_key(entries, key, source, with_labels)
+    groups: dict[str | None, dict[str, Entry]] = {}
+    for name, e in entries.items():
+        groups.setdefault(parts(name)[0], {})[name] = e
+    named = [s for s in groups if s and any(e.vectors_like for e in groups[s].values())]
+    rest = groups.get(None, {})
+    if "query" in named or "gallery" in named or "test" in named:
+        chosen: list[str | None] = list(named)
+    elif any(e.vectors_like for e in rest.values()):
+        chosen = [None, *named]
+    else:
+        chosen = list(named)
+    if not chosen:
+        raise DmlError(
+            f"{source} has no 2-D array of numbers",
+            describe(entries),
+            "embeddings are one row for each item, one column for each dimension",
+        )
+    result = {}
+    for split in chosen:
+        vectors = _vectors(groups[split], source)
+        result[split or "test"] = _complete(groups[split], vectors, None, source, with_labels)
+    return result
+
+
+def _choose_by_key(
+    entries: dict[str, Entry], key: str, source: Path, with_labels: bool
+) -> dict[str, Choice]:
+    """`vectors`, `vectors,labels`, `,labels`, or a group or split that holds them."""
+    wanted, _, label = key.partition(",")
+    if label:
+        _existing(entries, label, source)
+    if wanted in entries:
+        return {"test": _complete(entries, wanted, label or None, source, with_labels)}
+    inside = {n: e for n, e in entries.items() if n.startswith(tuple(wanted + c for c in "/._"))}
+    if wanted and not inside:
+        _existing(entries, wanted, source)
+    found = choose(inside or entries, None, source, with_labels and not label)
+    if len(found) == 1:
+        (choice,) = found.values()
+        return {"test": Choice(choice.vectors, label or choice.labels, choice.paths)}
+    if label:
+        raise DmlError(
+            f"{source} holds several sets of vectors",
+            describe(entries),
+            f"choose one: {source}::KEY,{label}",
+        )
+    return found
+
+
+def _existing(entries: dict[str, Entry], key: str, source: Path) -> str:
+    if key in entries:
+        return key
+    near = difflib.get_close_matches(key, entries, 1)
+    hint = f"did you mean {near[0]}?" if near else f"choose one: {source}::KEY"
+    raise DmlError(f"{source} has no array called {key}", describe(entries), hint)
+
+
+def _vectors(group: dict[str, Entry], source: Path) -> str:
+    fits = [name for name, e in group.items() if e.vectors_like]
+    # (N, 1) integers called `labels` are labels, not vectors of one dimension.
+    fits = [n for n in fits if not (group[n].shape[1] == 1 and parts(n)[1] in LABEL_NAMES)] or fits
+    known = [name for name in fits if parts(name)[1] in VECTOR_NAMES]
+    pool = known or [name for name in fits if group[name].kind == "f"] or fits
+    for narrowed in (pool, [] if known else _labelled(group, pool)):
+        if len(narrowed) == 1:
+            return narrowed[0]
+    example = pool[0]
+    raise DmlError(
+        f"{source} holds several arrays that could be the embeddings",
+        describe(group),
+        f"choose one: dmltool eval '{source}::{example}'",
+    )
+
+
+def _labelled(group: dict[str, Entry], names: list[str]) -> list[str]:
+    lengths = {e.shape[0] for e in group.values() if e.label_like}
+    return [name for name in names if group[name].shape[0] in lengths]
+
+
+def _complete(
+    group: dict[str, Entry], vectors: str, label: str | None, source: Path, with_labels: bool
+) -> Choice:
+    """Labels and paths of the same length beside the vectors."""
+    split, count = parts(vectors)[0], group[vectors].shape[0]
+    flat = [
+        name
+        for name, e in group.items()
+        if name != vectors and e.shape and e.shape[0] == count and parts(name)[0] in (split, None)
+    ]
+    paths = [n for n in flat if parts(n)[1] in PATH_NAMES and group[n].kind in "S?" and n != label]
+    path = paths[0] if len(paths) == 1 else None
+    if label or not with_labels:
+        return Choice(vectors, label, path)
+    known = [n for n in flat if parts(n)[1] in LABEL_NAMES and len(group[n].shape) <= 2]
+    known = [n for n in known if group[n].label_like or group[n].kind == "f"]
+    others = [n for n in flat if group[n].label_like and n not in paths]
+    for fits in (known, others):
+        same = [n for n in fits if parts(n)[0] == split] or fits
+        if len(same) == 1:
+            return Choice(vectors, same[0], path)
+        if same:
+            raise DmlError(
+                f"{source} holds several arrays that could be the labels of {vectors}",
+                describe(group),
+                f"choose one: dmltool eval '{source}::{vectors},{same[0]}'",
+            )
+    return Choice(vectors, None, path)
+
+
+def choose_labels(entries: dict[str, Entry], key: str | None, source: Path) -> str:
+    """The one array of a labels file."""
+    if key:
+        return _existing(entries, key, source)
+    fits = [n for n, e in entries.items() if e.label_like or (e.kind == "f" and len(e.shape) == 1)]
+    known = [name for name in fits if parts(name)[1] in LABEL_NAMES]
+    for narrowed in (fits, known, [name for name in fits if entries[name].label_like]):
+        if len(narrowed) == 1:
+            return narrowed[0]
+    if len(entries) == 1:
+        return next(iter(entries))
+    what = "several arrays that could be labels" if fits else "no 1-D array of labels"
+    example = (known or fits or ["KEY"])[0]
+    raise DmlError(
+        f"{source} holds {what}", describe(entries), f"choose one: --labels '{source}::{example}'"
+    )
+
+
+def read_chosen(
+    entries: dict[str, Entry],
+    chosen: dict[str, Choice],
+    source: Path,
+    format: str,
+    attrs: dict[str, object] | None = None,
+) -> Embeddings:
+    splits = {}
+    for split, choice in chosen.items():
+        where = f"{source}::{choice.vectors}" if choice.vectors else str(source)
+        vectors = arrays.vectors(entries[choice.vectors].read(), where)
+        label = path = None
+        if choice.labels is not None:
+            where = f"{source}::{choice.labels}"
+            label = label_arrays.labels(entries[choice.labels].read(), where)
+            if len(label) != len(vectors):
+                raise DmlError(
+                    f"{where} has {len(label):,} labels for {len(vectors):,} vectors",
+                    describe(entries),
+                )
+        if choice.paths is not None:
+            where = f"{source}::{choice.paths}"
+            path = label_arrays.paths(entries[choice.paths].read(), where)
+        splits[split] = Split(vectors, label, path)
+    return Embeddings(source, format, splits, None, attrs or {})

@@ -1,0 +1,60 @@
+"""`.npy`: memory-mapped, never unpickled."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from retrieval.formats import labels, naming
+from retrieval.formats.arrays import mapped, refuse_overrun
+
+REFUSED = "its header is not that of a plain array"
+
+
+def read(path: Path, key: str | None, with_labels: bool):
+    entries = {"": naming.entry(array(path))}
+    chosen = naming.choose(entries, key, path, with_labels)
+    return naming.read_chosen(entries, chosen, path, "npy")
+
+
+def read_labels(path: Path, key: str | None) -> np.ndarray:
+    return labels.labels(array(path), str(path))
+
+
+def array(path: Path) -> np.ndarray:
+    with path.open("rb") as file:
+        shape, fortran, dtype = header(file, str(path))
+        offset = file.tell()
+    present = os.path.getsize(path) - offset
+    refuse_overrun(str(path), math.prod(shape) * dtype.itemsize, present)
+    data = mapped(path, dtype, shape[::-1] if fortran else shape, offset)
+    return data.T if fortran else data
+
+
+def header(file: BinaryIO, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether Fortran order, and dtype; leaves the file at the first byte of data."""
+    try:
+        version = np.lib.format.read_magic(file)
+        # Version 3 differs only in the names of fields, which we do not take anyway.
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f".npy version {version[0]}.{version[1]}")
+    except (ValueError, TypeError, SyntaxError, OverflowError, MemoryError) as error:
+        raise DmlError(f"{where} cannot be read", f"{REFUSED}: {error}", "save it again") from error
+    if dtype.hasobject:
+        raise DmlError(
+            f"{where} holds pickled Python objects",
+            "unpickling can run any code, so it is never done",
+            "save plain arrays: np.save(name, array.astype('float32')), labels as integers or str",
+        )
+    if any(length < 0 for length in shape) or not (dtype.itemsize or dtype.kind in "SU"):
+        raise DmlError(f"{where} cannot be read", f"{REFUSED}: shape {shape}, dtype {dtype}")
+    return shape, fortran, dtype

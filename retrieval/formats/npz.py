@@ -1,0 +1,102 @@
+"""`.npz`: stored members are memory-mapped where they lie, compressed ones inflated in blocks."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from retrieval.formats import labels, naming
+from retrieval.formats.arrays import BLOCK_BYTES, allocate, mapped, refuse_bomb, refuse_overrun
+from retrieval.formats.npy import header
+
+
+def read(path: Path, key: str | None, with_labels: bool):
+    with zipfile.ZipFile(path) as archive:
+        entries = catalogue(archive, path)
+        chosen = naming.choose(entries, key, path, with_labels)
+        return naming.read_chosen(entries, chosen, path, "npz")
+
+
+def read_labels(path: Path, key: str | None) -> np.ndarray:
+    with zipfile.ZipFile(path) as archive:
+        entries = catalogue(archive, path)
+        name = naming.choose_labels(entries, key, path)
+        return labels.labels(entries[name].read(), f"{path}::{name}")
+
+
+def catalogue(archive: zipfile.ZipFile, path: Path) -> dict[str, naming.Entry]:
+    return {
+        info.filename.removesuffix(".npy"): _entry(archive, info, path)
+        for info in archive.infolist()
+        if info.filename.endswith(".npy")
+    }
+
+
+def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> naming.Entry:
+    where = f"{path}::{info.filename.removesuffix('.npy')}"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DmlError(f"{where} is compressed in a way that NumPy does not write", "refused")
+    refuse_overrun(where, info.compress_size, os.path.getsize(path))
+    with archive.open(info) as member:
+        try:
+            shape, fortran, dtype = header(member, where)
+        except DmlError as error:
+            # One pickled array need not spoil the others: it fails when it is asked for.
+            return naming.Entry((), "object", "?", lambda error=error: _raise(error))
+        offset = member.tell()
+    example = naming.entry(np.empty(0, dtype))
+
+    def load() -> np.ndarray:
+        size = math.prod(shape) * dtype.itemsize
+        refuse_overrun(where, size, info.file_size - offset)
+        lay = shape[::-1] if fortran else shape
+        if info.compress_type == zipfile.ZIP_STORED:
+            data = mapped(path, dtype, lay, _data_start(path, info) + offset)
+        else:
+            refuse_bomb(where, info.compress_size, size)
+            data = _inflate(archive, info, lay, dtype, offset, where)
+        return data.T if fortran else data
+
+    return naming.Entry(shape, example.dtype, example.kind, load)
+
+
+def _raise(error: DmlError) -> np.ndarray:
+    raise error
+
+
+def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
+    """The local header repeats the name, and its extra field may differ from the directory's."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset + 26)
+        name, extra = struct.unpack("<HH", file.read(4))
+    start = info.header_offset + 30 + name + extra
+    refuse_overrun(f"{path}::{info.filename}", start + info.file_size, os.path.getsize(path))
+    return start
+
+
+def _inflate(
+    archive: zipfile.ZipFile,
+    info: zipfile.ZipInfo,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    offset: int,
+    where: str,
+) -> np.ndarray:
+    out = allocate(shape, dtype)
+    target = memoryview(out.reshape(-1).view(np.uint8)) if out.size else memoryview(b"")
+    with archive.open(info) as member:
+        member.read(offset)
+        at = 0
+        while at < len(target):
+            got = member.readinto(target[at : at + BLOCK_BYTES])
+            if not got:
+                refuse_overrun(where, len(target), at)
+            at += got
+        member.read(1)  # reaching the end makes zipfile compare the checksum
+    return out

@@ -1,0 +1,155 @@
+"""From a name on the command line to the reader of its format."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from retrieval.formats import FORMATS, Format
+
+
+def split_key(source: str | Path) -> tuple[Path, str | None]:
+    """`file.h5::key` -> (file.h5, key)."""
+    text = str(source)
+    if "::" not in text or Path(text).exists():
+        return Path(text), None
+    name, _, key = text.rpartition("::")
+    return Path(name), key or None
+
+
+def read(source: str | Path, with_labels: bool = True):
+    """The `Embeddings` in one file."""
+    path, key = split_key(source)
+    format = find_format(path)
+    if format.labels_only:
+        raise DmlError(
+            f"{path} is a {format.suffixes[0]} file",
+            f"such a file holds labels only: {format.summary}",
+            "give the embeddings first: dmltool eval embeddings.npy --labels " + str(path),
+        )
+    return _call(format, path, lambda module: module.read(path, key, with_labels))
+
+
+def read_labels(source: str | Path) -> np.ndarray:
+    """The labels in one file."""
+    path, key = split_key(source)
+    format = find_format(path)
+    return _call(format, path, lambda module: module.read_labels(path, key))
+
+
+def _call(format: Format, path: Path, function):
+    # A damaged file may fail anywhere inside a library: whatever it raises, the user is told
+    # which file it was. The cause stays attached for --debug.
+    try:
+        return function(_load(format))
+    except DmlError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise DmlError(
+            f"{path} cannot be read as {format.name}",
+            f"{type(error).__name__}: {lines[0][:300]}",
+            "the file may be damaged, truncated, or of another format than its suffix says",
+        ) from error
+
+
+def _load(format: Format) -> ModuleType:
+    return importlib.import_module(format.module)
+
+
+def missing_library(name: str, extra: str, path: Path) -> DmlError:
+    return DmlError(
+        f"{path} needs {name}, which is not installed",
+        f"reading {path.suffix} files is optional",
+        f'pip install "dmltool[{extra}]"',
+    )
+
+
+def find_format(path: Path) -> Format:
+    """By suffix, else by the first bytes; raises for what is not a readable file."""
+    check_file(path)
+    by_suffix = {suffix: format for format in FORMATS for suffix in format.suffixes}
+    suffix = path.suffix.lower()
+    if suffix in by_suffix:
+        return by_suffix[suffix]
+    name = sniff(path)
+    for format in FORMATS:
+        if format.name == name:
+            return format
+    near = difflib.get_close_matches(suffix, by_suffix, 1)
+    raise DmlError(
+        f"{path} has the suffix {suffix or '(none)'}, and its first bytes are not familiar either",
+        "accepted: " + " ".join(by_suffix),
+        f"did you mean {near[0]}?" if near else "",
+    )
+
+
+def sniff(path: Path) -> str | None:
+    """The name of the format that the first bytes betray."""
+    with path.open("rb") as file:
+        start = file.read(2056)
+    if any(start[at : at + 8] == b"\x89HDF\r\n\x1a\n" for at in (0, 512, 1024, 2048)):
+        return "hdf5"
+    if start.startswith(b"\x93NUMPY"):
+        return "npy"
+    if start.startswith((b"PAR1", b"ARROW1")):
+        return "arrow"
+    if start.startswith(b"PK") and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        return "torch" if any(name.endswith("/data.pkl") for name in names) else "npz"
+    return None
+
+
+def check_file(path: Path) -> None:
+    """Raise for whatever is not a regular file with something in it that may be read."""
+    if path.suffix == ".partial":
+        raise DmlError(
+            f"{path} is half-written",
+            "its export has not finished; rows may be missing",
+            "run the export again with --resume",
+        )
+    try:
+        if not path.exists():
+            raise _missing(path)
+        if path.is_dir():
+            inside = sorted(p.name for p in path.iterdir() if _known(p))[:5]
+            raise DmlError(
+                f"{path} is a folder",
+                "an embedding file is expected",
+                "it holds " + ", ".join(inside) if inside else "",
+            )
+        if not path.is_file():
+            raise DmlError(f"{path} is not a regular file", "pipes and devices are not read")
+        if path.stat().st_size == 0:
+            raise DmlError(f"{path} is empty", "it has no bytes at all", "write it again")
+        with path.open("rb"):
+            pass
+    except (OSError, ValueError) as error:
+        raise DmlError(f"{path} cannot be opened", str(error)) from error
+
+
+def _known(path: Path) -> bool:
+    return any(path.suffix.lower() in format.suffixes for format in FORMATS)
+
+
+def _missing(path: Path) -> DmlError:
+    if path.with_name(path.name + ".partial").exists():
+        return DmlError(
+            f"{path} does not exist",
+            f"only {path.name}.partial is there: an export has not finished",
+            "run the export again with --resume",
+        )
+    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, 3)
+    return DmlError(
+        f"{path} does not exist",
+        "" if path.parent.is_dir() else f"nor does the folder {path.parent}",
+        "did you mean " + " or ".join(near) + "?" if near else "",
+    )

@@ -1,0 +1,80 @@
+"""`.safetensors`: a JSON header that says where each tensor lies; memory-mapped.
+
+The header is read here, with its bounds checked, so that the library is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from retrieval.formats import labels, naming
+from retrieval.formats.arrays import BFLOAT16, mapped, refuse_overrun
+
+DTYPES = {
+    "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "BOOL": np.dtype("?"),
+    **{f"{k.upper()}{8 * n}": np.dtype(f"<{k}{n}") for k in "iu" for n in (1, 2, 4, 8)},
+}
+HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+def read(path: Path, key: str | None, with_labels: bool):
+    entries = catalogue(path)
+    chosen = naming.choose(entries, key, path, with_labels)
+    return naming.read_chosen(entries, chosen, path, "safetensors")
+
+
+def read_labels(path: Path, key: str | None) -> np.ndarray:
+    entries = catalogue(path)
+    name = naming.choose_labels(entries, key, path)
+    return labels.labels(entries[name].read(), f"{path}::{name}")
+
+
+def catalogue(path: Path) -> dict[str, naming.Entry]:
+    size = os.path.getsize(path)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        refuse_overrun(f"the header of {path}", length, min(size - 8, HEADER_BYTES))
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise DmlError(f"{path} has a header that is not a JSON object", "the file is damaged")
+    header.pop("__metadata__", None)
+    return {name: _entry(path, name, info, 8 + length, size) for name, info in header.items()}
+
+
+def _entry(path: Path, name: str, info: dict, start: int, size: int) -> naming.Entry:
+    where = f"{path}::{name}"
+    shape, (begin, end) = tuple(info["shape"]), info["data_offsets"]
+    numbers = (*shape, begin, end)
+    if not all(type(n) is int and 0 <= n < 2**63 for n in numbers) or begin > end:
+        raise DmlError(f"{where} has shape {shape} and offsets {begin}, {end}", "impossible")
+    refuse_overrun(where, end, size - start)
+    dtype = DTYPES.get(info["dtype"])
+    if dtype is None:
+        return naming.Entry(shape, str(info["dtype"]), "?", lambda: _unsupported(where, info))
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed != end - begin:
+        raise DmlError(
+            f"{where} claims {claimed:,} bytes but its offsets enclose {end - begin:,}",
+            "the header is damaged",
+            "write the file again",
+        )
+    example = naming.entry(np.empty(0, dtype))
+    return naming.Entry(
+        shape, example.dtype, example.kind, lambda: mapped(path, dtype, shape, start + begin)
+    )
+
+
+def _unsupported(where: str, info: dict) -> np.ndarray:
+    raise DmlError(
+        f"{where} has dtype {info['dtype']}", "accepted: " + " ".join(DTYPES), "convert it first"
+    )

@@ -1,0 +1,25 @@
+"""Labels alone: one a line in `.txt`, a list in `.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from retrieval.formats import labels, naming
+
+
+def read_labels(path: Path, key: str | None) -> np.ndarray:
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix.lower() != ".json":
+        return labels.parsed([line.strip() for line in text.rstrip().split("\n")], str(path))
+    value = json.loads(text)
+    if isinstance(value, dict):
+        lists = {k: v for k, v in value.items() if isinstance(v, list)}
+        entries = {k: naming.Entry((len(v),), "list", "S", np.empty) for k, v in lists.items()}
+        value = lists[naming.choose_labels(entries, key, path)]
+    if not isinstance(value, list):
+        raise DmlError(f"{path} holds no list", "labels are a JSON list of integers or strings")
+    return labels.from_values(value, str(path))

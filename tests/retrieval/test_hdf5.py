@@ -1,0 +1,306 @@
+"""dmltool's own files: written in any order, killed at any moment, resumed, never half whole."""
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+
+from retrieval.embeddings import Split, load
+from retrieval.errors import DmlError
+from retrieval.formats import hdf5
+
+ROOT = Path(__file__).parents[2]
+X = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
+Y = np.arange(10) // 2
+PATHS = np.array([f"{n}.png" for n in range(10)])
+ATTRS = {"model_sha256": "abc", "preprocessing": {"size": 224, "crop": "centre"}}
+
+
+def writer(path, **changes):
+    given = {"splits": {"test": (Y, PATHS)}, "dim": 4, "attrs": ATTRS} | changes
+    return hdf5.Writer(path, **given)
+
+
+def test_rows_may_arrive_in_any_order(tmp_path):
+    with writer(tmp_path / "x.h5") as out:
+        out.write("test", np.array([9, 1, 3, 2]), X[[9, 1, 3, 2]])
+        assert out.done("test").tolist() == [n in (1, 2, 3, 9) for n in range(10)]
+        out.write("test", 4, X[4:9])
+        out.write("test", [0], X[:1])
+    found = load(tmp_path / "x.h5")
+    np.testing.assert_array_equal(found.splits["test"].vectors, X)
+    np.testing.assert_array_equal(found.splits["test"].labels, Y)
+    np.testing.assert_array_equal(found.splits["test"].paths, PATHS)
+    assert found.attrs["preprocessing"] == '{"crop": "centre", "size": 224}'
+    assert found.attrs["complete"] is True
+    assert [p.name for p in tmp_path.iterdir()] == ["x.h5"]
+
+
+def test_the_layout_is_the_documented_one(tmp_path):
+    with writer(tmp_path / "x.h5", label_names=["a", "b", "c", "d", "e"]) as out:
+        out.write("test", 0, X)
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert set(file) == {"test", "label_names"}
+        assert set(file["test"]) == {"embeddings", "labels", "paths"}
+        assert (file.attrs["format"], file.attrs["version"]) == ("dmltool-embeddings", 1)
+        assert file["test/embeddings"].chunks is None
+        assert file["test/embeddings"].id.get_offset() is not None
+        assert file["test/labels"].dtype == np.int64
+        assert h5py.check_string_dtype(file["test/paths"].dtype).encoding == "utf-8"
+        assert len(file.attrs["paths_sha256"]) == 64
+    assert load(tmp_path / "x.h5").label_names.tolist() == ["a", "b", "c", "d", "e"]
+
+
+def test_missing_rows_leave_only_a_partial_file(tmp_path):
+    with (
+        pytest.raises(DmlError, match="9 rows of test are missing"),
+        writer(tmp_path / "x.h5") as out,
+    ):
+        out.write("test", 3, X[3:4])
+    assert [p.name for p in tmp_path.iterdir()] == ["x.h5.partial"]
+    with pytest.raises(DmlError, match="not finished"):
+        load(tmp_path / "x.h5")
+    with pytest.raises(DmlError, match="half-written"):
+        load(tmp_path / "x.h5.partial")
+    (tmp_path / "x.h5.partial").rename(tmp_path / "y.h5")
+    with pytest.raises(DmlError, match="half-written"):
+        load(tmp_path / "y.h5")
+
+
+def stop_early(path, **changes):
+    with suppress(KeyboardInterrupt), writer(path, **changes) as out:
+        out.write("test", 0, X[:6])
+        raise KeyboardInterrupt
+
+
+def test_an_exception_leaves_a_partial_file_that_resumes(tmp_path):
+    stop_early(tmp_path / "x.h5")
+    with writer(tmp_path / "x.h5", resume=True) as out:
+        left = np.flatnonzero(~out.done("test"))
+        assert left.tolist() == [6, 7, 8, 9]
+        out.write("test", left, X[left])
+    np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"attrs": ATTRS | {"model_sha256": "other"}}, "model_sha256"),
+        ({"attrs": ATTRS | {"preprocessing": {"size": 32}}}, "preprocessing"),
+        ({"dtype": "float16"}, "dtype of test"),
+        ({"dim": 5}, "shape of test"),
+        ({"splits": {"test": (Y + 1, PATHS)}}, "labels of test"),
+        ({"splits": {"test": (Y, PATHS[::-1])}}, "paths_sha256"),
+        ({"splits": {"query": (Y, PATHS)}}, "splits"),
+        ({"label_names": ["a"] * 5}, "label names"),
+    ],
+)
+def test_resuming_something_else_is_refused(tmp_path, changes, named):
+    stop_early(tmp_path / "x.h5")
+    with pytest.raises(DmlError, match=named), writer(tmp_path / "x.h5", resume=True, **changes):
+        pass
+    assert (tmp_path / "x.h5.partial").exists()
+
+
+def test_a_file_is_overwritten_only_with_force(tmp_path):
+    for force in (False, True):
+        hdf5.write(tmp_path / "x.h5", {"test": Split(X + force, Y)}, force=force)
+        with pytest.raises(DmlError, match="exists"):
+            hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y)})
+        assert load(tmp_path / "x.h5").splits["test"].vectors[0, 0] == X[0, 0] + np.float32(force)
+
+
+def test_unfinished_work_is_not_thrown_away_unasked(tmp_path):
+    stop_early(tmp_path / "x.h5")
+    with pytest.raises(DmlError, match="--resume"), writer(tmp_path / "x.h5"):
+        pass
+    with writer(tmp_path / "x.h5", force=True) as out:
+        assert not out.done("test").any()
+        out.write("test", 0, X)
+
+
+def test_two_writers_at_once_are_refused(tmp_path):
+    code = f"""
+from retrieval.formats.hdf5 import Writer
+with Writer({str(tmp_path / "x.h5")!r}, {{"test": ([1], None)}}, 2) as out:
+    print("ready", flush=True)
+    input()
+    out.write("test", 0, __import__("numpy").ones((1, 2), "f4"))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"ready\n"
+        for options in ({"resume": True}, {"force": True}):
+            with pytest.raises(DmlError, match="in use"), writer(tmp_path / "x.h5", **options):
+                pass
+        other.communicate(b"\n")
+    assert other.returncode == 0
+    assert load(tmp_path / "x.h5").splits["test"].vectors.tolist() == [[1, 1]]
+
+
+def test_rows_that_do_not_fit_are_refused(tmp_path):
+    wrong = [("test", 0, X[:, :3]), ("test", 8, X[:3]), ("test", [-1], X[:1])]
+    for split, at, rows in wrong:
+        stale = tmp_path / f"{at}.h5"
+        with pytest.raises(DmlError, match="do not fit"), writer(stale) as out:
+            out.write(split, at, rows)
+
+
+def test_float16_overflow_is_an_error_and_not_infinity(tmp_path):
+    out = writer(tmp_path / "x.h5", dtype="float16")
+    with pytest.raises(DmlError, match="does not fit float16"), out:
+        out.write("test", 0, X * 1e6)
+
+
+def test_string_labels_become_indices_into_names(tmp_path):
+    names = np.array(["cat", "ant", "bee", "ant"])
+    splits = {"query": Split(X[:4], names), "gallery": Split(X[:2], names[2:])}
+    hdf5.write(tmp_path / "x.h5", splits)
+    found = load(tmp_path / "x.h5")
+    assert found.label_names.tolist() == ["ant", "bee", "cat"]
+    assert found.splits["query"].labels.tolist() == [2, 0, 1, 0]
+    assert found.splits["gallery"].labels.tolist() == [1, 0]
+
+
+def test_names_that_are_not_utf8_and_very_long_ones_come_back(tmp_path):
+    paths = np.array([os.fsdecode(b"caf\xe9.png"), "ü" * 300, ""])
+    hdf5.write(tmp_path / "x.h5", {"test": Split(X[:3], Y[:3], paths)})
+    assert load(tmp_path / "x.h5").splits["test"].paths.tolist() == paths.tolist()
+
+
+def test_vectors_alone_can_be_written(tmp_path):
+    hdf5.write(tmp_path / "x.h5", {"test": Split(X)})
+    found = load(tmp_path / "x.h5").splits["test"]
+    np.testing.assert_array_equal(found.vectors, X)
+    assert found.labels is None
+
+
+def test_a_split_is_picked_by_key(tmp_path):
+    hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y), "train": Split(X + 1, Y)})
+    assert set(load(tmp_path / "x.h5").splits) == {"test", "train"}
+    assert list(load(f"{tmp_path / 'x.h5'}::train").splits) == ["train"]
+    with pytest.raises(DmlError, match="no split called tset"):
+        load(f"{tmp_path / 'x.h5'}::tset")
+
+
+@pytest.mark.parametrize(("version", "match"), [(2, "upgrade"), (0, "known"), ("1", "known")])
+def test_other_versions_are_refused(tmp_path, version, match):
+    hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y)})
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        file.attrs["version"] = version
+    with pytest.raises(DmlError, match=match):
+        load(tmp_path / "x.h5")
+
+
+FULL = """
+import resource, sys
+import numpy as np
+from retrieval.errors import DmlError
+from retrieval.formats import hdf5
+hdf5.os.posix_fallocate = lambda *a: None
+try:
+    with hdf5.Writer(sys.argv[1], {"test": (np.arange(1000), None)}, 100) as out:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        for at in range(0, 1000, 10):
+            out.write("test", at, np.ones((10, 100), "f4"))
+except DmlError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_fills_up_is_told_and_leaves_nothing_that_looks_whole(tmp_path):
+    command = [sys.executable, "-c", FULL, str(tmp_path / "x.h5")]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "the disk is full" in ran.stdout
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.h5.partial"]
+    with hdf5.Writer(tmp_path / "x.h5", {"test": (np.arange(1000), None)}, 100, resume=True) as out:
+        left = np.flatnonzero(~out.done("test"))
+        assert 0 < len(left) < 1000
+        out.write("test", left, np.ones((len(left), 100), "f4"))
+    assert (load(tmp_path / "x.h5").splits["test"].vectors == 1).all()
+
+
+def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(DmlError, match="the disk is full"), writer(tmp_path / "x.h5"):
+            pass
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(DmlError, match="100 are free"), writer(tmp_path / "y.h5"):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["x.h5.partial"]
+
+
+ROWS, DIM = 3000, 32
+KILLED = """
+import sys
+import numpy as np
+from retrieval.formats.hdf5 import Writer
+path, rows, dim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+x = np.random.default_rng(7).standard_normal((rows, dim)).astype("f4")
+labels, paths = np.arange(rows) // 3, np.array([f"{n}.png" for n in range(rows)])
+order = np.random.default_rng(8).permutation(rows)
+print("start", flush=True)
+attrs = {"model_sha256": "m", "created": "now"}
+with Writer(path, {"test": (labels, paths)}, dim, attrs=attrs, resume=True) as out:
+    order = order[~out.done("test")[order]]
+    for at in range(0, len(order), 8):
+        out.write("test", order[at : at + 8], x[order[at : at + 8]])
+"""
+
+
+def test_killed_at_random_moments_resumes_to_the_same_file(tmp_path):
+    def start(path):
+        command = [sys.executable, "-c", KILLED, str(path), str(ROWS), str(DIM)]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+
+    chance, kills, target = random.Random(0), 0, tmp_path / "killed.h5"
+    while not target.exists():
+        with start(target) as process:
+            process.stdout.readline()
+            time.sleep(chance.uniform(0.0, 0.15))
+            if kills < 6:
+                process.send_signal(signal.SIGKILL)
+        kills += process.returncode == -signal.SIGKILL
+        assert process.returncode in (0, -signal.SIGKILL)
+        if not target.exists():
+            with pytest.raises(DmlError):
+                load(target)
+    assert kills > 0
+    with start(tmp_path / "whole.h5") as process:
+        process.communicate()
+    found, wanted = load(target), load(tmp_path / "whole.h5")
+    for part in ("vectors", "labels", "paths"):
+        np.testing.assert_array_equal(
+            getattr(found.splits["test"], part), getattr(wanted.splits["test"], part)
+        )
+    assert found.attrs == wanted.attrs
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.h5", "whole.h5"]
+
+
+def test_killed_after_the_last_row_only_needs_renaming(tmp_path):
+    stop_early(tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5.partial", "r+") as file:
+        file["test/embeddings"][:] = X
+        file.attrs.modify("complete", True)
+        del file["progress"]
+    with pytest.raises(DmlError):
+        load(tmp_path / "x.h5.partial")
+    with writer(tmp_path / "x.h5", resume=True) as out:
+        assert out.done("test").all()
+    np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)
