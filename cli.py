@@ -2,10 +2,394 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import click
 
+from retrieval.errors import DmlError
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Cli(click.Group):
+    """Renders every failure: message on stderr, exit code 1; a traceback only with --debug."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except KeyboardInterrupt:
+            click.echo("\nInterrupted: nothing was written.", err=True)
+            ctx.exit(130)
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            _fail(error)
+            ctx.exit(1)
+
+
+def _fail(error: Exception) -> None:
+    if isinstance(error, MemoryError):
+        error = DmlError("Out of memory.", str(error), "Try a smaller --memory, or --queries 5000.")
+    if not isinstance(error, DmlError):
+        error = DmlError(
+            f"Unexpected {type(error).__name__}: {error}",
+            "This is a bug in dmltool, not in your data.",
+            "Run `dmltool --debug ...` and report the traceback.",
+        )
+    click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
+    click.secho(error.what, bold=True, err=True)
+    for line in (error.why, error.fix and f"Fix: {error.fix}"):
+        if line:
+            click.echo(f"  {line}", err=True)
+
+
+@click.group(cls=Cli, context_settings=CONTEXT)
 @click.version_option(package_name="dmltool", prog_name="dmltool")
-def main() -> None:
-    """Train, export and exactly evaluate embedding networks."""
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Train, export and exactly evaluate embedding networks.
+
+    \b
+    Example:
+      dmltool eval embeddings.h5 --distance cos
+    """
+
+
+class Numbers(click.ParamType):
+    """1,2,4,8"""
+
+    name = "K,K,..."
+
+    def convert(self, value, param, ctx) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(dict.fromkeys(int(part) for part in value.split(",")))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers such as 1,2,4,8", param, ctx)
+        if min(numbers) < 1:
+            self.fail(f"{value!r}: K starts at 1", param, ctx)
+        return numbers
+
+
+class Size(click.ParamType):
+    """2GB, 512MB"""
+
+    name = "SIZE"
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # noqa: RUF012
+
+    def convert(self, value, param, ctx) -> int:
+        if isinstance(value, int):
+            return value
+        text = value.strip().upper().removesuffix("B").removesuffix("I")
+        unit = text[-1:] if text[-1:] in self.units else ""
+        try:
+            size = float(text.removesuffix(unit)) * self.units[unit]
+        except ValueError:
+            self.fail(f"{value!r} is not a size such as 2GB or 512MB", param, ctx)
+        if not 64 << 20 <= size < 1 << 60:
+            self.fail(f"{value!r}: at least 64MB are needed", param, ctx)
+        return int(size)
+
+
+def options(*decorators: Callable) -> Callable:
+    """Several click options as one decorator."""
+
+    def apply(command: Callable) -> Callable:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return apply
+
+
+labels_option = click.option(
+    "--labels",
+    metavar="FILE",
+    help="Labels of FILE, one per row, from a file of their own (.npy, .txt, .csv, FILE::key, ...).",
+)
+scoring_options = options(
+    click.option(
+        "--distance",
+        type=click.Choice(["cos", "l2", "both"]),
+        default="both",
+        show_default=True,
+        help="cos: cosine similarity; l2: Euclidean distance of the vectors as they are.",
+    ),
+    click.option(
+        "--recall-at",
+        type=Numbers(),
+        default="1,2,4,8",
+        show_default=True,
+        help="The K of Recall@K.",
+    ),
+    click.option(
+        "--map/--no-map",
+        "map_at_r",
+        default=None,
+        help="MAP@R and R-precision. [default: if FAISS is installed]",
+    ),
+    click.option(
+        "--seeds",
+        type=click.IntRange(1),
+        default=3,
+        show_default=True,
+        metavar="N",
+        help="Runs of k-means; NMI is their mean and standard deviation.",
+    ),
+    click.option(
+        "--queries",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Ask only N queries, drawn at random; the interval shows what that costs.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        help="Of the drawn queries and the bootstrap.",
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["count", "faiss"]),
+        default="count",
+        show_default=True,
+        help="count: exact ranks; faiss: from neighbour lists of length max K.",
+    ),
+    click.option(
+        "--memory",
+        type=Size(),
+        default="2GB",
+        show_default=True,
+        help="Working memory beyond the embeddings.",
+    ),
+    click.option(
+        "--threads", type=click.IntRange(1), metavar="N", help="[default: all processors]"
+    ),
+)
+output_options = options(
+    click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON."),
+    click.option("--out", metavar="FILE", help="Write the JSON to FILE as well."),
+    click.option("--force", is_flag=True, help="Overwrite existing output files."),
+)
+
+
+def _settings(distance: str, **given):
+    from retrieval.evaluation import Settings
+
+    return Settings(distances=("cos", "l2") if distance == "both" else (distance,), **given)
+
+
+def to_json(result: dict) -> str:
+    import json
+
+    return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def show(table) -> None:
+    """A rich table on stdout; not cut to 80 columns where stdout is a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A callback (stage, done, total) that shows what takes longer than a second, on stderr.
+
+    A bar with the time left on a terminal, else a plain line every ten seconds.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(), TextColumn("left"), console=console, transient=True,
+    )  # fmt: skip
+    stages: dict[str, tuple[float, int]] = {}  # name -> when it began, task of the bar
+    said = time.monotonic()
+    began = said
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if stage not in stages:
+            for _, task in stages.values():
+                bar.update(task, visible=False)
+            stages[stage] = (now, bar.add_task(stage, total=total))
+        start, task = stages[stage]
+        bar.update(task, completed=done, total=total)
+        if console.is_terminal:
+            if now - began > 1 and not bar.live.is_started:
+                bar.start()
+        elif now - said > 10 and done:
+            left = (now - start) * (total - done) / done
+            click.echo(f"{stage}: {100 * done // total}%, about {left:.0f} s left", err=True)
+            said = now
+
+    try:
+        yield report
+    finally:
+        bar.stop()
+
+
+def provenance(data) -> dict:
+    """Where the embeddings came from: the file and what it says of itself."""
+    from retrieval.inspection import plain
+
+    attrs = {name: plain(value) for name, value in data.attrs.items()}
+    return {"file": str(data.source), "format": data.format, "attrs": attrs}
+
+
+def per_class_csv(evaluation) -> str:
+    """label, queries, then Recall@1 for each distance; one line per class that has queries."""
+    import csv
+    import io
+
+    from retrieval.metrics import per_class_recall
+
+    codes, names = evaluation.problem.query_codes, evaluation.problem.names
+    columns = {d: per_class_recall(ranks, codes) for d, ranks in evaluation.ranks.items()}
+    classes, _, counts = next(iter(columns.values()))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["label", "queries", *(f"recall@1_{d}" for d in columns)])
+    for n, code in enumerate(classes):
+        recalls = (float(recall[n]) for _, recall, _ in columns.values())
+        writer.writerow([names[code], counts[n], *recalls])
+    return text.getvalue()
+
+
+@main.command("eval")
+@click.argument("file", metavar="FILE")
+@click.option("--gallery", metavar="FILE", help="Gallery embeddings; FILE holds the queries then.")
+@labels_option
+@click.option("--gallery-labels", metavar="FILE", help="Labels of the gallery, if not in its file.")
+@scoring_options
+@click.option(
+    "--nmi/--no-nmi",
+    default=None,
+    help="k-means NMI and AMI. [default: if FAISS is installed]",
+)
+@click.option("--kmeans-iterations", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--kmeans-restarts", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--drop-nonfinite", is_flag=True, help="Leave out rows with NaN or Inf (else an error)."
+)
+@click.option("--per-class", metavar="FILE", help="Write Recall@1 of every class as CSV.")
+@output_options
+def eval_command(
+    file, gallery, labels, gallery_labels, distance, per_class, as_json, out, force,
+    drop_nonfinite, **scoring,
+) -> None:  # fmt: skip
+    """Evaluate an embedding file: Recall@K, MRR, MAP@R, NMI, by cosine and by l2.
+
+    FILE is .h5, .npy, .npz, .csv, .parquet, .jsonl, .pt, .safetensors, .fvecs or one of their
+    kin; FILE::key picks an array inside. Every item asks all others; a file with query and
+    gallery splits, or --gallery, is scored query -> gallery.
+
+    \b
+    Examples:
+      dmltool eval embeddings.h5
+      dmltool eval features.npy --labels labels.txt --distance cos --recall-at 1,10,100
+      dmltool eval query.npz --gallery gallery.npz --json > result.json
+    """
+    from retrieval.embeddings import load
+    from retrieval.evaluation import run
+    from retrieval.problem import from_embeddings
+    from retrieval.writing import check_target, write_text
+
+    settings = _settings(distance, **scoring)
+    targets = {name: check_target(path, force) for name, path in
+               (("out", out), ("per_class", per_class)) if path}  # fmt: skip
+    data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+    with progress_bar() as report:
+        problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
+        evaluation = run(problem, settings, report)
+    result = evaluation.result | {"source": provenance(data)}
+    if "out" in targets:
+        write_text(targets["out"], to_json(result))
+    if "per_class" in targets:
+        write_text(targets["per_class"], per_class_csv(evaluation))
+    if as_json:
+        click.echo(to_json(result), nl=False)
+        return
+    from retrieval.tables import evaluation_table, evaluation_warnings
+
+    show(evaluation_table(result))
+    for line in evaluation_warnings(result):
+        click.secho("! ", fg="yellow", nl=False, err=True)
+        click.echo(line, err=True)
+
+
+@main.command()
+@click.argument("file", metavar="FILE")
+@labels_option
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def inspect(file: str, labels: str | None, as_json: bool) -> None:
+    """Show what is in an embedding file: splits, labels, norms, metadata, checks.
+
+    \b
+    Example:
+      dmltool inspect embeddings.h5
+    """
+    from retrieval.embeddings import load
+    from retrieval.inspection import inspect as look
+
+    result = look(load(file, labels=labels))
+    if as_json:
+        click.echo(to_json(result), nl=False)
+        return
+    from retrieval.tables import inspection_table
+
+    show(inspection_table(result))
+
+
+@main.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@labels_option
+@scoring_options
+@click.option("--nmi/--no-nmi", default=False, help="k-means NMI and AMI as well.")
+@output_options
+def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
+    """Compare two embedding files of the same items: is B better than A?
+
+    Each difference comes with a paired interval that resamples classes and a p value, and with
+    the queries that flipped. Rows are matched by path where both files have paths.
+
+    \b
+    Example:
+      dmltool compare old.h5 new.h5 --distance cos
+    """
+    from retrieval.comparison import compare as paired
+    from retrieval.embeddings import load
+    from retrieval.writing import check_target, write_text
+
+    settings = _settings(distance, **scoring)
+    target = check_target(out, force) if out else None
+    first, second = load(a, labels=labels), load(b, labels=labels)
+    with progress_bar() as report:
+        result = paired(first, second, settings, report)
+    if target:
+        write_text(target, to_json(result))
+    if as_json:
+        click.echo(to_json(result), nl=False)
+        return
+    from retrieval.tables import comparison_table
+
+    show(comparison_table(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

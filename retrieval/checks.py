@@ -30,8 +30,8 @@ def data_checks(problem: Problem) -> dict[str, int]:
         sizes = sizes + np.bincount(problem.query_codes, minlength=len(problem.names))
     checks = {
         "nonfinite_rows": problem.dropped,
-        "zero_norm_rows": _zero_rows(problem.gallery) + (_zero_rows(problem.asking) if both else 0),
-        "conflicting_duplicates": _conflicting(problem.gallery, codes),
+        "zero_norm_rows": zero_rows(problem.gallery) + (zero_rows(problem.asking) if both else 0),
+        "conflicting_duplicates": conflicting_rows(problem.gallery, codes),
         "single_item_classes": int(np.count_nonzero(sizes == 1)),
     }
     if both:
@@ -50,11 +50,11 @@ def warnings(checks: dict[str, int], queries: int, classes: int) -> list[str]:
     ]
 
 
-def _zero_rows(vectors: np.ndarray) -> int:
+def zero_rows(vectors: np.ndarray) -> int:
     return sum(int(np.count_nonzero(~vectors[part].any(axis=1))) for part in blocks(vectors))
 
 
-def _conflicting(vectors: np.ndarray, codes: np.ndarray) -> int:
+def conflicting_rows(vectors: np.ndarray, codes: np.ndarray) -> int:
     """Rows that share every number, but not the label, with another row."""
     group = row_groups(vectors)
     repeated = np.flatnonzero(np.bincount(group, minlength=len(group))[group] > 1)

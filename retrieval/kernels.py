@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+ANY = -2  # a group that every item belongs to
 _SUMS = {"reassoc", "contract", "nsz"}  # never "nnan": a NaN cell must compare false
 _compiled = njit(nogil=True, cache=True, fastmath=_SUMS)
 
@@ -59,12 +60,14 @@ def count_columns(S, e, ask, item, counts):
 
 
 @_compiled
-def doubtful(S, e, l2, rows, cols, rows_ask, ask, item, q_label, g_label, q_group, g_group, pairs):
+def doubtful(
+    S, e, l2, rows, cols, rows_ask, ask, item, q_label, g_label, q_group, g_group, tied, pairs
+):
     """Lists the cells whose verdict float32 leaves open, rows x cols being those to look at.
 
     q_group[i] is the group of identical rows that the asker's nearest right item belongs to: an
-    item of that group is a tie, no arithmetic needed. Returns the number of pairs (asker, item)
-    written, -1 if `pairs` (P, 3) is too short; pairs[:, 2] is 1 for such a known tie.
+    item of that group (any item, for ANY) is a tie, added to `tied`, no arithmetic needed.
+    Returns the number of pairs (asker, item) written, -1 if `pairs` (P, 2) is too short.
     """
     found = 0
     for i in rows:
@@ -79,11 +82,13 @@ def doubtful(S, e, l2, rows, cols, rows_ask, ask, item, q_label, g_label, q_grou
                 sure = s >= ask[0, q]
                 possible = s >= ask[1, q]
             if possible and not sure and q_label[q] != g_label[g]:
+                if q_group[q] == g_group[g] or q_group[q] == ANY:
+                    tied[q] += 1
+                    continue
                 if found == pairs.shape[0]:
                     return -1
                 pairs[found, 0] = q
                 pairs[found, 1] = g
-                pairs[found, 2] = q_group[q] == g_group[g]
                 found += 1
     return found
 
@@ -113,7 +118,7 @@ def count_float64(
             if d + err < limit[0, i]:
                 counts[i] += 1
             elif not (d - err > limit[1, i]) and q_label[i] != g_label[j]:
-                if q_group[i] == g_group[j]:
+                if q_group[i] == g_group[j] or q_group[i] == ANY:
                     counts[i] += 1
                     ties[i] += 1
                 else:

@@ -126,8 +126,8 @@ def _pick(
         near = near[np.lexsort((value[near], segment[near]))]
         best = near[_starts(segment[near])]
         # Identical rows are no rivals; nor are equals whose distances have no error.
-        other = group[g[near]] != group[g[best[segment[near]]]]
-        rivals = near[other & (error[near] > 0)]
+        held = best[segment[near]]
+        rivals = near[(group[g[near]] != group[g[held]]) & (error[near] + error[held] > 0)]
         while len(rivals):  # one rival of each query per round
             turn = _starts(segment[rivals])
             now = rivals[turn]

@@ -103,6 +103,8 @@ class _Engine:
         self.wanted = {  # the group of identical rows that ties with the nearest right item
             d: np.where(r.index >= 0, self.group[r.index], -1) for d, r in self.right.items()
         }
+        if "cos" in distances:  # to a query of length zero, every item is as near as any other
+            self.wanted["cos"][(asks.norm == 0) & (self.right["cos"].index >= 0)] = kernels.ANY
         self.counts = {d: np.zeros(len(asks), np.int64) for d in distances}
         self.ties = {d: np.zeros(len(asks), np.int64) for d in distances}
         self.lock = threading.Lock()
@@ -209,18 +211,19 @@ class _Engine:
         for d in self.distances:
             sure, possible = counts[:2] if d == "cos" else counts[2:]
             flagged = np.flatnonzero(sure != possible)
-            found = 0
+            found, tied = 0, np.zeros(len(sure), np.int64)
             if len(flagged):
                 rows, cols = (everything, flagged) if transposed else (flagged, everything)
                 found = kernels.doubtful(
                     *(S, self.margin, d == "l2", rows, cols, not transposed, ask, item),
                     *(self.asks.labels[q], self.items.labels[g]),
-                    *(self.wanted[d][q], self.group[g], work.pairs),
+                    *(self.wanted[d][q], self.group[g], tied, work.pairs),
                 )
             if found < 0:
                 self._tile_float64(d, q, g, work)
                 continue
-            work.counts[d][q] += sure
+            work.counts[d][q] += sure + tied
+            work.ties[d][q] += tied
             work.add(d, work.pairs[:found], q.start, g.start)
 
     def _tile_float64(self, d: str, q: slice, g: slice, work: _Worker) -> None:
@@ -245,7 +248,6 @@ class _Engine:
                 *(self.wanted[d][q], self.group[g]),
                 *(work.counts[d][q], work.ties[d][q], work.pairs),
             )
-            work.pairs[:found, 2] = 0
             work.add(d, work.pairs[:found], q.start, g.start)
 
     def _centred(self, d: str, side: Side, part: slice) -> np.ndarray:
@@ -267,15 +269,12 @@ class _Worker:
         Q = len(engine.asks)
         self.counts = {d: np.zeros(Q, np.int64) for d in engine.distances}
         self.ties = {d: np.zeros(Q, np.int64) for d in engine.distances}
-        self.pairs = np.empty((max(_PAIRS, engine.block), 3), np.int64)  # a row must fit
+        self.pairs = np.empty((max(_PAIRS, engine.block), 2), np.int64)  # a row must fit
         self.open: dict[str, list[np.ndarray]] = {d: [] for d in engine.distances}
 
     def add(self, d: str, pairs: np.ndarray, q_start: int, g_start: int) -> None:
-        """Takes pairs (asker, item, known tie) of a tile; known ties are settled at once."""
-        tied = pairs[pairs[:, 2] == 1, 0] + q_start
-        np.add.at(self.counts[d], tied, 1)
-        np.add.at(self.ties[d], tied, 1)
-        self.open[d].append(pairs[pairs[:, 2] == 0, :2] + (q_start, g_start))
+        """Takes open pairs (asker, item) of a tile."""
+        self.open[d].append(pairs + np.array([q_start, g_start]))
         if sum(map(len, self.open[d])) >= _PAIRS:
             self.settle(d)
 

@@ -1,0 +1,295 @@
+"""python -m benchmarks.evaluate [SECTION ...]: evaluation against other tools, into RESULTS.md.
+
+Sections: cub, inshop, sop, million, command, kmeans, hard. All of them by default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measure import alternate, clustered, machine, record, resident, table
+
+PACKAGES = ("numpy", "numba", "faiss-cpu", "scikit-learn", "pytorch-metric-learning", "torch")
+BOTH = ("l2", "cos")
+
+
+def unit(X: np.ndarray) -> np.ndarray:
+    return X / np.linalg.norm(X, axis=1, keepdims=True)
+
+
+def hits(ids: np.ndarray, labels, gallery_labels, ks, own=None) -> dict[int, float]:
+    """Recall@K from neighbour lists; the query itself, if listed, is left out."""
+    right = gallery_labels[ids] == labels[:, None]
+    if own is not None:
+        mine = ids == own[:, None]
+        mine[~mine.any(axis=1), -1] = True  # an identical row took its place: drop the last
+        right = right[~mine].reshape(len(ids), -1)
+    return {k: float(right[:, :k].any(axis=1).mean()) for k in ks}
+
+
+def faiss_lists(G, gl, ks, Q=None, ql=None):
+    import faiss
+
+    own = None if Q is not None else np.arange(len(G))
+    Q, ql = (G, gl) if Q is None else (Q, ql)
+    out = {}
+    for d in BOTH:
+        index = faiss.IndexFlatL2(G.shape[1]) if d == "l2" else faiss.IndexFlatIP(G.shape[1])
+        index.add(G if d == "l2" else unit(G))
+        k = min(max(ks) + (own is not None), len(G))
+        out[d] = hits(index.search(Q if d == "l2" else unit(Q), k)[1], ql, gl, ks, own)
+    return out
+
+
+def sklearn_lists(G, gl, ks, Q=None, ql=None):
+    from sklearn.neighbors import NearestNeighbors
+
+    own = None if Q is not None else np.arange(len(G))
+    Q, ql = (G, gl) if Q is None else (Q, ql)
+    out = {}
+    for d in BOTH:
+        g, q = (G, Q) if d == "l2" else (unit(G), unit(Q))
+        k = min(max(ks) + (own is not None), len(G))
+        finder = NearestNeighbors(n_neighbors=k, algorithm="brute", n_jobs=-1).fit(g)
+        out[d] = hits(finder.kneighbors(q, return_distance=False), ql, gl, ks, own)
+    return out
+
+
+def pml(G, gl, ks, Q=None, ql=None):
+    """Precision@1 is all of Recall@K that it offers."""
+    import torch
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
+    out = {}
+    for d in BOTH:
+        g, q = (G, Q) if d == "l2" else (unit(G), None if Q is None else unit(Q))
+        args = (g, gl) if Q is None else (q, ql, g, gl)
+        out[d] = {1: calculator.get_accuracy(*args)["precision_at_1"]}
+    return out
+
+
+def ours(G, gl, ks, Q=None, ql=None):
+    from retrieval.ranks import count_ranks
+
+    ranks = count_ranks(G, gl, Q, ql)
+    return {d: {k: float(((r.rank > 0) & (r.rank <= k)).mean()) for k in ks}
+            for d, r in ranks.items()}  # fmt: skip
+
+
+def versus(section, title, ks, goal, data, repeats, only_once=()):
+    """Recall@K with both distances: all contenders on one data set."""
+    G, gl, *rest = data
+    print(title, flush=True)
+    ours(G[:500], gl[:500], (1,))  # compile
+    contenders = {
+        "dmltool": lambda: ours(G, gl, ks, *rest),
+        "FAISS IndexFlat, two searches": lambda: faiss_lists(G, gl, ks, *rest),
+    }
+    others = {
+        "pytorch-metric-learning, Precision@1 only": lambda: pml(G, gl, ks, *rest),
+        "scikit-learn brute force": lambda: sklearn_lists(G, gl, ks, *rest),
+    }
+    done = alternate(contenders, repeats) | alternate(others, 1)
+    base = done["dmltool"]
+    rows = [
+        [name, f"{r['seconds']:.2f}", f"{r['seconds'] / base['seconds']:.2f}",
+         f"{r['memory'] / 2**20:,.0f}", *(f"{100 * r['result'][d][1]:.3f}" for d in BOTH)]
+        for name, r in done.items()
+    ]  # fmt: skip
+    head = ["", "seconds", "ratio", "memory beyond the data, MB", "Recall@1 l2", "Recall@1 cos"]
+    worst = max(
+        abs(base["result"][d][k] - done["FAISS IndexFlat, two searches"]["result"][d][k])
+        for d in BOTH
+        for k in ks
+    )
+    record(
+        title,
+        f"{machine(*PACKAGES)}. Both distances, K = {', '.join(map(str, ks))}. dmltool and FAISS "
+        f"alternate, median of {repeats}; the others once. Goal: {goal}.\n\n{table(head, rows)}\n"
+        f"Largest difference to FAISS in any Recall@K: {100 * worst:.4f} points.",
+    )
+
+
+def cub():
+    data = clustered(5924, 2048, 100, 5.0)
+    versus("cub", "CUB shape: 5,924 x 2048", (1, 2, 4, 8, 16, 32),
+           "2.5 times the speed of FAISS", data, 5)  # fmt: skip
+
+
+def inshop():
+    X, labels = clustered(14218 + 12612, 512, 3985, 2.6)
+    data = X[14218:], labels[14218:], X[:14218], labels[:14218]
+    versus("inshop", "In-Shop shape: 14,218 queries x 12,612 gallery x 512",
+           (1, 10, 20, 30, 40, 50), "1.5 times the speed of FAISS", data, 5)  # fmt: skip
+
+
+def sop():
+    data = clustered(60502, 512, 11316, 2.6)
+    versus("sop", "SOP shape: 60,502 x 512", (1, 10, 100, 1000),
+           "4 times the speed of FAISS, under 1 GB", data, 3)  # fmt: skip
+
+
+def command(*args: str, cache: str | None = None) -> tuple[float, int, dict]:
+    """Seconds, peak anonymous memory and JSON of one `dmltool` command."""
+    env = dict(os.environ) | ({"NUMBA_CACHE_DIR": cache} if cache else {})
+    start, peak = time.perf_counter(), 0
+    process = subprocess.Popen(
+        [Path(sys.executable).parent / "dmltool", *args, "--json"], stdout=subprocess.PIPE, env=env
+    )
+    while process.poll() is None:
+        peak = max(peak, resident(process.pid, "RssAnon"))
+        time.sleep(0.01)
+    seconds = time.perf_counter() - start
+    return seconds, peak, json.loads(process.stdout.read())
+
+
+def whole_command():
+    from retrieval.embeddings import Split
+    from retrieval.formats.hdf5 import write
+
+    X, labels = clustered(5924, 2048, 100, 5.0)
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/cub.h5"
+        write(file, {"test": Split(X, labels)})
+        recall = ("eval", file, "--no-nmi", "--no-map")
+        cold = [command(*recall, cache=f"{folder}/cache{n}")[0] for n in range(3)]
+        warm = [command(*recall)[0] for _ in range(6)][1:]
+        with_map = command("eval", file, "--no-nmi")[0]
+        everything = command("eval", file)[0]
+    rows = [
+        ["recall only, warm", f"{np.median(warm):.2f}", "under 3"],
+        ["recall only, first run (kernels compiled)", f"{np.median(cold):.2f}", ""],
+        ["first run less warm", f"{np.median(cold) - np.median(warm):.2f}", "at most 4"],
+        ["with MAP@R and R-precision", f"{with_map:.2f}", ""],
+        ["with k-means NMI and AMI, 3 seeds", f"{everything:.2f}", ""],
+    ]
+    record(
+        "Whole command: `dmltool eval`, CUB shape",
+        f"{machine(*PACKAGES)}. From the shell, both distances; medians of 5 warm and 3 cold "
+        f"runs.\n\n{table(['', 'seconds', 'goal'], rows)}",
+    )
+
+
+def million():
+    from retrieval.formats.hdf5 import Writer
+
+    N, D, C = 1_000_000, 256, 50_000
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
+        file = Path(folder) / "million.h5"
+        labels = np.random.default_rng(0).integers(0, C, N)
+        centres = np.random.default_rng(1).standard_normal((C, D), dtype=np.float32)
+        rng = np.random.default_rng(2)
+        with Writer(file, {"test": (labels, None)}, dim=D, dtype="float16", attrs={}) as writer:
+            for start in range(0, N, 50_000):
+                part = slice(start, start + 50_000)
+                rows = centres[labels[part]] + 2 * rng.standard_normal((50_000, D), np.float32)
+                writer.write("test", start, rows.astype(np.float16))
+        rows = []
+        for name, extra in (("recall", ("--no-map",)), ("recall and MAP@R", ())):
+            seconds, peak, result = command(
+                "eval", str(file), "--queries", "5000", "--memory", "1GB", "--no-nmi", *extra
+            )
+            recall = result["distances"]["cos"]["recall"]["1"]
+            rows.append([name, f"{seconds:.1f}", f"{peak / 2**20:,.0f}", f"{100 * recall:.2f}"])
+    record(
+        "1,000,000 x 256 float16, 5,000 sampled queries, `--memory 1GB`",
+        f"{machine(*PACKAGES)}. Anonymous resident memory of the whole process; the file is "
+        "mapped. Goal: under 1,024 MB.\n\n"
+        + table(["", "seconds", "peak MB", "Recall@1 cos"], rows),
+    )
+
+
+def kmeans():
+    import faiss
+
+    from retrieval.clusters import kmeans as our_kmeans
+
+    rows = []
+    for title, N, D, C, repeats in (
+        ("CUB shape, k = 100", 5924, 2048, 100, 5),
+        ("SOP shape, k = 11,316", 60502, 512, 11316, 1),
+    ):
+        X, _ = clustered(N, D, C, 3.0)
+
+        def theirs(X=X, k=C):
+            index = faiss.Kmeans(
+                X.shape[1], k, niter=20, seed=0, max_points_per_centroid=len(X),
+                min_points_per_centroid=1,
+            )  # fmt: skip
+            index.train(X)
+            return index.index.search(X, 1)[1]
+
+        print(title, flush=True)
+        done = alternate(
+            {
+                "dmltool": lambda X=X, k=C: our_kmeans(X, k, seed=0, iterations=20),
+                "faiss.Kmeans": theirs,
+            },
+            repeats,
+        )
+        base = done["dmltool"]["seconds"]
+        rows += [[title, name, f"{r['seconds']:.2f}", f"{r['seconds'] / base:.2f}",
+                  f"{r['memory'] / 2**20:,.0f}"] for name, r in done.items()]  # fmt: skip
+    record(
+        "k-means, 20 iterations, all points",
+        f"{machine(*PACKAGES)}. Training and assignment. Goal: no slower than faiss.Kmeans.\n\n"
+        + table(["shape", "", "seconds", "ratio", "memory, MB"], rows),
+    )
+
+
+def hard():
+    """Data that float32 cannot decide: what exactness costs at its worst."""
+    from retrieval.ranks import count_ranks
+
+    N, D, C = 20_000, 128, 2000
+    X, labels = clustered(N, D, C, 2.0)
+    rng = np.random.default_rng(5)
+    cases = {
+        "ordinary": X,
+        "all rows equal": np.ones_like(X),
+        "every row ten times": np.repeat(X[: N // 10], 10, axis=0),
+        "collapsed: differences of 1e-6": 1 + 1e-6 * X,
+        "binary codes": (rng.random((N, 64)) < 0.5).astype(np.float32) * 2 - 1,
+        "int8": np.clip(X * 20, -127, 127).astype(np.int8),
+        "one row in ten zero": np.where(rng.random((N, 1)) < 0.1, 0, X).astype(np.float32),
+    }
+    rows = []
+    count_ranks(X[:500], labels[:500])
+    for name, vectors in cases.items():
+        start = time.perf_counter()
+        ranks = count_ranks(vectors, labels)
+        seconds = time.perf_counter() - start
+        tied = int((ranks["cos"].ties > 0).sum())
+        rows.append([name, f"{seconds:.2f}", f"{tied:,}"])
+        print(rows[-1], flush=True)
+    record(
+        "What exactness costs: 20,000 rows, both distances",
+        f"{machine(*PACKAGES)}. 128 dimensions (codes: 64), 2,000 classes.\n\n"
+        + table(["", "seconds", "tied queries (cos)"], rows),
+    )
+
+
+SECTIONS = {
+    "cub": cub,
+    "inshop": inshop,
+    "sop": sop,
+    "million": million,
+    "command": whole_command,
+    "kmeans": kmeans,
+    "hard": hard,
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or SECTIONS:
+        if name not in SECTIONS:
+            sys.exit(f"no section {name}: {', '.join(SECTIONS)}")
+        SECTIONS[name]()

@@ -1,0 +1,109 @@
+"""Timing, memory and the machine, for every benchmark."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+
+def clustered(N: int, D: int, C: int, noise: float, seed: int = 0):
+    """N float32 vectors around C centres, labels shuffled: (N, D), (N,)."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.arange(N) % C)
+    centres = rng.standard_normal((C, D), dtype=np.float32)
+    X = noise * rng.standard_normal((N, D), dtype=np.float32)
+    for part in np.array_split(np.arange(N), max(1, N // 100_000)):
+        X[part] += centres[labels[part]]
+    return X, labels
+
+
+def alternate(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, dict]:
+    """Runs each contender in turn, `repeats` times over: median seconds, peak memory, result."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    out: dict[str, dict] = {name: {"memory": 0} for name in contenders}
+    for round_ in range(repeats):
+        for name, run in contenders.items():
+            with Memory() as memory:
+                start = time.perf_counter()
+                out[name]["result"] = run()
+                seconds[name].append(time.perf_counter() - start)
+            out[name]["memory"] = max(out[name]["memory"], memory.peak)
+            print(f"  {name}, run {round_ + 1}: {seconds[name][-1]:.2f} s", flush=True)
+    for name in contenders:
+        out[name]["seconds"] = statistics.median(seconds[name])
+    return out
+
+
+class Memory:
+    """Peak of this process's resident memory above what it was at the start."""
+
+    def __enter__(self) -> Memory:
+        self.start, self.peak, self.done = resident(), 0, threading.Event()
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self.done.wait(0.01):
+            self.peak = max(self.peak, resident() - self.start)
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+
+
+def resident(pid: int | str = "self", field: str = "VmRSS") -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def machine(*packages: str) -> str:
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    found = []
+    for name in packages:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} absent")
+    return f"{os.cpu_count()} cores of {model}, Python {platform.python_version()}, " + ", ".join(
+        found
+    )
+
+
+def table(header: list[str], rows: list[list[object]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def record(section: str, text: str) -> None:
+    """Replaces one `## section` of RESULTS.md, or adds it."""
+    old = RESULTS.read_text() if RESULTS.exists() else "# Measured\n\n"
+    parts = old.split("\n## ")
+    body = f"{section}\n\n{text.strip()}\n"
+    for n, part in enumerate(parts):
+        if part.split("\n", 1)[0].strip() == section:
+            parts[n] = body
+            break
+    else:
+        parts.append(body)
+    RESULTS.write_text("\n## ".join(part.rstrip("\n") + "\n" for part in parts))

@@ -1,0 +1,147 @@
+"""Two embedding files of the same items: which retrieves better, by how much, and where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from retrieval import bootstrap
+from retrieval.embeddings import Embeddings, Split
+from retrieval.errors import DmlError
+from retrieval.evaluation import Evaluation, Progress, Settings, run
+from retrieval.problem import from_embeddings
+
+VERSION = 1
+
+
+def compare(
+    a: Embeddings, b: Embeddings, settings: Settings | None = None, progress: Progress | None = None
+) -> dict:
+    """B less A in every score, with a paired class-bootstrap interval and p value (docs/json.md).
+
+    Items are matched by path where both files have paths, by row otherwise; labels must agree.
+    """
+    settings = settings or Settings(nmi=False)
+    b = align(a, b)
+    first, second = (
+        run(from_embeddings(data), settings, _named(progress, name))
+        for name, data in (("A", a), ("B", b))
+    )
+    return {
+        "version": VERSION,
+        "a": str(a.source),
+        "b": str(b.source),
+        **{key: first.result[key] for key in ("protocol", "queries", "gallery", "classes")},
+        "dim": {"a": first.result["dim"], "b": second.result["dim"]},
+        "distances": {d: _difference(first, second, d, settings) for d in settings.distances},
+        "flipped": {d: _flipped(first, second, d, a) for d in settings.distances},
+        "checks": {"a": first.result["checks"], "b": second.result["checks"]},
+        "settings": first.result["settings"],
+    }
+
+
+def align(a: Embeddings, b: Embeddings) -> Embeddings:
+    """B with its rows in the order of A, after checking that both hold the same items."""
+    shared = [name for name in a.splits if name in b.splits and name != "train"]
+    if not shared or set(a.splits) - {"train"} != set(b.splits) - {"train"}:
+        raise DmlError(
+            f"{a.source} and {b.source} hold different splits.",
+            f"The first has {', '.join(a.splits)}, the second {', '.join(b.splits)}.",
+            "Compare files made from the same data set and splits.",
+        )
+    return replace(b, splits={name: _aligned(a, b, name) for name in shared})
+
+
+def _aligned(a: Embeddings, b: Embeddings, name: str) -> Split:
+    left, right = a.splits[name], b.splits[name]
+    where = f"{a.source} and {b.source}, {name}"
+    if len(left.vectors) != len(right.vectors):
+        raise DmlError(
+            f"{where}: {len(left.vectors)} and {len(right.vectors)} items.",
+            "A paired comparison needs the same items on both sides.",
+            "Embed the same list of items with both models.",
+        )
+    if left.paths is not None and right.paths is not None and (left.paths != right.paths).any():
+        right = _by_path(left, right, where)
+    if left.labels is not None and right.labels is not None:
+        differ = np.flatnonzero(left.labels != right.labels)
+        if len(differ):
+            row = differ[0]
+            raise DmlError(
+                f"{where}: {len(differ)} labels differ, the first in row {row} "
+                f"({left.labels[row]!s} and {right.labels[row]!s}).",
+                "The files do not hold the same items in the same order.",
+                "Store paths in both files, and rows are matched by them.",
+            )
+    return right
+
+
+def _by_path(left: Split, right: Split, where: str) -> Split:
+    order_left, order_right = np.argsort(left.paths), np.argsort(right.paths)
+    if (left.paths[order_left] != right.paths[order_right]).any():
+        missing = np.setdiff1d(left.paths, right.paths)
+        raise DmlError(
+            f"{where}: {len(missing)} paths of the first are not in the second, "
+            f"for example {missing[0] if len(missing) else 'a repeated one'}.",
+            "A paired comparison needs the same items on both sides.",
+            "Embed the same list of items with both models.",
+        )
+    order = np.empty_like(order_left)
+    order[order_left] = order_right
+    labels = None if right.labels is None else right.labels[order]
+    return Split(right.vectors[order], labels, right.paths[order])
+
+
+def _difference(first: Evaluation, second: Evaluation, d: str, settings: Settings) -> dict:
+    out = {}
+    for metric, one in first.per_query[d].items():
+        two = second.per_query[d][metric]
+        gain, span, p = bootstrap.paired(
+            two, one, first.problem.query_codes, settings.resamples, settings.level, settings.seed
+        )
+        known = not np.isnan(span[0])
+        out[metric] = {
+            "a": float(one.mean()),
+            "b": float(two.mean()),
+            "difference": gain,
+            "ci": list(span) if known else None,
+            "p": p if known else None,
+        }
+    for metric in ("nmi", "ami"):
+        one, two = (e.result["distances"][d].get(metric) for e in (first, second))
+        if one and two:  # a score of the whole set: no queries to resample
+            out[metric] = {
+                "a": one["mean"],
+                "b": two["mean"],
+                "difference": two["mean"] - one["mean"],
+                "ci": None,
+                "p": None,
+            }
+    return out
+
+
+def _flipped(first: Evaluation, second: Evaluation, d: str, a: Embeddings) -> dict:
+    """Rows (and paths) of the queries that only one of the two gets right at rank 1."""
+    one, two = first.ranks[d] == 1, second.ranks[d] == 1
+    rows = first.problem.query_rows
+    split = a.splits.get("query", next(iter(a.splits.values())))
+    out = {}
+    for name, flip in (("gained", two & ~one), ("lost", one & ~two)):
+        chosen = rows[flip]
+        out[name] = [
+            {"row": int(row), "label": _plain(split.labels[row])}
+            | ({} if split.paths is None else {"path": str(split.paths[row])})
+            for row in chosen
+        ]
+    return out
+
+
+def _plain(label: object) -> int | str:
+    return label.item() if isinstance(label, np.generic) else label
+
+
+def _named(progress: Progress | None, name: str) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda stage, done, total: progress(f"{name}: {stage}", done, total)

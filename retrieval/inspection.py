@@ -1,0 +1,85 @@
+"""What an embedding file holds, as one JSON-able dict."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrieval.checks import conflicting_rows, zero_rows
+from retrieval.duplicates import blocks
+from retrieval.embeddings import Embeddings, Split
+
+
+def inspect(data: Embeddings) -> dict:
+    """Splits with shape, dtype, labels, norms and checks; the file's own metadata."""
+    return {
+        "version": 1,
+        "file": str(data.source),
+        "format": data.format,
+        "attrs": {name: plain(value) for name, value in data.attrs.items()},
+        "label_names": None if data.label_names is None else len(data.label_names),
+        "splits": {name: _split(split) for name, split in data.splits.items()},
+    }
+
+
+def _split(split: Split) -> dict:
+    vectors = split.vectors
+    norms = np.empty(len(vectors))
+    finite = np.empty(len(vectors), bool)
+    for part in blocks(vectors):
+        block = vectors[part].astype(np.float64)
+        finite[part] = np.isfinite(block).all(axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms[part] = np.linalg.norm(block, axis=1)
+    known = norms[finite]
+    return {
+        "rows": len(vectors),
+        "dim": int(vectors.shape[1]),
+        "dtype": vectors.dtype.name,
+        "bytes": int(vectors.nbytes),
+        "norms": _spread(known),
+        "unit_length": bool(len(known) and np.abs(known - 1).max() < 1e-2),
+        "labels": _labels(split.labels),
+        "paths": split.paths is not None,
+        "checks": {
+            "nonfinite_rows": int(np.count_nonzero(~finite)),
+            "zero_norm_rows": zero_rows(vectors),
+            "conflicting_duplicates": _conflicts(split, finite),
+        },
+    }
+
+
+def _conflicts(split: Split, finite: np.ndarray) -> int | None:
+    if split.labels is None or not finite.all():
+        return None
+    return conflicting_rows(split.vectors, np.unique(split.labels, return_inverse=True)[1])
+
+
+def _labels(labels: np.ndarray | None) -> dict | None:
+    if labels is None:
+        return None
+    names, counts = np.unique(labels, return_counts=True)
+    return {
+        "kind": "text" if labels.dtype.kind == "U" else "integer",
+        "classes": len(names),
+        "items_per_class": _spread(counts),
+        "single_item_classes": int(np.count_nonzero(counts == 1)),
+    }
+
+
+def _spread(values: np.ndarray) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    return {
+        "min": float(values.min()),
+        "median": float(np.median(values)),
+        "max": float(values.max()),
+    }
+
+
+def plain(value: object) -> object:
+    """A metadata value as JSON knows it."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

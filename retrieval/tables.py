@@ -1,0 +1,169 @@
+"""Results as rich tables, for a person; nothing is printed here."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from retrieval.checks import warnings
+
+_TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI",
+           "ami": "AMI"}  # fmt: skip
+
+
+def evaluation_table(result: dict) -> RenderableType:
+    """l2 and cos side by side, in percent with 95% intervals."""
+    distances = [d for d in ("l2", "cos") if d in result["distances"]]
+    level = f"{100 * result['settings']['level']:g}%"
+    table = _table()
+    table.add_column("")
+    for d in distances:
+        table.add_column(d, justify="right")
+        table.add_column(f"{level} interval", justify="right", style="dim")
+    for k in map(str, result["settings"]["recall_at"]):
+        cells = []
+        for d in distances:
+            scores = result["distances"][d]
+            cells += [_percent(scores["recall"][k]), _interval(scores["recall_ci"][k])]
+        table.add_row(f"Recall@{k}", *cells)
+    for name in ("mrr", "r_precision", "map_at_r", "nmi", "ami"):
+        cells = []
+        for d in distances:
+            cells += _score_cells(result["distances"][d], name)
+        if any(cells):
+            table.add_row(_TITLES[name], *cells)
+    return Group(Text(headline(result), style="bold"), table)
+
+
+def _score_cells(scores: dict, name: str) -> list[str]:
+    value = scores.get(name)
+    if value is None:
+        return ["", ""]
+    if isinstance(value, dict):  # over the seeds of k-means
+        spread = "" if value["std"] is None else f"± {100 * value['std']:.2f} ({_seeds(value)})"
+        return [_percent(value["mean"]), spread]
+    return [_percent(value), _interval(scores[f"{name}_ci"])]
+
+
+def _seeds(value: dict) -> str:
+    return f"{len(value['values'])} seeds"
+
+
+def headline(result: dict) -> str:
+    """1,000 queries, each against 999 others · 50 classes · 32 dimensions"""
+    if result["protocol"] == "leave-one-out":
+        who = f"{result['queries']:,} queries, each against {result['gallery'] - 1:,} others"
+    else:
+        who = f"{result['queries']:,} queries against a gallery of {result['gallery']:,}"
+    dim = result["dim"]
+    dim = dim if isinstance(dim, int) else " and ".join(str(d) for d in dim.values())
+    return f"{who} · {result['classes']:,} classes · {dim} dimensions"
+
+
+def evaluation_warnings(result: dict) -> list[str]:
+    """What a reader of the numbers must know."""
+    found = warnings(result["checks"], result["queries"], result["classes"])
+    settings = result["settings"]
+    if not settings["map_at_r"] and not settings["nmi"] and "faiss" not in settings:
+        found.append('No MAP@R, no NMI: they need FAISS (pip install "dmltool[cpu]").')
+    return found
+
+
+def comparison_table(result: dict) -> RenderableType:
+    """A, B and the difference in points, with interval and p value."""
+    parts: list[RenderableType] = [
+        Text(headline(result), style="bold"),
+        Text(f"A  {result['a']}\nB  {result['b']}"),
+    ]
+    for d, scores in result["distances"].items():
+        table = _table()
+        for title in (d, "A", "B", "B - A", "95% interval", "p"):
+            table.add_column(title, justify="left" if title == d else "right")
+        for name, s in scores.items():
+            title = _TITLES.get(name, name.replace("recall", "Recall"))
+            sure = s["ci"] is not None and (s["ci"][0] > 0 or s["ci"][1] < 0)
+            style = ("green" if s["difference"] > 0 else "red") if sure else ""
+            span = (
+                "" if s["ci"] is None else "{:+.2f} to {:+.2f}".format(*(100 * x for x in s["ci"]))
+            )
+            table.add_row(
+                title, _percent(s["a"]), _percent(s["b"]),
+                Text(f"{100 * s['difference']:+.2f}", style=style), span,
+                "" if s["p"] is None else f"{s['p']:.3g}",
+            )  # fmt: skip
+        flips = result["flipped"][d]
+        parts += [table, Text(f"At rank 1, B gains {len(flips['gained']):,} queries "
+                              f"and loses {len(flips['lost']):,}.")]  # fmt: skip
+    return Group(*parts)
+
+
+def inspection_table(result: dict) -> RenderableType:
+    """One table of splits and one of the file's metadata."""
+    table = _table()
+    table.add_column(escape(result["format"]))
+    for name in result["splits"]:
+        table.add_column(escape(name), justify="right")
+    splits = result["splits"].values()
+    for title, cell in _INSPECTED.items():
+        table.add_row(title, *(cell(split) for split in splits))
+    parts: list[RenderableType] = [Text(result["file"], style="bold"), table]
+    if result["attrs"]:
+        attrs = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for name, value in result["attrs"].items():
+            attrs.add_row(Text(name, style="dim"), Text(str(value)))
+        parts.append(attrs)
+    return Group(*parts)
+
+
+_INSPECTED = {
+    "items": lambda s: f"{s['rows']:,}",
+    "dimensions": lambda s: str(s["dim"]),
+    "dtype": lambda s: s["dtype"],
+    "size": lambda s: _bytes(s["bytes"]),
+    "norms": lambda s: _range(s["norms"], "{:.4g}") + (" (unit)" if s["unit_length"] else ""),
+    "classes": lambda s: f"{s['labels']['classes']:,}" if s["labels"] else "no labels",
+    "items per class": lambda s: (
+        _range(s["labels"]["items_per_class"], "{:g}") if s["labels"] else ""
+    ),
+    "classes of one item": lambda s: (
+        f"{s['labels']['single_item_classes']:,}" if s["labels"] else ""
+    ),
+    "paths": lambda s: "yes" if s["paths"] else "no",
+    "rows with NaN or Inf": lambda s: f"{s['checks']['nonfinite_rows']:,}",
+    "rows of zeros": lambda s: f"{s['checks']['zero_norm_rows']:,}",
+    "equal rows, other label": lambda s: (
+        "?"
+        if s["checks"]["conflicting_duplicates"] is None
+        else f"{s['checks']['conflicting_duplicates']:,}"
+    ),
+}
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f}"
+
+
+def _interval(span: list[float] | None) -> str:
+    return "" if span is None else f"{100 * span[0]:.2f} to {100 * span[1]:.2f}"
+
+
+def _range(spread: dict | None, form: str) -> str:
+    if spread is None:
+        return ""
+    low, high = form.format(spread["min"]), form.format(spread["max"])
+    return low if low == high else f"{low} to {high}, median {form.format(spread['median'])}"
+
+
+def _bytes(n: int) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if n < 1000 or unit == "GB":
+            return f"{n:.3g} {unit}" if unit != "B" else f"{n} B"
+        n /= 1000
+    raise AssertionError
