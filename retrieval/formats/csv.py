@@ -24,7 +24,7 @@ NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*\Z|
 WHOLE = re.compile(r"\s*[-+]?[0-9]+\s*\Z")
 DIGITS = re.compile(r"[0-9][0-9.]*(?:[eE][-+]?[0-9]+)?")
 SAMPLE_ROWS, BLOCK_ROWS = 1000, 2048
-FIELD_CHARS = 1 << 24  # a list of 4,096 numbers is longer than the csv module's own limit
+FIELD_CHARS = 1 << 22  # a list of 4,096 numbers is longer than the csv module's own limit
 
 Row = tuple[int, list[str]]  # line number and cells
 
