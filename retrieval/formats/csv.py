@@ -20,9 +20,10 @@ from retrieval.formats.arrays import allocate
 from retrieval.formats.naming import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES
 from retrieval.formats.tables import SPLIT_COLUMNS, Column, Roles, assemble, label_column, roles
 
-NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*\Z|\s*[-+]?nan\s*\Z")
+NUMBER = re.compile(
+    r"\s*[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf|infinity)\s*\Z", re.I
+)
 WHOLE = re.compile(r"\s*[-+]?[0-9]+\s*\Z")
-DIGITS = re.compile(r"[0-9][0-9.]*(?:[eE][-+]?[0-9]+)?")
 SAMPLE_ROWS, BLOCK_ROWS = 1000, 2048
 FIELD_CHARS = 1 << 22  # a list of 4,096 numbers is longer than the csv module's own limit
 
@@ -135,16 +136,6 @@ def _check_width(row: list[str], width: int, path: Path, line: int) -> None:
         )
 
 
-def precision(texts: list[str]) -> np.dtype:
-    """float32 if no number has more digits than a float32 needs (9), else float64."""
-    for text in texts:
-        for number in DIGITS.findall(text):
-            mantissa = number.lower().partition("e")[0].replace(".", "").lstrip("0")
-            if len(mantissa) > 9 or (len(mantissa) > 7 and "." not in number):
-                return np.dtype(np.float64)
-    return np.dtype(np.float32)
-
-
 class _Reader:
     """Collects blocks of rows; the vectors go straight to where they stay."""
 
@@ -158,8 +149,8 @@ class _Reader:
         # A value takes a digit and a separator: this bounds the rows before any are read.
         rows = os.path.getsize(path) // max(1, 2 * self.dim - 1) + 1
         lines = _count_lines(path)
-        texts = [cell for _, row in sample[:100] for cell in self.cells(row)]
-        self.out = allocate((min(rows, lines), self.dim), precision(texts))
+        # float64: how many digits a later line has cannot be known, and float32 could lose some.
+        self.out = allocate((min(rows, lines), self.dim), np.float64)
         self.kept: dict[str, list[str]] = {"label": [], "path": [], "split": []}
         self.seen: dict[str, str] = {}  # one object for each distinct label
         self.first_line = sample[0][0]

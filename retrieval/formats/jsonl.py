@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +15,6 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.arrays import allocate
-from retrieval.formats.csv import precision
 from retrieval.formats.tables import Column, assemble, label_column, roles
 
 BLOCK_ROWS = 2048
@@ -23,14 +22,14 @@ BLOCK_ROWS = 2048
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     with path.open("rb") as file:
-        first, text = _first(file, path)
+        first = _first(file, path)
         columns = [Column(name, _kind(value)) for name, value in first.items()]
         found = roles(columns, key, path, with_labels)
         names = [columns[n].name for n in found.vectors]
         size = len(first[names[0]]) if found.is_list else len(names)
         rows = _vectors(_records(file, path), path, names, found.is_list, size)
         # A value takes a digit and a comma: this bounds the rows before any are read.
-        out = allocate((os.path.getsize(path) // (2 * size) + 1, size), precision([text]))
+        out = allocate((os.path.getsize(path) // (2 * size) + 1, size), np.float64)
         keep = {
             role: columns[at].name
             for role in ("label", "path", "split")
@@ -50,23 +49,23 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     with path.open("rb") as file:
-        first, _ = _first(file, path)
+        first = _first(file, path)
         columns = [Column(name, _kind(value)) for name, value in first.items()]
         name = columns[label_column(columns, key, path)].name
         values = [_field(record, name, path, line) for line, record in _records(file, path)]
     return labels.from_values(values, str(path))
 
 
-def _first(file: BinaryIO, path: Path) -> tuple[dict, str]:
-    """The first object and its text; leaves the file at its start."""
+def _first(file: BinaryIO, path: Path) -> dict:
+    """The first object; leaves the file at its start."""
     for text in file:
         if text.strip():
             file.seek(0)
-            return next(_records(chain([text]), path))[1], text.decode("utf-8-sig")
+            return next(_records([text], path))[1]
     raise DmlError(f"{path} has no rows", "it holds blank lines only")
 
 
-def _records(lines, path: Path) -> Iterator[tuple[int, dict]]:
+def _records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict]]:
     for line, text in enumerate(lines, 1):
         if not text.strip():
             continue
