@@ -111,7 +111,7 @@ def options(*decorators: Callable) -> Callable:
 labels_option = click.option(
     "--labels",
     metavar="FILE",
-    help="Labels of FILE, one per row, from a file of their own (.npy, .txt, .csv, FILE::key, ...).",
+    help="Labels, one per row, from a file of their own (.npy, .txt, .csv, FILE::key, ...).",
 )
 scoring_options = options(
     click.option(
@@ -240,7 +240,8 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     try:
         yield report
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()
 
 
 def provenance(data) -> dict:
@@ -251,8 +252,11 @@ def provenance(data) -> dict:
     return {"file": str(data.source), "format": data.format, "attrs": attrs}
 
 
-def per_class_csv(evaluation) -> str:
-    """label, queries, then Recall@1 for each distance; one line per class that has queries."""
+def per_class_csv(evaluation, label_names) -> str:
+    """label, queries, then Recall@1 for each distance; one line per class that has queries.
+
+    A file that names its integer labels gets a column of names.
+    """
     import csv
     import io
 
@@ -263,10 +267,16 @@ def per_class_csv(evaluation) -> str:
     classes, _, counts = next(iter(columns.values()))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["label", "queries", *(f"recall@1_{d}" for d in columns)])
+    named = label_names is not None and names.dtype.kind in "iu"
+    writer.writerow(
+        ["label", *(["name"] if named else []), "queries", *(f"recall@1_{d}" for d in columns)]
+    )
     for n, code in enumerate(classes):
+        label = names[code]
+        known = named and 0 <= label < len(label_names)
+        name = [label_names[label] if known else ""] if named else []
         recalls = (float(recall[n]) for _, recall, _ in columns.values())
-        writer.writerow([names[code], counts[n], *recalls])
+        writer.writerow([label, *name, counts[n], *recalls])
     return text.getvalue()
 
 
@@ -320,7 +330,7 @@ def eval_command(
     if "out" in targets:
         write_text(targets["out"], to_json(result))
     if "per_class" in targets:
-        write_text(targets["per_class"], per_class_csv(evaluation))
+        write_text(targets["per_class"], per_class_csv(evaluation, data.label_names))
     if as_json:
         click.echo(to_json(result), nl=False)
         return
@@ -389,6 +399,39 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
     from retrieval.tables import comparison_table
 
     show(comparison_table(result))
+
+
+@main.command()
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False),
+    default="demo",
+    show_default=True,
+    help="Folder for the demo files; files of earlier demos there are replaced.",
+)
+def demo(out: str) -> None:
+    """Try everything on generated embeddings: each command is shown, then run.
+
+    \b
+    Example:
+      dmltool demo
+    """
+    from pathlib import Path
+
+    from retrieval.demo import write_demo
+
+    files = {name: str(path) for name, path in write_demo(Path(out)).items()}
+    result = str(Path(out) / "late.json")
+    for args in (
+        ["inspect", files["early"]],
+        ["eval", files["early"]],
+        ["eval", files["shop"], "--distance", "cos", "--recall-at", "1,10,20", "--no-nmi"],
+        ["eval", files["late"], "--distance", "cos", "--out", result, "--force"],
+        ["compare", files["early"], files["late"], "--distance", "cos"],
+    ):
+        click.secho(f"\n$ dmltool {' '.join(args)}", bold=True)
+        main.main(args, prog_name="dmltool", standalone_mode=False)
+    click.echo(f"\nThe files are in {out}/. Next: dmltool eval YOUR_FILE")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def headline(result: dict) -> str:
     else:
         who = f"{result['queries']:,} queries against a gallery of {result['gallery']:,}"
     dim = result["dim"]
-    dim = dim if isinstance(dim, int) else " and ".join(str(d) for d in dim.values())
+    if not isinstance(dim, int):  # of two files
+        dim = " and ".join(dict.fromkeys(map(str, dim.values())))
     return f"{who} · {result['classes']:,} classes · {dim} dimensions"
 
 

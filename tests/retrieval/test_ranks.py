@@ -64,11 +64,6 @@ def float64_ranks(X, labels, distance):
     return np.where(np.isinf(best), 0, rank)
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(7)
-
-
 def hard_cases():
     rng = np.random.default_rng(1)
     N, D = 48, 4

@@ -1,0 +1,17 @@
+"""Small data that several test files use."""
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
+
+
+@pytest.fixture
+def clustered(rng):
+    """60 vectors around 6 centres and their labels: right more often than not, never always."""
+    labels = np.arange(60) % 6
+    vectors = rng.standard_normal((6, 8))[labels] + 0.8 * rng.standard_normal((60, 8))
+    return vectors.astype(np.float32), labels

@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval import DmlError, compare
+from retrieval.embeddings import Embeddings, Split
+from retrieval.evaluation import Settings
+
+SETTINGS = Settings(nmi=False, map_at_r=False, distances=("l2",))
+
+
+def file(vectors, labels, paths=None, name="a.h5"):
+    return Embeddings(Path(name), "hdf5", {"test": Split(vectors, np.asarray(labels), paths)})
+
+
+@pytest.fixture
+def items(clustered):
+    X, labels = clustered
+    return X, labels, np.array([f"{n:03}.jpg" for n in range(len(X))])
+
+
+def test_a_file_does_not_differ_from_itself(items):
+    result = compare(file(*items), file(*items), SETTINGS)
+    for scores in result["distances"]["l2"].values():
+        assert scores["difference"] == 0
+        assert scores["p"] == 1.0
+    assert result["flipped"]["l2"] == {"gained": [], "lost": []}
+
+
+def test_the_difference_is_b_less_a_and_names_the_flipped_queries(items):
+    _, labels, paths = items
+    better = np.eye(6, dtype=np.float32)[labels]
+    result = compare(file(*items), file(better, labels, paths), SETTINGS)
+    scores = result["distances"]["l2"]["recall@1"]
+    assert scores["b"] == 1.0
+    assert scores["difference"] == pytest.approx(1 - scores["a"])
+    assert scores["difference"] > 0
+    assert scores["ci"][0] > 0
+    assert scores["p"] < 0.05
+    gained = result["flipped"]["l2"]["gained"]
+    assert len(gained) == round(60 * scores["difference"])
+    assert all(paths[flip["row"]] == flip["path"] for flip in gained)
+    back = compare(file(better, labels, paths), file(*items), SETTINGS)
+    assert back["flipped"]["l2"]["lost"] == gained
+
+
+def test_rows_are_matched_by_path(items, rng):
+    X, labels, paths = items
+    order = rng.permutation(60)
+    result = compare(file(*items), file(X[order], labels[order], paths[order]), SETTINGS)
+    assert result["flipped"]["l2"] == {"gained": [], "lost": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda X, y, p: (X[:50], y[:50], p[:50]), "60 and 50 items"),
+        (lambda X, y, p: (X, np.roll(y, 1), None), "labels differ"),
+        (lambda X, y, p: (X, y, np.char.add("x", p)), "60 paths of the first"),
+    ],
+)
+def test_files_of_other_items_are_refused(items, change, message):
+    with pytest.raises(DmlError, match=message):
+        compare(file(*items), file(*change(*items)), SETTINGS)
+
+
+def test_files_of_other_splits_are_refused(items):
+    X, labels, paths = items
+    split = Split(X, labels, paths)
+    shop = Embeddings(Path("b.h5"), "hdf5", {"query": split, "gallery": split})
+    with pytest.raises(DmlError, match="different splits"):
+        compare(file(*items), shop, SETTINGS)

@@ -1,0 +1,204 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from retrieval import DmlError, evaluate
+from retrieval.evaluation import Settings, run
+from retrieval.problem import from_arrays, sample
+
+
+def test_the_result_has_the_documented_shape(clustered):
+    result = evaluate(*clustered, recall_at=(1, 5), seeds=2)
+    assert result["version"] == 1
+    assert result["protocol"] == "leave-one-out"
+    assert (result["queries"], result["gallery"], result["classes"], result["dim"]) == (
+        60,
+        60,
+        6,
+        8,
+    )
+    for scores in result["distances"].values():
+        assert list(scores["recall"]) == ["1", "5"]
+        low, high = scores["recall_ci"]["1"]
+        assert low <= scores["recall"]["1"] <= high
+        assert len(scores["nmi"]["values"]) == len(scores["ami"]["values"]) == 2
+        assert scores["nmi"]["mean"] == pytest.approx(np.mean(scores["nmi"]["values"]))
+        assert scores["nmi"]["std"] == pytest.approx(np.std(scores["nmi"]["values"], ddof=1))
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_scores_match_arithmetic_by_hand():
+    # On a line: a a b a b. Ranks: 1 (a), 1, then b at 3 has a's at 1 and 1.5 away first.
+    X = np.array([[0.0], [1.0], [3.0], [4.5], [7.0]])
+    result = evaluate(X, np.array(list("aabab")), distances="l2", recall_at=(1, 2, 3, 4))
+    # Nearest right, wrong ones at least as near: a0: 1, 0. a1: 1, 0. b3: 4; 3, 2, 1.5 -> 3.
+    # a4.5: 3.5; 1.5, 2.5 -> 2. b7: 4; 2.5 -> 1.
+    ranks = np.array([1, 1, 4, 3, 2])
+    scores = result["distances"]["l2"]
+    assert scores["recall"] == {"1": 0.4, "2": 0.6, "3": 0.8, "4": 1.0}
+    assert scores["mrr"] == pytest.approx((1 / ranks).mean())
+
+
+def test_query_gallery_is_chosen_when_there_is_a_gallery(clustered):
+    X, labels = clustered
+    result = evaluate(X[:20], labels[:20], X[20:], labels[20:], nmi=False)
+    assert result["protocol"] == "query-gallery"
+    assert (result["queries"], result["gallery"]) == (20, 40)
+
+
+def test_both_engines_agree(clustered):
+    X, labels = clustered
+    for args in (clustered, (X[:20], labels[:20], X[20:], labels[20:])):
+        count, faiss = (
+            evaluate(*args, nmi=False, engine=engine, recall_at=(1, 2, 4, 8))["distances"]
+            for engine in ("count", "faiss")
+        )
+        for d in ("cos", "l2"):
+            assert count[d]["recall"] == faiss[d]["recall"]
+            assert count[d]["recall_ci"] == faiss[d]["recall_ci"]
+            assert count[d]["map_at_r"] == faiss[d]["map_at_r"]
+
+
+def test_both_engines_agree_when_every_row_is_repeated(rng):
+    X = np.repeat(rng.standard_normal((30, 4)), 3, axis=0).astype(np.float32)
+    labels = rng.integers(0, 5, 90)
+    count, faiss = (
+        evaluate(X, labels, nmi=False, map_at_r=False, engine=engine)["distances"]
+        for engine in ("count", "faiss")
+    )
+    for d in ("cos", "l2"):
+        assert count[d]["recall"] == faiss[d]["recall"]
+
+
+@pytest.mark.parametrize("map_at_r", [False, True])
+def test_scores_ignore_row_order_and_label_names(clustered, rng, map_at_r):
+    X, labels = clustered
+    order = rng.permutation(60)
+    names = np.array([f"class {c}" for c in rng.permutation(6)])
+    before = evaluate(X, labels, nmi=False, map_at_r=map_at_r)["distances"]
+    after = evaluate(X[order], names[labels[order]], nmi=False, map_at_r=map_at_r)["distances"]
+    for d in ("cos", "l2"):
+        for key, value in before[d].items():
+            assert after[d][key] == (pytest.approx(value) if isinstance(value, float) else value)
+
+
+def test_recall_grows_with_k_and_stays_within_bounds(clustered):
+    result = evaluate(*clustered, nmi=False, recall_at=range(1, 60))
+    for scores in result["distances"].values():
+        values = list(scores["recall"].values())
+        assert values == sorted(values)
+        assert values[0] >= 0
+        assert values[-1] == 1.0
+
+
+def test_scaling_all_vectors_changes_nothing(clustered):
+    X, labels = clustered
+    before, after = (evaluate(x, labels, nmi=False)["distances"] for x in (X, X * 1024))
+    assert before == after
+
+
+def test_checks_count_what_is_wrong():
+    X = np.array([[1.0, 0], [1, 0], [0, 0], [0, 1], [0, 2], [5, 5]], np.float32)
+    result = evaluate(X, np.array([0, 1, 0, 1, 1, 2]), nmi=False, map_at_r=False)
+    checks = result["checks"]
+    assert checks["zero_norm_rows"] == 1
+    assert checks["conflicting_duplicates"] == 2
+    assert checks["single_item_classes"] == 1
+    assert checks["lone_queries"] == 1
+    assert checks["nonfinite_rows"] == 0
+    assert checks["tied_queries"] > 0
+
+
+def test_queries_found_in_the_gallery_are_counted(clustered):
+    X, labels = clustered
+    result = evaluate(X[:20], labels[:20], X[15:].astype(np.float64), labels[15:], nmi=False)
+    assert result["checks"]["queries_in_gallery"] == 5
+
+
+def test_nonfinite_rows_are_an_error_unless_dropped(clustered):
+    X, labels = clustered
+    X[3, 2], X[9, 0] = np.nan, np.inf
+    with pytest.raises(DmlError, match=r"2 of 60 .*rows 3, 9"):
+        evaluate(X, labels, nmi=False)
+    result = evaluate(X, labels, nmi=False, drop_nonfinite=True)
+    assert result["queries"] == 58
+    assert result["checks"]["nonfinite_rows"] == 2
+    with pytest.raises(DmlError, match="All 60"):
+        evaluate(np.full_like(X, np.nan), labels, drop_nonfinite=True)
+
+
+def test_lone_queries_stay_in_the_denominator():
+    X = np.array([[0.0], [0.1], [5.0]])
+    result = evaluate(X, [0, 0, 1], nmi=False)
+    assert result["distances"]["l2"]["recall"]["1"] == pytest.approx(2 / 3)
+
+
+def test_sampled_queries_are_those_of_the_seed_and_keep_the_gallery(clustered):
+    X, labels = clustered
+    problem = sample(from_arrays(X, labels), 10, seed=3)
+    assert (problem.query_rows == sample(from_arrays(X, labels), 10, seed=3).query_rows).all()
+    full = run(from_arrays(X, labels), Settings(nmi=False, map_at_r=False))
+    some = run(from_arrays(X, labels), Settings(nmi=False, map_at_r=False, queries=10, seed=3))
+    assert some.result["queries"] == 10
+    assert some.result["gallery"] == 60
+    assert (some.ranks["cos"] == full.ranks["cos"][problem.query_rows]).all()
+
+
+def test_integer_labels_of_both_signs_and_widths_meet_without_rounding():
+    X = np.eye(3)
+    big = np.array([2**63, 2**63 + 1, 5], np.uint64)
+    result = evaluate(X, big, X, np.array([-1, 5, 7]), nmi=False, map_at_r=False)
+    assert result["classes"] == 5
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((np.ones(3), np.ones(3, int)), "shape"),
+        ((np.ones((3, 0)), np.ones(3, int)), "shape"),
+        ((np.ones((3, 2)), np.ones(2, int)), "3 embeddings but labels"),
+        ((np.ones((3, 2)), np.ones(3)), "labels of the embeddings are of type float64"),
+        ((np.ones((3, 2), complex), np.ones(3, int)), "complex128"),
+        ((np.ones((3, 2)), np.ones(3, int), np.ones((3, 4)), np.ones(3, int)), "2 dimensions"),
+        ((np.ones((3, 2)), np.ones(3, int), np.ones((3, 2))), "come together"),
+        ((np.ones((3, 2)), np.ones(3, int), np.ones((3, 2)), ["a", "b", "c"]), "different kinds"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(args, message):
+    with pytest.raises(DmlError, match=message):
+        evaluate(*args)
+
+
+def test_settings_that_do_not_work_are_reported_together():
+    with pytest.raises(DmlError, match=r"(?s)recall_at.*engine.*seeds"):
+        Settings(recall_at=(0,), engine="magic", seeds=0)
+
+
+def test_without_faiss_recall_works_and_nmi_says_what_to_install(tmp_path):
+    (tmp_path / "run.py").write_text(
+        "import sys\n"
+        "class NoFaiss:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'faiss': raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, NoFaiss())\n"
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda n, p=None: None if n == 'faiss' else find(n, p)\n"
+        "import numpy as np\n"
+        "from retrieval import DmlError, evaluate\n"
+        "X, y = np.eye(4), [0, 0, 1, 1]\n"
+        "result = evaluate(X, y)\n"
+        "assert result['distances']['cos']['map_at_r'] is None, result\n"
+        "assert 'nmi' not in result['distances']['cos']\n"
+        "try:\n"
+        "    evaluate(X, y, nmi=True)\n"
+        "except DmlError as error:\n"
+        "    assert 'dmltool[cpu]' in error.fix, error.fix\n"
+        "else:\n"
+        "    raise AssertionError('no error')\n"
+    )
+    done = subprocess.run([sys.executable, tmp_path / "run.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

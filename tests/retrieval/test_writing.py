@@ -1,0 +1,34 @@
+import os
+
+import pytest
+
+from retrieval.errors import DmlError
+from retrieval.writing import check_target, write_text
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(DmlError, match="cannot be written"):
+        write_text(target, "new")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_text_is_written_with_ordinary_permissions(tmp_path):
+    write_text(tmp_path / "a", "é\n")
+    (tmp_path / "b").write_text("")
+    assert (tmp_path / "a").read_bytes() == "é\n".encode()
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_targets_are_checked_before_the_work(tmp_path):
+    (tmp_path / "there").write_text("")
+    with pytest.raises(DmlError, match="exists already"):
+        check_target(tmp_path / "there", force=False)
+    assert check_target(tmp_path / "there", force=True) == tmp_path / "there"
+    with pytest.raises(DmlError, match="folder"):
+        check_target(tmp_path, force=True)
+    with pytest.raises(DmlError, match="cannot be written"):
+        check_target(tmp_path / "no" / "file", force=False)

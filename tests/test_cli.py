@@ -1,0 +1,220 @@
+"""The commands as a user meets them: output, exit codes, messages."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cli import Size, main
+from retrieval.embeddings import Split
+from retrieval.formats.hdf5 import write
+
+DMLTOOL = Path(sys.executable).parent / "dmltool"
+QUICK = ("--no-nmi", "--no-map")
+
+
+@pytest.fixture
+def files(tmp_path, clustered):
+    X, labels = clustered
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", labels)
+    names = np.array([f"class {c}" for c in range(6)])
+    write(tmp_path / "a.h5", {"test": Split(X, labels)}, names, {"model": "a"})
+    write(tmp_path / "b.h5", {"test": Split(X[:, ::-1] ** 3, labels)}, names, {"model": "b"})
+    write(
+        tmp_path / "shop.h5",
+        {"query": Split(X[:20], labels[:20]), "gallery": Split(X[20:], labels[20:])},
+    )
+    return tmp_path
+
+
+def call(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args], catch_exceptions=False)
+
+
+def test_eval_prints_a_table_with_both_distances(files):
+    result = call("eval", files / "a.h5", "--seeds", 1)
+    assert result.exit_code == 0
+    for word in ("60 queries", "l2", "cos", "Recall@1", "Recall@8", "MRR", "MAP@R", "NMI"):
+        assert word in result.stdout
+
+
+def test_eval_json_is_the_only_thing_on_stdout(files):
+    result = call("eval", files / "x.npy", "--labels", files / "y.npy", "--json", *QUICK)
+    parsed = json.loads(result.stdout)
+    assert parsed["distances"].keys() == {"cos", "l2"}
+    assert parsed["source"]["format"] == "npy"
+
+
+def test_eval_asks_the_gallery_of_a_file_that_has_one(files):
+    result = json.loads(call("eval", files / "shop.h5", "--json", *QUICK).stdout)
+    assert (result["protocol"], result["queries"]) == ("query-gallery", 20)
+
+
+def test_eval_takes_the_gallery_from_another_file(files):
+    args = ("eval", files / "a.h5", "--gallery", files / "b.h5", "--json", *QUICK)
+    result = json.loads(call(*args, "--distance", "l2", "--recall-at", "1,7").stdout)
+    assert (result["protocol"], result["gallery"]) == ("query-gallery", 60)
+    assert list(result["distances"]["l2"]["recall"]) == ["1", "7"]
+
+
+def test_warnings_go_to_stderr(files):
+    np.save(files / "equal.npy", np.ones((60, 3)))
+    result = call("eval", files / "equal.npy", "--labels", files / "y.npy", *QUICK)
+    assert "60 queries have a wrong item exactly as near" in result.stderr
+    assert "exactly as near" not in result.stdout
+    assert " 0.00" in result.stdout
+
+
+def test_out_and_per_class_files_are_written_and_not_overwritten(files):
+    out, classes = files / "r.json", files / "c.csv"
+    args = ("eval", files / "a.h5", "--out", out, "--per-class", classes, *QUICK)
+    assert call(*args).exit_code == 0
+    recall = json.loads(out.read_text())["distances"]["cos"]["recall"]["1"]
+    rows = list(csv.DictReader(classes.read_text().splitlines()))
+    assert [row["name"] for row in rows] == [f"class {c}" for c in range(6)]
+    mean = sum(int(r["queries"]) * float(r["recall@1_cos"]) for r in rows) / 60
+    assert mean == pytest.approx(recall)
+    again = call(*args)
+    assert again.exit_code == 1
+    assert "exists already" in again.stderr
+    assert call(*args, "--force").exit_code == 0
+
+
+def test_inspect_tells_what_is_inside(files):
+    result = call("inspect", files / "a.h5")
+    for word in ("60", "float32", "no", "class", "model"):
+        assert word in result.stdout
+    parsed = json.loads(call("inspect", files / "shop.h5", "--json").stdout)
+    assert parsed["splits"]["gallery"]["rows"] == 40
+    assert parsed["splits"]["query"]["labels"]["classes"] == 6
+
+
+def test_inspect_works_without_labels_and_with_nan(files):
+    np.save(files / "nan.npy", np.array([[1.0, np.nan], [3.0, 4.0]]))
+    parsed = json.loads(call("inspect", files / "nan.npy", "--json").stdout)
+    split = parsed["splits"]["test"]
+    assert split["labels"] is None
+    assert split["checks"]["nonfinite_rows"] == 1
+    assert split["norms"]["max"] == 5.0
+
+
+def test_compare_shows_differences_and_flips(files):
+    result = call("compare", files / "a.h5", files / "b.h5", "--distance", "cos", "--no-map")
+    assert "B - A" in result.stdout
+    assert "B gains" in result.stdout
+    parsed = json.loads(call("compare", files / "a.h5", files / "b.h5", "--json").stdout)
+    assert parsed["version"] == 1
+    assert set(parsed["distances"]["l2"]["mrr"]) == {"a", "b", "difference", "ci", "p"}
+
+
+def test_labels_that_look_like_markup_are_shown_as_text(tmp_path, clustered):
+    X, labels = clustered
+    np.savez(
+        tmp_path / "[red]x.npz", embeddings=X, labels=np.char.add("[bold]", labels.astype(str))
+    )
+    result = call("inspect", tmp_path / "[red]x.npz")
+    assert "[red]x.npz" in result.stdout.replace("\n", "")
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["eval", "nowhere.h5"], "nowhere.h5"),
+        (["eval", "x.npy"], "no labels"),
+        (["eval", "x.npy", "--labels", "short.npy"], "59"),
+        (["eval", "notes.md"], "notes.md"),
+        (["eval", "a.h5", "--out", "no/such/folder.json"], "does not exist"),
+        (["eval", "a.h5", "--gallery", "wide.npz"], "dimensions"),
+        (["compare", "a.h5", "shop.h5"], "different splits"),
+        (["inspect", "."], "."),
+    ],
+)
+def test_mistakes_get_a_clear_message_and_exit_code_1(files, args, message, monkeypatch):
+    monkeypatch.chdir(files)
+    np.save("short.npy", np.zeros(59, int))
+    np.savez("wide.npz", embeddings=np.ones((4, 9)), labels=np.arange(4))
+    Path("notes.md").write_text("# notes")
+    result = call(*args)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("args", [["eval"], ["eval", "a.h5", "--recall-at", "0"],
+                                  ["eval", "a.h5", "--memory", "lots"], ["evil"]])  # fmt: skip
+def test_usage_errors_exit_with_2(args):
+    assert call(*args).exit_code == 2
+
+
+def test_a_bug_is_reported_as_one_and_debug_shows_the_traceback(files, monkeypatch):
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("retrieval.evaluation.run", broken)
+    result = call("eval", files / "a.h5")
+    assert result.exit_code == 1
+    assert "bug" in result.stderr
+    with pytest.raises(ZeroDivisionError):
+        call("--debug", "eval", files / "a.h5")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GB", 2 << 30), ("512mb", 512 << 20), ("1.5G", 3 << 29), ("1GiB", 1 << 30)]
+)
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert Size().convert(text, None, None) == size
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['dmltool', '--help']\n"
+        "from cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'numba', 'torch', 'h5py', 'rich', 'faiss'} & set(sys.modules)\n"
+        "sys.exit(f'loads {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_interrupt_leaves_nothing_half_written(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "big.npz",
+        embeddings=rng.standard_normal((30_000, 512), dtype=np.float32),
+        labels=np.arange(30_000) % 999,
+    )
+    before = set(tmp_path.iterdir())
+    process = subprocess.Popen(
+        [DMLTOOL, "eval", "big.npz", "--out", "out.json", *QUICK],
+        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "Interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert stdout == ""
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_demo_runs_every_command_it_shows(tmp_path):
+    result = call("demo", "--out", tmp_path / "demo")
+    assert result.exit_code == 0
+    for command in ("inspect", "eval", "compare"):
+        assert f"$ dmltool {command}" in result.stdout
+    assert json.loads((tmp_path / "demo" / "late.json").read_text())["version"] == 1
+    assert call("demo", "--out", tmp_path / "demo").exit_code == 0
