@@ -72,15 +72,9 @@ def _best_of(
     N = len(points)
     if not 1 <= k <= N:
         raise DmlError(f"{k} clusters of {N} points.", f"Between 1 and {N} are possible.")
-    best, least = np.arange(N), 0.0
-    if k == N:  # every point its own cluster; FAISS would copy them and warn
-        tick(restarts * iterations)
-        return best, least
-    for restart in range(restarts):
-        assignment, objective = _run(points, k, _derived(seed, restart), iterations, tick)
-        if restart == 0 or objective < least:
-            best, least = assignment, objective
-    return best, least / scale / scale
+    runs = (_run(points, k, _derived(seed, r), iterations, tick) for r in range(restarts))
+    assignment, objective = min(runs, key=lambda run: run[1])  # holds the best and one more
+    return assignment, objective / scale / scale
 
 
 def _derived(seed: int, restart: int) -> int:

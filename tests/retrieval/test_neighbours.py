@@ -102,6 +102,30 @@ def test_places_equal_exact_arithmetic_far_from_the_origin(distance):
     assert_equals_slow(x, labels, x, labels, distance, np.arange(120))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_behind_a_clear_first_neighbour_are_looked_through(seed):
+    # Nearest a wrong item, then 60 that float32 cannot order, more than any list holds at first.
+    rng = np.random.default_rng(seed)
+    gallery = np.concatenate([[0.1], 1 + 1e-10 * rng.permutation(60), rng.uniform(8, 9, 80)])
+    labels = np.concatenate([[1], rng.permutation(60) < 20, np.full(80, 2)]).astype(int)
+    labels[1:61] = 1 - labels[1:61]
+    assert_equals_slow(np.zeros((1, 1)), np.array([0]), gallery[:, None], labels, "l2", None)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_ordinary_embeddings_need_no_brute_force(monkeypatch, distance):
+    x, labels = clusters(13, 600, 32, 60)
+    pending = []
+    brute = neighbours._brute_places
+    monkeypatch.setattr(
+        neighbours, "_brute_places", lambda t, p, d: pending.append(len(p)) or brute(t, p, d)
+    )
+    sides = (x, labels, x, labels)
+    neighbours.right_positions(*sides, distance, self_ids=np.arange(600))
+    neighbours.recall_ranks(*sides, 4, distance, self_ids=np.arange(600))
+    assert pending == [0, 0]
+
+
 @pytest.mark.parametrize("size", [1e-20, 1e20])
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_tiny_and_huge_norms_neither_vanish_nor_overflow(distance, size):
@@ -235,6 +259,14 @@ def test_search_equals_brute_force_on_memory_maps(tmp_path, distance, memory, ki
     listed = np.take_along_axis(squared, ids, axis=1)
     assert listed == pytest.approx(nearest, rel=1e-5, abs=1e-5)
     assert all(len(set(row)) == 6 for row in ids.tolist())
+
+
+def test_search_keeps_its_digits_far_from_the_origin():
+    x = 1e5 + np.random.default_rng(14).normal(size=(80, 6))
+    squared = ((x[:, None] - x) ** 2).sum(axis=2)
+    np.fill_diagonal(squared, np.inf)
+    _, scores = neighbours.search(x, x, 5, "l2", self_ids=np.arange(80))
+    assert scores == pytest.approx(np.sort(squared, axis=1)[:, :5], rel=1e-4)
 
 
 def test_search_pads_where_the_gallery_ends():
