@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from retrieval.pairs import compare_exactly, measure
 from retrieval.sides import ULP32, Side
+from retrieval.threads import run_all
 
 _LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
 _CHUNK = 1 << 26  # bytes of rows looked at in one go
@@ -60,11 +61,9 @@ def nearest_right(
 
     few = np.flatnonzero((size > 0) & ~large)
     few = few[np.argsort(asks.labels[few], kind="stable")]
-    with ThreadPoolExecutor(threads) as pool:
-        tasks = [pool.submit(small_classes, q) for q in _chunks(few, size[few], items.dim)]
-        tasks += [pool.submit(large_class, label) for label in np.unique(asks.labels[large])]
-        for task in tasks:
-            task.result()
+    tasks = [partial(small_classes, q) for q in _chunks(few, size[few], items.dim)]
+    tasks += [partial(large_class, label) for label in np.unique(asks.labels[large])]
+    run_all([(task, 1) for task in tasks], threads)
     return out
 
 

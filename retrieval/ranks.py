@@ -13,11 +13,10 @@ So the ranks are those of real arithmetic, whatever the block size, thread count
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -27,8 +26,8 @@ from retrieval.duplicates import blocks, row_groups
 from retrieval.pairs import compare_exactly, is_lattice, measure
 from retrieval.positives import nearest_right
 from retrieval.sides import ULP32, ULP64, Side
+from retrieval.threads import Progress, processors, run_all
 
-Progress = Callable[[int, int], None]
 _PAIRS = 1 << 14  # open pairs decided at a time
 _DISTANCES = ("cos", "l2")
 
@@ -60,7 +59,7 @@ def count_ranks(
     Without queries every gallery item asks all others. `self_ids` (Q,) names the gallery row that
     is the query itself (-1: none): it is left out by identity. Vectors must be finite.
     """
-    threads = threads or os.cpu_count() or 1
+    threads = threads or processors()
     symmetric = queries is None
     items = Side(gallery, gallery_labels, memory // 4)
     asks = items if symmetric else Side(queries, query_labels, memory // 4)
@@ -68,9 +67,7 @@ def count_ranks(
         self_ids = np.arange(len(items))
     elif self_ids is None:
         self_ids = np.full(len(asks), -1)
-    if (
-        block is None
-    ):  # enough tiles to share out, large enough for the product to run at full speed
+    if block is None:  # enough tiles to share out, each large enough for a product at full speed
         block = min(1024, max(256, len(items) // 16))
     with threadpool_limits(1, user_api="blas"):  # one tile per thread, not one product on all
         engine = _Engine(asks, items, np.asarray(self_ids, np.int64), distances, threads, block)
@@ -160,22 +157,12 @@ class _Engine:
         tasks = [
             (g, q_parts[: n + 1] if self.symmetric else q_parts) for n, g in enumerate(g_parts)
         ][::-1]
-        total = sum(len(parts) for _, parts in tasks)
-        done = 0
-        with ThreadPoolExecutor(self.threads) as pool:
-            running = {pool.submit(self._column, g, parts): len(parts) for g, parts in tasks}
-            try:
-                while running:
-                    finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                    for task in finished:
-                        done += running.pop(task)
-                        task.result()
-                    if progress:
-                        progress(done, total)
-            except BaseException:
-                self.stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        run_all(
+            [(partial(self._column, g, parts), len(parts)) for g, parts in tasks],
+            self.threads,
+            progress,
+            self.stop.set,
+        )
 
     def _column(self, g: slice, parts: list[slice]) -> None:
         """All queries of `parts` against the gallery block g; the task of one thread."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -67,8 +69,7 @@ def headline(result: dict) -> str:
 def evaluation_warnings(result: dict) -> list[str]:
     """What a reader of the numbers must know."""
     found = warnings(result["checks"], result["queries"], result["classes"])
-    settings = result["settings"]
-    if not settings["map_at_r"] and not settings["nmi"] and "faiss" not in settings:
+    if find_spec("faiss") is None:
         found.append('No MAP@R, no NMI: they need FAISS (pip install "dmltool[cpu]").')
     return found
 

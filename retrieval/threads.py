@@ -1,0 +1,41 @@
+"""Tasks shared out over threads, with progress, that an interrupt stops soon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
+Progress = Callable[[int, int], None]  # done, total
+
+
+def processors() -> int:
+    """Those this process may use, not all of the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_all(
+    tasks: Sequence[tuple[Callable[[], None], int]],
+    threads: int,
+    progress: Progress | None = None,
+    stop: Callable[[], None] | None = None,
+) -> None:
+    """Runs (task, weight) pairs in order; `stop` tells the running ones that one has failed."""
+    done, total = 0, sum(weight for _, weight in tasks)
+    with ThreadPoolExecutor(threads) as pool:
+        running = {pool.submit(task): weight for task, weight in tasks}
+        try:
+            while running:
+                finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                for task in finished:
+                    done += running.pop(task)
+                    task.result()
+                if progress:
+                    progress(done, total)
+        except BaseException:
+            if stop:
+                stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
