@@ -248,7 +248,7 @@ def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
 
 ROWS, DIM = 3000, 32
 KILLED = """
-import sys
+import sys, time
 import numpy as np
 from retrieval.formats.hdf5 import Writer
 path, rows, dim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -261,6 +261,8 @@ with Writer(path, {"test": (labels, paths)}, dim, attrs=attrs, resume=True) as o
     order = order[~out.done("test")[order]]
     for at in range(0, len(order), 8):
         out.write("test", order[at : at + 8], x[order[at : at + 8]])
+        print("batch", flush=True)
+        time.sleep(0.001)  # long enough for the killer to come in between
 """
 
 
@@ -272,16 +274,19 @@ def test_killed_at_random_moments_resumes_to_the_same_file(tmp_path):
     chance, kills, target = random.Random(0), 0, tmp_path / "killed.h5"
     while not target.exists():
         with start(target) as process:
-            process.stdout.readline()
-            time.sleep(chance.uniform(0.0, 0.15))
-            if kills < 6:
+            # Half of the kills hit the laying out of the file, half the writing of rows.
+            for _ in range(chance.choice([1, chance.randrange(2, 40)])):
+                process.stdout.readline()
+            time.sleep(chance.uniform(0.0, 0.005))
+            if kills < 8:
                 process.send_signal(signal.SIGKILL)
+            process.communicate()
         kills += process.returncode == -signal.SIGKILL
         assert process.returncode in (0, -signal.SIGKILL)
         if not target.exists():
             with pytest.raises(DmlError):
                 load(target)
-    assert kills > 0
+    assert kills == 8
     with start(tmp_path / "whole.h5") as process:
         process.communicate()
     found, wanted = load(target), load(tmp_path / "whole.h5")
