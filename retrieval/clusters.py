@@ -96,6 +96,7 @@ def _run(
         spherical=False,
         verbose=False,
         gpu=hasattr(faiss, "get_num_gpus") and faiss.get_num_gpus() > 0,
+        check_input_data_for_NaNs=False,  # checked once already, not in every iteration
         # All points, however many; and no complaint on stderr about few.
         max_points_per_centroid=len(points),
         min_points_per_centroid=1,

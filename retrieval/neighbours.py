@@ -10,7 +10,7 @@ long enough or search further, and so equal a float64 brute force in which a tie
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -150,13 +150,14 @@ def _space(queries: np.ndarray, gallery: np.ndarray, distance: str, memory: int)
     for side in sides:
         for part in _blocks(len(side), _chunk(gallery.shape[1], memory)):
             x = np.asarray(side[part], dtype=np.float64)
-            top = max(top, float(np.abs(x).max(initial=0.0)))
-            if not np.isfinite(x.sum()) and not np.isfinite(x).all():
+            size = float(max(x.max(initial=0.0), -x.min(initial=0.0)))
+            if not np.isfinite(size):
                 raise DmlError(
                     "The embeddings contain NaN or infinite values.",
                     "They have no distance to anything.",
                     "Export them again, or drop those rows.",
                 )
+            top = max(top, size)
             if distance == "cos":
                 apart |= not x.any(axis=1).all()
             if side is gallery:
@@ -185,12 +186,16 @@ def _exact(space: _Space, vectors: np.ndarray, rows: Rows, asks: bool) -> np.nda
     return unit
 
 
-def _float64(space: _Space, vectors: np.ndarray, rows: Rows, asks: bool, memory: int) -> np.ndarray:
+def _float64(
+    space: _Space, vectors: np.ndarray, rows: np.ndarray, asks: bool, memory: int
+) -> np.ndarray:
     """`_exact` chunk by chunk: temporaries stay in the cache, and small."""
-    ids = np.arange(len(vectors))[rows]
-    out = np.empty((len(ids), space.width))
-    for part in _blocks(len(ids), _chunk(space.width, memory)):
-        out[part] = _exact(space, vectors, ids[part], asks)
+    out = np.empty((len(rows), space.width))
+
+    def fill(part: slice) -> None:
+        out[part] = _exact(space, vectors, rows[part], asks)
+
+    _each(fill, _blocks(len(rows), _chunk(space.width, memory)))
     return out
 
 
@@ -198,11 +203,25 @@ def _float32(space: _Space, vectors: np.ndarray, rows: Rows, asks: bool, memory:
     """The rows relative to the centre (n, D'), for FAISS."""
     ids = np.arange(len(vectors))[rows]
     out = np.empty((len(ids), space.width), np.float32)
-    for part in _blocks(len(ids), _chunk(space.width, memory)):
+
+    def fill(part: slice) -> None:
         # A slice reads a memory map in order; an index array would copy first.
         inner = slice(ids[part][0], ids[part][-1] + 1) if isinstance(rows, slice) else ids[part]
         out[part] = _exact(space, vectors, inner, asks) - space.centre
+
+    _each(fill, _blocks(len(ids), _chunk(space.width, memory)))
     return out
+
+
+def _each(work: Callable[[slice], None], parts: Iterable[slice]) -> None:
+    """Runs work on every part, in threads: NumPy and the kernels below free the GIL."""
+    parts = list(parts)
+    if len(parts) < 2:
+        for part in parts:
+            work(part)
+        return
+    with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
+        list(pool.map(work, parts))
 
 
 def _blocks(n: int, step: int) -> Iterator[slice]:
@@ -211,7 +230,7 @@ def _blocks(n: int, step: int) -> Iterator[slice]:
 
 def _chunk(width: int, memory: int) -> int:
     """Rows of float64 to convert at a time: small enough for the cache to help."""
-    return max(1, min(memory // 16, 8 << 20) // (8 * max(1, width)))
+    return max(1, min(memory // 64, 4 << 20) // (8 * max(1, width)))
 
 
 # --- FAISS: lists of candidates ---
@@ -444,7 +463,9 @@ def _tied(squared: np.ndarray, space: _Space) -> np.ndarray:
 
 def _keys(scores: np.ndarray, right: np.ndarray, space: _Space) -> np.ndarray:
     """Sort keys that put a right item behind all wrong ones that are as near."""
-    return np.where(right, np.nextafter(_tied(scores, space), np.inf), scores)
+    key = scores.copy()
+    key[right] = np.nextafter(_tied(scores[right], space), np.inf)  # few are right
+    return key
 
 
 def _ordered(key: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -508,14 +529,10 @@ def _brute_places(
 
 
 def _threaded(kernel: Callable[..., None], n: int, *arrays: np.ndarray) -> None:
-    """Runs kernel(*arrays) on row slices of all but the last array; the kernel frees the GIL."""
-    threads = min(n, os.cpu_count() or 1)
-    if threads == 1:
-        return kernel(*arrays)
+    """Runs kernel(*arrays) on row slices of all but the last array."""
     *sliced, shared = arrays
-    parts = [slice(n * t // threads, n * (t + 1) // threads) for t in range(threads)]
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda part: kernel(*(a[part] for a in sliced), shared), parts))
+    step = -(-n // (os.cpu_count() or 1))
+    _each(lambda part: kernel(*(a[part] for a in sliced), shared), _blocks(n, max(1, step)))
 
 
 # Sums may be reassociated: that lets them use vector registers, and TIE covers the difference.

@@ -44,8 +44,8 @@ class Side:
 
     def rows(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """An array a kernel can read and the positions of the rows `index` in it."""
-        direct = self.vectors.dtype in (np.float32, np.float64) and self.vectors.flags.c_contiguous
-        if direct and self.vectors.dtype.isnative:
+        flags = self.vectors.flags
+        if self.vectors.dtype in (np.float32, np.float64) and flags.c_contiguous and flags.aligned:
             return self.vectors, index
         wanted, position = np.unique(index, return_inverse=True)
         dtype = np.float64 if self.vectors.dtype.itemsize > 4 else np.float32
