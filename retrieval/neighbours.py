@@ -230,7 +230,7 @@ def _blocks(n: int, step: int) -> Iterator[slice]:
 
 def _chunk(width: int, memory: int) -> int:
     """Rows of float64 to convert at a time: small enough for the cache to help."""
-    return max(1, min(memory // 64, 4 << 20) // (8 * max(1, width)))
+    return max(16, min(memory // 64, 4 << 20) // (8 * max(1, width)))
 
 
 # --- FAISS: lists of candidates ---

@@ -215,7 +215,7 @@ def test_query_labels_that_the_gallery_lacks_are_lone():
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("memory", [1 << 13, 1 << 17, 1 << 30])
+@pytest.mark.parametrize("memory", [1 << 15, 1 << 18, 1 << 30])
 def test_memory_and_row_order_do_not_matter(distance, memory):
     x, labels = clusters(10, 300, 12, 25)
     x = x.astype(np.float32)
