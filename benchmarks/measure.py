@@ -33,6 +33,7 @@ def alternate(contenders: dict[str, Callable[[], object]], repeats: int) -> dict
     out: dict[str, dict] = {name: {"memory": 0} for name in contenders}
     for round_ in range(repeats):
         for name, run in contenders.items():
+            time.sleep(1)  # threads of the last one may still spin
             with Memory() as memory:
                 start = time.perf_counter()
                 out[name]["result"] = run()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
+
+from retrieval.threads import processors, run_all
 
 _BLOCK = 1 << 21  # elements converted at a time
 
@@ -21,11 +24,15 @@ def row_hashes(vectors: np.ndarray) -> np.ndarray:
     from retrieval.kernels import hash_rows
 
     factors = np.random.default_rng(0).integers(1, 2**63, vectors.shape[1], dtype=np.uint64)
+    factors = factors * np.uint64(2) + np.uint64(1)
     out = np.empty(len(vectors), np.uint64)
-    for part in blocks(vectors):
+
+    def hash_part(part: slice) -> None:
         # float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0.
         words = (np.asarray(vectors[part], np.float64) + 0.0).view(np.uint64)
-        hash_rows(words, factors * np.uint64(2) + np.uint64(1), out[part])
+        hash_rows(words, factors, out[part])
+
+    run_all([(partial(hash_part, part), 1) for part in blocks(vectors)], processors())
     return out
 
 

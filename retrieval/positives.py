@@ -13,6 +13,7 @@ from retrieval.sides import ULP32, Side
 from retrieval.threads import run_all
 
 _LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
+_SMALL = 1 << 32  # multiplications that one thread does sooner than several
 _CHUNK = 1 << 26  # bytes of rows looked at in one go
 
 
@@ -55,15 +56,16 @@ def nearest_right(
     def large_class(label: int) -> None:
         members = order[np.searchsorted(labels, label) : np.searchsorted(labels, label, "right")]
         for q in np.array_split(*_blocked(np.flatnonzero(asks.labels == label), 512)):
-            for d in distances:
-                mine, g = _candidates(asks, q, items, members, self_ids, d)
+            for d, (mine, g) in _candidates(asks, q, items, members, self_ids, distances).items():
                 _pick(asks, mine, items, g, group, lattice, {d: out[d]})
 
     few = np.flatnonzero((size > 0) & ~large)
     few = few[np.argsort(asks.labels[few], kind="stable")]
     tasks = [partial(small_classes, q) for q in _chunks(few, size[few], items.dim)]
     tasks += [partial(large_class, label) for label in np.unique(asks.labels[large])]
-    run_all([(task, 1) for task in tasks], threads)
+    # Many small steps on several threads wait for each other more than they work.
+    small = np.sum(size[large] * items.dim, dtype=np.float64) < _SMALL
+    run_all([(task, 1) for task in tasks], 1 if small and not len(few) else threads)
     return out
 
 
@@ -78,29 +80,45 @@ def _chunks(q: np.ndarray, size: np.ndarray, dim: int) -> Iterator[np.ndarray]:
 
 
 def _candidates(
-    asks: Side, q: np.ndarray, items: Side, members: np.ndarray, self_ids: np.ndarray, d: str
-) -> tuple[np.ndarray, np.ndarray]:
+    asks: Side,
+    q: np.ndarray,
+    items: Side,
+    members: np.ndarray,
+    self_ids: np.ndarray,
+    distances: tuple[str, ...],
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Pairs (query, member) that a float32 product cannot rule out as the nearest."""
     units = asks.units(q)
-    bound = np.full(len(q), np.inf)  # the nearest item is at most this far
-    kept = []
+    bound = {d: np.full(len(q), np.inf) for d in distances}  # the nearest is at most this far
+    kept: dict[str, list] = {d: [] for d in distances}
     for g in np.array_split(*_blocked(members, 2048)):
         s = np.matmul(units, items.units(g).T).astype(np.float64)  # (A, B)
-        margin = 2 * (items.dim + 16) * ULP32
-        if d == "l2":
-            lengths = asks.norm[q, None] * items.norm[g]
-            squares = asks.square[q, None] + items.square[g]
-            far, error = squares - 2 * lengths * s, margin * lengths + 1e-12 * squares
-        else:
-            far, error = 2 - 2 * s, np.full_like(s, margin)
-        far[self_ids[q, None] == g] = np.inf
-        bound = np.minimum(bound, (far + error).min(axis=1))
-        row, column = np.nonzero(far - error <= np.minimum(bound, np.finfo(float).max)[:, None])
-        kept.append((row, g[column], (far - error)[row, column]))
-    row, g, nearest = (np.concatenate(part) for part in zip(*kept, strict=True))
-    keep = np.flatnonzero(nearest <= bound[row])
-    keep = keep[np.argsort(row[keep], kind="stable")]
-    return q[row[keep]], g[keep]
+        for d in distances:
+            far, error = _estimate(s, asks, q, items, g, d)
+            far[self_ids[q, None] == g] = np.inf
+            bound[d] = np.minimum(bound[d], (far + error).min(axis=1))
+            near = far - error
+            row, column = np.nonzero(near <= np.minimum(bound[d], np.finfo(float).max)[:, None])
+            kept[d].append((row, g[column], near[row, column]))
+    out = {}
+    for d in distances:
+        row, g, near = (np.concatenate(part) for part in zip(*kept[d], strict=True))
+        keep = np.flatnonzero(near <= bound[d][row])
+        keep = keep[np.argsort(row[keep], kind="stable")]
+        out[d] = q[row[keep]], g[keep]
+    return out
+
+
+def _estimate(
+    s: np.ndarray, asks: Side, q: np.ndarray, items: Side, g: np.ndarray, d: str
+) -> tuple[np.ndarray, np.ndarray | float]:
+    """Squared distances (A, B) from float32 cosines, and how far off they may be."""
+    margin = 2 * (items.dim + 16) * ULP32
+    if d == "cos":
+        return 2 - 2 * s, margin
+    lengths = asks.norm[q, None] * items.norm[g]
+    squares = asks.square[q, None] + items.square[g]
+    return squares - 2 * lengths * s, margin * lengths + 1e-12 * squares
 
 
 def _pick(

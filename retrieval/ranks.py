@@ -61,8 +61,8 @@ def count_ranks(
     """
     threads = threads or processors()
     symmetric = queries is None
-    items = Side(gallery, gallery_labels, memory // 4)
-    asks = items if symmetric else Side(queries, query_labels, memory // 4)
+    items = Side(gallery, gallery_labels, memory // 4, threads)
+    asks = items if symmetric else Side(queries, query_labels, memory // 4, threads)
     if symmetric:
         self_ids = np.arange(len(items))
     elif self_ids is None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from retrieval.duplicates import blocks
 from retrieval.errors import DmlError
+from retrieval.threads import run_all
 
 ULP32, ULP64 = 2.0**-24, 2.0**-53  # unit roundoffs
 
@@ -13,20 +16,34 @@ ULP32, ULP64 = 2.0**-24, 2.0**-53  # unit roundoffs
 class Side:
     """Vectors (N, D) of any real dtype, perhaps memory-mapped, with labels (N,) as int64 codes."""
 
-    def __init__(self, vectors: np.ndarray, labels: np.ndarray, keep_units: int) -> None:
+    def __init__(self, vectors: np.ndarray, labels: np.ndarray, keep: int, threads: int) -> None:
         # A read-only plain view: one compiled kernel serves arrays in memory and mapped files.
         self.vectors = np.asarray(vectors).view()
         self.vectors.flags.writeable = False
         self.labels = np.ascontiguousarray(labels, np.int64)
-        self.square = self._squares()  # (N,) squared norms
-        self.norm = np.sqrt(self.square)
-        with np.errstate(divide="ignore"):
-            self.inverse = np.where(self.norm > 0, 1.0 / self.norm, 0.0)
-        self._units = None
-        if self.vectors.size * 4 <= keep_units:
+        N = len(self.vectors)
+        self.square, self.norm, self.inverse = np.empty(N), np.empty(N), np.zeros(N)  # of |x|
+        self._units = None  # float32 rows of length 1, where `keep` bytes hold them
+        if self.vectors.size * 4 <= keep:
             self._units = np.empty(self.vectors.shape, np.float32)
-            for part in blocks(self.vectors):
-                self._units[part] = self._unit_block(part)
+        run_all([(partial(self._measure, part), 1) for part in blocks(self.vectors)], threads)
+
+    def _measure(self, part: slice) -> None:
+        block = self.vectors[part].astype(np.float64)
+        square = self.square[part] = np.einsum("ij,ij->i", block, block)
+        lost = ~np.isfinite(square) | (square < 1e-280)
+        if lost.any() and np.any(block[lost] != 0):
+            size = np.abs(block[lost]).max(axis=1)
+            raise DmlError(
+                f"A vector of size {size[size > 0][0]:.1e} cannot be compared in float64.",
+                "Squared distances of vectors above 1e140 or below 1e-140 leave its range.",
+                "Rescale the vectors: neither distance's ranking changes.",
+            )
+        norm = self.norm[part] = np.sqrt(square)
+        self.inverse[part] = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
+        if self._units is not None:
+            block *= self.inverse[part, None]
+            self._units[part] = block
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -37,7 +54,9 @@ class Side:
 
     def units(self, part: slice) -> np.ndarray:
         """Rows of length 1 in float32; zero rows stay zero."""
-        return self._unit_block(part) if self._units is None else self._units[part]
+        if self._units is None:
+            return self.units64(part).astype(np.float32)
+        return self._units[part]
 
     def units64(self, part: slice | np.ndarray) -> np.ndarray:
         return self.vectors[part].astype(np.float64) * self.inverse[part, None]
@@ -52,21 +71,3 @@ class Side:
         gathered = self.vectors[wanted].astype(dtype)
         gathered.flags.writeable = False
         return gathered, position
-
-    def _unit_block(self, part: slice) -> np.ndarray:
-        return self.units64(part).astype(np.float32)
-
-    def _squares(self) -> np.ndarray:
-        out = np.empty(len(self.vectors))
-        for part in blocks(self.vectors):
-            block = self.vectors[part].astype(np.float64)
-            out[part] = np.einsum("ij,ij->i", block, block)
-            lost = ~np.isfinite(out[part]) | (out[part] < 1e-280)
-            if lost.any() and np.any(block[lost] != 0):
-                size = np.abs(block[lost]).max(axis=1)
-                raise DmlError(
-                    f"A vector of size {size[size > 0][0]:.1e} cannot be compared in float64.",
-                    "Squared distances of vectors above 1e140 or below 1e-140 leave its range.",
-                    "Rescale the vectors: neither distance's ranking changes.",
-                )
-        return out
