@@ -131,8 +131,9 @@ scoring_options = options(
     click.option(
         "--map/--no-map",
         "map_at_r",
-        default=None,
-        help="MAP@R and R-precision. [default: if FAISS is installed]",
+        default=True,
+        show_default=True,
+        help="MAP@R and R-precision.",
     ),
     click.option(
         "--seeds",

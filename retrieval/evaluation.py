@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from retrieval import bootstrap, checks, metrics
 from retrieval.errors import DmlError
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays, sample
+from retrieval.ranks import Ranks, count_ranks
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 DISTANCES = ("cos", "l2")
@@ -26,7 +28,7 @@ class Settings:
 
     distances: tuple[str, ...] = DISTANCES
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
-    map_at_r: bool | None = None  # R-precision and MAP@R; None: if FAISS is there
+    map_at_r: bool = True  # R-precision and MAP@R
     nmi: bool | None = None  # NMI and AMI; None: if FAISS is there
     seeds: int = 3  # k-means is run with seeds 0, 1, ...
     kmeans_iterations: int = 20
@@ -96,26 +98,21 @@ def evaluate(
 
 def run(problem: Problem, settings: Settings, progress: Progress | None = None) -> Evaluation:
     """Evaluates the problem; `progress(stage, done, total)` hears of everything long."""
-    has_faiss = find_spec("faiss") is not None
-    wanted = {
-        "map_at_r": has_faiss if settings.map_at_r is None else settings.map_at_r,
-        "nmi": has_faiss if settings.nmi is None else settings.nmi,
-    }
+    nmi = find_spec("faiss") is not None if settings.nmi is None else settings.nmi
     full = problem
     if settings.queries is not None:
         problem = sample(problem, settings.queries, settings.seed)
     found = checks.data_checks(problem)
-    ranks, ties = _ranks(problem, settings, progress)
-    per_query: dict[str, dict[str, np.ndarray]] = {}
-    scores: dict[str, dict] = {}
-    for d in settings.distances:
-        per_query[d] = _query_scores(problem, settings, d, ranks[d], wanted["map_at_r"], progress)
+    ranked = _ranks(problem, settings, progress)
+    per_query = {d: _query_scores(settings, r) for d, r in ranked.items()}
+    scores = {}
+    for d, ranks in ranked.items():
         scores[d] = _summary(per_query[d], problem.query_codes, settings)
-        scores[d]["tied_queries"] = None if ties is None else int(np.count_nonzero(ties[d]))
-        scores[d] |= _clusters(full, settings, d, progress) if wanted["nmi"] else {}
-    if ties is not None:
-        tied = np.any([ties[d] > 0 for d in settings.distances], axis=0)
-        found["tied_queries"] = int(np.count_nonzero(tied))
+        scores[d]["tied_queries"] = _tied(ranks.ties)
+        scores[d] |= _clusters(full, settings, d, progress) if nmi else {}
+    ties = [ranks.ties for ranks in ranked.values() if ranks.ties is not None]
+    found["tied_queries"] = _tied(np.sum(ties, axis=0) if ties else None)
+    ranks = {d: r.rank for d, r in ranked.items()}
     found["lone_queries"] = int(np.count_nonzero(ranks[settings.distances[0]] == 0))
     result = {
         "version": VERSION,
@@ -126,64 +123,58 @@ def run(problem: Problem, settings: Settings, progress: Progress | None = None) 
         "dim": int(problem.gallery.shape[1]),
         "distances": scores,
         "checks": found,
-        "settings": _recorded(settings, wanted, len(problem.names)),
+        "settings": _recorded(settings, nmi, len(problem.names)),
     }
     return Evaluation(problem, result, ranks, per_query)
 
 
-def _ranks(
-    problem: Problem, settings: Settings, progress: Progress | None
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-    """Ranks of every query, and its ties where the engine knows them."""
-    if settings.engine == "faiss":
-        from retrieval.neighbours import recall_ranks
+def _ranks(problem: Problem, settings: Settings, progress: Progress | None) -> dict[str, Ranks]:
+    if settings.engine == "count":
+        return count_ranks(
+            problem.gallery,
+            problem.gallery_codes,
+            problem.queries,
+            problem.query_codes,
+            self_ids=problem.self_ids,
+            distances=settings.distances,
+            places=settings.map_at_r,
+            memory=settings.memory,
+            threads=settings.threads,
+            progress=_stage(progress, "ranks"),
+        )
+    from retrieval.neighbours import recall_ranks, right_positions
 
-        ranks = {
-            d: recall_ranks(
-                *_arrays(problem), max(settings.recall_at), d, self_ids=_self_ids(problem),
-                memory=settings.memory, progress=_stage(progress, f"neighbours ({d})"),
-            )
-            for d in settings.distances
-        }  # fmt: skip
-        return ranks, None
-    from retrieval.ranks import count_ranks
-
-    counted = count_ranks(
-        problem.gallery,
-        problem.gallery_codes,
-        problem.queries,
-        problem.query_codes,
-        self_ids=problem.self_ids,
-        distances=settings.distances,
-        memory=settings.memory,
-        threads=settings.threads,
-        progress=_stage(progress, "ranks"),
-    )
-    return {d: r.rank for d, r in counted.items()}, {d: r.ties for d, r in counted.items()}
+    sides = problem.asking, problem.query_codes, problem.gallery, problem.gallery_codes
+    self_ids = problem.self_ids
+    if problem.protocol == LEAVE_ONE_OUT and self_ids is None:
+        self_ids = np.arange(len(problem.gallery))
+    out = {}
+    for d in settings.distances:
+        options = {"self_ids": self_ids, "memory": settings.memory}
+        report = _stage(progress, f"neighbours ({d})")
+        rank = recall_ranks(*sides, max(settings.recall_at), d, progress=report, **options)
+        places = None
+        if settings.map_at_r:
+            report = _stage(progress, f"MAP@R ({d})")
+            places = right_positions(*sides, d, progress=report, **options)
+        out[d] = Ranks(rank, None, None, places)  # lists do not tell all ties
+    return out
 
 
-def _query_scores(
-    problem: Problem,
-    settings: Settings,
-    d: str,
-    ranks: np.ndarray,
-    map_at_r: bool,
-    progress: Progress | None,
-) -> dict[str, np.ndarray]:
+def _query_scores(settings: Settings, ranks: Ranks) -> dict[str, np.ndarray]:
     """What each query contributes to each score: the mean over queries is the score."""
-    scores = {f"recall@{k}": (ranks > 0) & (ranks <= k) for k in settings.recall_at}
+    rank = ranks.rank
+    scores = {f"recall@{k}": (rank > 0) & (rank <= k) for k in settings.recall_at}
     if settings.engine == "count":  # a neighbour list knows no rank beyond its end
-        scores["mrr"] = metrics.reciprocal_ranks(ranks)
-    if map_at_r:
-        from retrieval.neighbours import right_positions
-
-        right = right_positions(
-            *_arrays(problem), d, self_ids=_self_ids(problem),
-            memory=settings.memory, progress=_stage(progress, f"MAP@R ({d})"),
-        )  # fmt: skip
-        scores["r_precision"] = metrics.r_precision(right)[1]
-        scores["map_at_r"] = metrics.map_at_r(right)[1]
+        scores["mrr"] = metrics.reciprocal_ranks(rank)
+    if ranks.places is not None:
+        scores["r_precision"] = metrics.r_precision(ranks.places)[1]
+        scores["map_at_r"] = metrics.map_at_r(ranks.places)[1]
     return scores
+
+
+def _tied(ties: np.ndarray | None) -> int | None:
+    return None if ties is None else int(np.count_nonzero(ties))
 
 
 def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Settings) -> dict:
@@ -227,32 +218,19 @@ def _clusters(problem: Problem, settings: Settings, d: str, progress: Progress |
     }
 
 
-def _recorded(settings: Settings, wanted: dict[str, bool], classes: int) -> dict:
+def _recorded(settings: Settings, nmi: bool, classes: int) -> dict:
     """The settings as used; how many threads and how much memory changes no score."""
-    from importlib.metadata import version
-
-    used = asdict(settings) | wanted
+    used = asdict(settings) | {"nmi": nmi}
     for name in ("threads", "memory"):
         used.pop(name)
-    libraries = ["dmltool", "numpy", "numba"]
-    if any(wanted.values()) or settings.engine == "faiss":
+    used |= {name: version(name) for name in ("dmltool", "numpy", "numba")}
+    if nmi:
+        used |= {"kmeans_k": classes, "nmi_average": "arithmetic"}
+    if nmi or settings.engine == "faiss":
         import faiss
 
         used["faiss"] = faiss.__version__
-    used |= {name: version(name) for name in libraries}
-    if wanted["nmi"]:
-        used |= {"kmeans_k": classes, "nmi_average": "arithmetic"}
     return used | {"distances": list(settings.distances), "recall_at": list(settings.recall_at)}
-
-
-def _arrays(problem: Problem) -> Sequence[np.ndarray]:
-    return problem.asking, problem.query_codes, problem.gallery, problem.gallery_codes
-
-
-def _self_ids(problem: Problem) -> np.ndarray | None:
-    if problem.protocol == LEAVE_ONE_OUT and problem.self_ids is None:
-        return np.arange(len(problem.gallery))
-    return problem.self_ids
 
 
 def _stage(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:

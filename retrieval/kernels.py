@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-ANY = -2  # a group that every item belongs to
+ANY, NONE = -2, -3  # groups that every item, or no item, belongs to
 _SUMS = {"reassoc", "contract", "nsz"}  # never "nnan": a NaN cell must compare false
 _compiled = njit(nogil=True, cache=True, fastmath=_SUMS)
 
@@ -126,6 +126,150 @@ def count_float64(
                     pairs[found, 1] = j
                     found += 1
     return A, found
+
+
+@_compiled
+def _credit(q, m, start, limit, active, total, wrong, soonest, possible, last, sign):
+    """One more wrong item at least as near as query q's right items from the m-th on.
+
+    Right items whose place is now beyond `limit` no longer count: active shrinks to those before.
+    soonest: the least m that exact order could give each, as near ones are listed in any order.
+    """
+    base, M, C = start[q], active[q], total[q] + 1
+    wrong[base + m] += 1
+    while M > 0 and limit[q] < soonest[base + M - 1] + C:
+        M -= 1
+        C -= wrong[base + M]
+    if active[q] > M:
+        last[q] = sign * possible[base + M - 1] if M > 0 else sign * np.inf
+    active[q], total[q] = M, C
+
+
+@_compiled
+def place(
+    S, e, l2, askers, first, rows_ask, scale, item, q_label, g_label, g_group,
+    start, limit, active, total, wrong, soonest, group, sure, possible, last, pairs
+):  # fmt: skip
+    """Credits the wrong items of a tile to the right items that they are at least as near as.
+
+    The askers are rows of S, or columns. Asker q's right items are start[q]:start[q + 1], nearest
+    first: a wrong item surely is as near as those with nearness >= sure, possibly as those with
+    nearness >= possible. Pairs that float32 leaves open are listed; returns (asker to go on from,
+    pairs listed). `last` is what the counting kernels compare with, kept up to date.
+    """
+    items = S.shape[1] if rows_ask else S.shape[0]
+    sign = np.float32(-1 if l2 else 1)
+    found = 0
+    for n in range(first, len(askers)):
+        if pairs.shape[0] - found < items:
+            return n, found
+        q = askers[n]
+        base = start[q]
+        for j in range(items):
+            M = active[q]
+            if M == 0:
+                break
+            s = S[q, j] if rows_ask else S[j, q]
+            low = high = s
+            if l2:
+                p = scale[q] * item[0, j]
+                low, high = (s - e) * p - item[1, j], (s + e) * p - item[2, j]
+            if not high >= possible[base + M - 1] or q_label[q] == g_label[j]:
+                continue
+            b = _first(possible, base, M, high)
+            a = _first(sure, base, M, low)
+            for m in range(b, a):
+                if group[base + m] == g_group[j]:  # identical rows: a tie, no arithmetic needed
+                    a = m
+                    break
+            if b < a:
+                pairs[found, 0] = q
+                pairs[found, 1] = j
+                found += 1
+            elif a < M:
+                _credit(q, a, start, limit, active, total, wrong, soonest, possible, last, sign)
+    return len(askers), found
+
+
+@_compiled
+def _first(falling, base, count, value):
+    """The first of falling[base : base + count] that value reaches, `count` if none."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if value >= falling[base + middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@_compiled
+def _first_rising(rising, base, count, value):
+    """The first of rising[base : base + count] that is no less than value, `count` if none."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if value <= rising[base + middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@_compiled
+def straighten(start, sure, possible, nearest, farthest, soonest, group):
+    """Makes bounds fall, or rise, along each query's list, widening them where rounding bent them.
+
+    sure and possible fall with m; nearest and farthest rise. All in place. soonest (out): the
+    least place that each right item could have among the right ones. group: unset where an item
+    may be as near as one that is not identical; a tie with it then says nothing of the next.
+    """
+    for q in range(len(start) - 1):
+        for r in range(start[q + 1] - 2, start[q] - 1, -1):
+            sure[r] = max(sure[r], sure[r + 1])
+            nearest[r] = min(nearest[r], nearest[r + 1])
+        for r in range(start[q] + 1, start[q + 1]):
+            possible[r] = min(possible[r], possible[r - 1])
+            farthest[r] = max(farthest[r], farthest[r - 1])
+        for r in range(start[q], start[q + 1]):
+            near = r > start[q] and nearest[r] <= farthest[r - 1]
+            soonest[r] = soonest[r - 1] if near else r - start[q] + 1
+        first = start[q]
+        for r in range(start[q], start[q + 1]):  # runs of one `soonest`
+            if soonest[r] != soonest[first]:
+                first = r
+            if group[r] != group[first]:
+                group[first : r + 1] = NONE
+
+
+@_compiled
+def place_pairs(
+    q, value, error, level, square, l2, start, limit, active, total, wrong, soonest, tied,
+    nearest, farthest, right_level, right_square, possible, last, unsure
+):  # fmt: skip
+    """The same for pairs measured in float64; returns how many (pair, m) are left in `unsure`.
+
+    Right item m lies between squared distances nearest[m] and farthest[m]. `level` is the l2
+    distance where that is exact, else nan: items of one length rank alike under both distances.
+    """
+    sign = np.float32(-1 if l2 else 1)
+    left = 0
+    for n in range(len(q)):
+        base, M = start[q[n]], active[q[n]]
+        b = _first_rising(farthest, base, M, value[n] - error[n])
+        a = _first_rising(nearest, base, M, value[n] + error[n])
+        for m in range(b, a):
+            r = base + m
+            if square[n] == right_square[r] and level[n] == level[n]:
+                tied[r] += level[n] <= right_level[r]
+            else:
+                unsure[left, 0] = n
+                unsure[left, 1] = m
+                left += 1
+        if a < M:
+            _credit(q[n], a, start, limit, active, total, wrong, soonest, possible, last, sign)
+    return left
 
 
 @_compiled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +12,7 @@ from retrieval.sides import ULP32, Side
 from retrieval.threads import run_all
 
 _LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
-_SMALL = 1 << 32  # multiplications that one thread does sooner than several
+_SMALL = 1 << 30  # multiplications that one thread does sooner than several
 _CHUNK = 1 << 26  # bytes of rows looked at in one go
 
 
@@ -27,10 +26,40 @@ class Positives:
     l2: np.ndarray  # (Q,) squared l2 distance to the same item
 
 
+class Classes:
+    """Which gallery items are right for which query."""
+
+    def __init__(self, asks: Side, items: Side, self_ids: np.ndarray) -> None:
+        self.self_ids = self_ids
+        self.order = np.argsort(items.labels, kind="stable")
+        labels = items.labels[self.order]
+        self.start = np.searchsorted(labels, asks.labels, "left")
+        self.size = np.searchsorted(labels, asks.labels, "right") - self.start  # with self
+        own = (self_ids >= 0) & (items.labels[self_ids] == asks.labels)
+        self.others = self.size - own  # (Q,) right items of each query
+
+    def members(self, query: int) -> np.ndarray:
+        return self.order[self.start[query] : self.start[query] + self.size[query]]
+
+    def pairs(self, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Each query with each of its right items."""
+        n = self.size[q]
+        place = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
+        g = self.order[np.repeat(self.start[q], n) + place]
+        q = np.repeat(q, n)
+        keep = g != self.self_ids[q]
+        return q[keep], g[keep]
+
+    def chunks(self, q: np.ndarray, dim: int) -> list[np.ndarray]:
+        """Runs of queries whose pairs are about _CHUNK bytes of vectors."""
+        chunk = np.cumsum(self.size[q]) * dim * 4 // _CHUNK
+        return np.split(q, np.flatnonzero(np.diff(chunk)) + 1) if len(q) else []
+
+
 def nearest_right(
     asks: Side,
     items: Side,
-    self_ids: np.ndarray,
+    classes: Classes,
     group: np.ndarray,
     distances: tuple[str, ...],
     lattice: bool,
@@ -39,44 +68,33 @@ def nearest_right(
     """For each distance. `group` names identical gallery rows by one number."""
     Q = len(asks)
     out = {d: Positives(np.full(Q, -1), np.zeros(Q), np.zeros(Q), np.zeros(Q)) for d in distances}
-    order = np.argsort(items.labels, kind="stable")
-    labels = items.labels[order]
-    start = np.searchsorted(labels, asks.labels, "left")
-    size = np.searchsorted(labels, asks.labels, "right") - start
-    large = size * size * items.dim > _LARGE
+    large = classes.size * classes.size * items.dim > _LARGE
 
     def small_classes(q: np.ndarray) -> None:
-        n = size[q]
-        place = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
-        g = order[np.repeat(start[q], n) + place]
-        q = np.repeat(q, n)
-        keep = g != self_ids[q]
-        _pick(asks, q[keep], items, g[keep], group, lattice, out)
+        q, g = classes.pairs(q)
+        _pick(asks, q, items, g, group, lattice, out)
 
-    def large_class(label: int) -> None:
-        members = order[np.searchsorted(labels, label) : np.searchsorted(labels, label, "right")]
-        for q in np.array_split(*_blocked(np.flatnonzero(asks.labels == label), 512)):
-            for d, (mine, g) in _candidates(asks, q, items, members, self_ids, distances).items():
+    def large_class(queries: np.ndarray) -> None:
+        members = classes.members(queries[0])
+        for q in np.array_split(*_blocked(queries, 512)):
+            found = _candidates(asks, q, items, members, classes.self_ids, distances)
+            for d, (mine, g) in found.items():
                 _pick(asks, mine, items, g, group, lattice, {d: out[d]})
 
-    few = np.flatnonzero((size > 0) & ~large)
-    few = few[np.argsort(asks.labels[few], kind="stable")]
-    tasks = [partial(small_classes, q) for q in _chunks(few, size[few], items.dim)]
-    tasks += [partial(large_class, label) for label in np.unique(asks.labels[large])]
+    by_label = np.argsort(asks.labels, kind="stable")
+    few, many = by_label[~large[by_label]], by_label[large[by_label]]
+    tasks = [partial(small_classes, q) for q in classes.chunks(few, items.dim)]
+    tasks += [
+        partial(large_class, q) for q in np.split(many, _starts(asks.labels[many])[1:]) if len(q)
+    ]
     # Many small steps on several threads wait for each other more than they work.
-    small = np.sum(size[large] * items.dim, dtype=np.float64) < _SMALL
-    run_all([(task, 1) for task in tasks], 1 if small and not len(few) else threads)
+    work = np.sum(classes.size, dtype=np.float64) * items.dim
+    run_all([(task, 1) for task in tasks], threads if work > _SMALL else 1)
     return out
 
 
 def _blocked(index: np.ndarray, size: int) -> tuple[np.ndarray, int]:
     return index, max(1, -(-len(index) // size))
-
-
-def _chunks(q: np.ndarray, size: np.ndarray, dim: int) -> Iterator[np.ndarray]:
-    """Runs of queries whose pairs are about _CHUNK bytes of vectors."""
-    chunk = np.cumsum(size) * dim * 4 // _CHUNK
-    return iter(np.split(q, np.flatnonzero(np.diff(chunk)) + 1)) if len(q) else iter(())
 
 
 def _candidates(

@@ -23,13 +23,16 @@ from threadpoolctl import threadpool_limits
 
 from retrieval import kernels
 from retrieval.duplicates import blocks, row_groups
+from retrieval.metrics import RightPositions
 from retrieval.pairs import compare_exactly, is_lattice, measure
-from retrieval.positives import nearest_right
+from retrieval.places import BYTES, right_items
+from retrieval.positives import Classes, nearest_right
 from retrieval.sides import ULP32, ULP64, Side
 from retrieval.threads import Progress, processors, run_all
 
 _PAIRS = 1 << 14  # open pairs decided at a time
 _DISTANCES = ("cos", "l2")
+_LAST = {"cos": 1, "l2": 4}  # the rows of `ask` that say what is possible
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,9 @@ class Ranks:
     """Per query: its rank (0: no right item in the gallery), ties and nearest right item."""
 
     rank: np.ndarray  # (Q,) int64
-    ties: np.ndarray  # (Q,) int64, wrong items exactly as near as the nearest right one
-    nearest: np.ndarray  # (Q,) int64, gallery index, -1 if there is none
+    ties: np.ndarray | None  # (Q,) int64, wrong items exactly as near as the nearest right one
+    nearest: np.ndarray | None  # (Q,) int64, gallery index, -1 if there is none
+    places: RightPositions | None = None  # of all right items, as far as they stand within R
 
 
 def count_ranks(
@@ -49,6 +53,7 @@ def count_ranks(
     *,
     self_ids: np.ndarray | None = None,
     distances: tuple[str, ...] = _DISTANCES,
+    places: bool = False,
     memory: int = 2 << 30,
     threads: int | None = None,
     block: int | None = None,
@@ -57,22 +62,76 @@ def count_ranks(
     """Ranks of queries (Q, D) in gallery (G, D), labels as int64 codes, for each distance.
 
     Without queries every gallery item asks all others. `self_ids` (Q,) names the gallery row that
-    is the query itself (-1: none): it is left out by identity. Vectors must be finite.
+    is the query itself (-1: none): it is left out by identity. Vectors must be finite. `places`
+    asks for the places of all right items as well, for R-precision and MAP@R.
     """
     threads = threads or processors()
-    symmetric = queries is None
+    if places:
+        rights = _count_labels(gallery_labels, gallery_labels if queries is None else query_labels)
+        if rights.sum() * BYTES > memory // 4 and len(rights) > 1:
+            return _in_chunks(
+                gallery, gallery_labels, queries, query_labels, rights,
+                self_ids=self_ids, distances=distances, places=True, memory=memory,
+                threads=threads, block=block, progress=progress,
+            )  # fmt: skip
     items = Side(gallery, gallery_labels, memory // 4, threads)
-    asks = items if symmetric else Side(queries, query_labels, memory // 4, threads)
-    if symmetric:
+    asks = items if queries is None else Side(queries, query_labels, memory // 4, threads)
+    if queries is None:
         self_ids = np.arange(len(items))
     elif self_ids is None:
         self_ids = np.full(len(asks), -1)
     if block is None:  # enough tiles to share out, each large enough for a product at full speed
         block = min(1024, max(256, len(items) // 16))
     with threadpool_limits(1, user_api="blas"):  # one tile per thread, not one product on all
-        engine = _Engine(asks, items, np.asarray(self_ids, np.int64), distances, threads, block)
+        engine = _Engine(
+            asks, items, np.asarray(self_ids, np.int64), distances, places, threads, block
+        )
         engine.count(progress)
     return engine.result()
+
+
+def _count_labels(gallery_labels: np.ndarray, query_labels: np.ndarray) -> np.ndarray:
+    """(Q,) how many gallery items have the query's label."""
+    known, sizes = np.unique(gallery_labels, return_counts=True)
+    at = np.minimum(np.searchsorted(known, query_labels), len(known) - 1)
+    return np.where(known[at] == query_labels, sizes[at], 0)
+
+
+def _in_chunks(
+    gallery, gallery_labels, queries, query_labels, rights, *, self_ids, memory, progress, **options
+) -> dict[str, Ranks]:
+    """The same in runs of queries whose right items fit the memory: classes of thousands."""
+    if queries is None:
+        queries, query_labels, self_ids = gallery, gallery_labels, np.arange(len(gallery))
+    chunk = np.cumsum(rights) * BYTES // max(1, memory // 8)
+    runs = np.split(np.arange(len(rights)), np.flatnonzero(np.diff(chunk)) + 1)
+    found = []
+    for n, run in enumerate(runs):
+        tell = progress and (lambda d, t, n=n: progress(n * t + d, len(runs) * t))
+        found.append(
+            count_ranks(
+                gallery, gallery_labels, queries[run], query_labels[run],
+                self_ids=None if self_ids is None else self_ids[run],
+                memory=max(memory, 4 * int(rights[run].sum()) * BYTES), progress=tell, **options,
+            )
+        )  # fmt: skip
+    return {d: _joined([part[d] for part in found]) for d in found[0]}
+
+
+def _joined(parts: list[Ranks]) -> Ranks:
+    rank, ties, nearest, counts, positions, lengths = (
+        np.concatenate(arrays)
+        for arrays in zip(
+            *(
+                (p.rank, p.ties, p.nearest, p.places.counts, p.places.positions,
+                 np.diff(p.places.offsets))
+                for p in parts
+            ),
+            strict=True,
+        )
+    )  # fmt: skip
+    places = RightPositions(counts, np.r_[0, np.cumsum(lengths)], positions)
+    return Ranks(rank, ties, nearest, places)
 
 
 class _Engine:
@@ -84,6 +143,7 @@ class _Engine:
         items: Side,
         self_ids: np.ndarray,
         distances: tuple[str, ...],
+        places: bool,
         threads: int,
         block: int,
     ) -> None:
@@ -92,10 +152,12 @@ class _Engine:
         self.symmetric = asks is items
         self.group = row_groups(items.vectors)
         self.lattice = is_lattice(asks, items)
-        self.right = nearest_right(
-            asks, items, self_ids, self.group, distances, self.lattice, threads
-        )
+        classes = Classes(asks, items, self_ids)
+        shared = (distances, self.lattice, threads)
+        self.right = nearest_right(asks, items, classes, self.group, *shared)
         self.margin = np.float32((items.dim + 16) * ULP32)
+        top = max(asks.norm.max(initial=0.0), items.norm.max(initial=0.0))
+        self.scale = 2.0 ** -np.ceil(np.log2(top)) if top > 0 else 1.0
         self.ask, self.item = self._thresholds()
         self.wanted = {  # the group of identical rows that ties with the nearest right item
             d: np.where(r.index >= 0, self.group[r.index], -1) for d, r in self.right.items()
@@ -104,6 +166,12 @@ class _Engine:
             self.wanted["cos"][(asks.norm == 0) & (self.right["cos"].index >= 0)] = kernels.ANY
         self.counts = {d: np.zeros(len(asks), np.int64) for d in distances}
         self.ties = {d: np.zeros(len(asks), np.int64) for d in distances}
+        self.places = right_items(asks, items, classes, *shared) if places else {}
+        for d, listed in self.places.items():
+            owner = np.repeat(np.arange(len(asks)), listed.limit)
+            listed.finish(items, self.group, self._nearness(d, owner, listed.value, listed.error))
+        self.last = self._last()
+        self.locks = {part.start: threading.Lock() for part in _parts(len(asks), block)}
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._centres: dict[str, np.ndarray] = {}
@@ -114,41 +182,59 @@ class _Engine:
                 np.where(self.right[d].index >= 0, self.counts[d] + 1, 0),
                 self.ties[d],
                 self.right[d].index,
+                self.places[d].positions() if self.places else None,
             )
             for d in self.distances
         }
 
-    def _thresholds(self) -> tuple[np.ndarray, np.ndarray]:
-        """What kernels.count_rows compares: ask (5, Q) and item (3, G), float32, rounded outward.
+    def _nearness(
+        self, d: str, q: np.ndarray, value: np.ndarray, error: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The nearness of items at squared distance value +- error from queries q, float32.
 
+        Nearness is what the kernels compute: the cosine, or 2 |q| |x| cos - |x|^2 for l2, which
+        grows as the distance shrinks. Surely at least as near is what reaches the first bound,
+        possibly what reaches the second: rounded outward, with every error of the product.
         Lengths are scaled by a power of two so that float32 can hold their squares; what is lost
         below 2^-100 is slack, not error.
         """
-        top = max(self.asks.norm.max(initial=0.0), self.items.norm.max(initial=0.0))
-        scale = 2.0 ** -np.ceil(np.log2(top)) if top > 0 else 1.0
-        ask = np.zeros((5, len(self.asks)))
-        ask[:2], ask[3:] = np.inf, -np.inf  # a query without right item, or a distance not asked
-        if "cos" in self.right:
-            right = self.right["cos"]
-            has = right.index >= 0
-            cos, err = 1 - right.value[has] / 2, right.error[has] / 2 + 4 * ULP64
-            ask[0, has], ask[1, has] = cos + err + self.margin, cos - err - self.margin
-        if "l2" in self.right:
-            right = self.right["l2"]
-            has = right.index >= 0
-            square = self.asks.square[has] * scale**2
-            tau = right.value[has] * scale**2 - square
-            err = right.error[has] * scale**2 + (self.items.dim + 8) * ULP64 * square
-            err += 4 * ULP32 * np.abs(tau) + 2.0**-100
-            ask[2, has] = 2 * self.asks.norm[has] * scale
-            ask[3, has], ask[4, has] = tau - err, tau + err
-        norm = self.items.norm * scale
+        if d == "cos":
+            middle, slack = 1 - value / 2, error / 2 + 4 * ULP64 + self.margin
+        else:
+            square = self.asks.square[q] * self.scale**2
+            middle = square - value * self.scale**2
+            slack = error * self.scale**2 + (self.items.dim + 8) * ULP64 * square
+            slack += 4 * ULP32 * np.abs(middle) + 2.0**-100
+        sure, possible = (middle + slack).astype(np.float32), (middle - slack).astype(np.float32)
+        return np.nextafter(sure, np.float32(np.inf)), np.nextafter(possible, np.float32(-np.inf))
+
+    def _thresholds(self) -> tuple[np.ndarray, np.ndarray]:
+        """What kernels.count_rows compares: ask (5, Q) and item (3, G), float32."""
+        ask = self._unasked()
+        for d, right in self.right.items():
+            has = np.flatnonzero(right.index >= 0)
+            sure, possible = self._nearness(d, has, right.value[has], right.error[has])
+            if d == "cos":
+                ask[0, has], ask[1, has] = sure, possible
+            else:
+                ask[3, has], ask[4, has] = -sure, -possible
+        norm = self.items.norm * self.scale
         slack = 4 * ULP32 * norm**2 + 2.0**-100
-        item = np.stack([norm, norm**2 + slack, norm**2 - slack]).astype(np.float32)
-        ask = ask.astype(np.float32)
-        ask[0] = np.nextafter(ask[0], np.float32(np.inf))
-        ask[1] = np.nextafter(ask[1], np.float32(-np.inf))
-        return ask, item
+        return ask, np.stack([norm, norm**2 + slack, norm**2 - slack]).astype(np.float32)
+
+    def _unasked(self) -> np.ndarray:
+        """ask (5, Q) that no item reaches: of queries without right item, distances not wanted."""
+        ask = np.empty((5, len(self.asks)), np.float32)
+        ask[:2], ask[3:] = np.inf, -np.inf
+        ask[2] = 2 * self.asks.norm * self.scale
+        return ask
+
+    def _last(self) -> np.ndarray:
+        """ask (5, Q) for the farthest right item of each query that may stand within R."""
+        last = self._unasked()
+        for d, places in self.places.items():
+            last[_LAST[d]] = places.last() if d == "cos" else -places.last()
+        return last
 
     def count(self, progress: Progress | None) -> None:
         q_parts = list(_parts(len(self.asks), self.block))
@@ -212,6 +298,42 @@ class _Engine:
             work.counts[d][q] += sure + tied
             work.ties[d][q] += tied
             work.add(d, work.pairs[:found], q.start, g.start)
+        if self.places:
+            count(S, self.margin, self.last[:, q], item, counts)
+            for d in self.distances:
+                flagged = np.flatnonzero(counts[1 if d == "cos" else 3])
+                self._place(d, S, flagged, q, g, transposed, work)
+
+    def _place(
+        self,
+        d: str,
+        S: np.ndarray,
+        flagged: np.ndarray,
+        q: slice,
+        g: slice,
+        transposed: bool,
+        work: _Worker,
+    ) -> None:
+        """Credits the tile's wrong items to the right items of the flagged askers."""
+        places, last, first = self.places[d], self.last[_LAST[d]], 0
+        while first < len(flagged) and not self.stop.is_set():
+            with self.locks[q.start]:
+                first, found = kernels.place(
+                    *(S, self.margin, d == "l2", flagged, first, not transposed),
+                    *(self.last[2, q], self.item[:, g], self.asks.labels[q]),
+                    *(self.items.labels[g], self.group[g], places.start[q], places.limit[q]),
+                    *(
+                        places.active[q],
+                        places.total[q],
+                        places.wrong,
+                        places.soonest,
+                        places.group,
+                    ),
+                    *(places.sure, places.possible, last[q], work.pairs),
+                )
+                if found:
+                    asking, items = work.pairs[:found].T
+                    places.settle(self.asks, asking + q.start, self.items, items + g.start, last)
 
     def _tile_float64(self, d: str, q: slice, g: slice, work: _Worker) -> None:
         Y, Z = self._centred(d, self.asks, q), self._centred(d, self.items, g)

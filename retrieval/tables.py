@@ -70,7 +70,7 @@ def evaluation_warnings(result: dict) -> list[str]:
     """What a reader of the numbers must know."""
     found = warnings(result["checks"], result["queries"], result["classes"])
     if find_spec("faiss") is None:
-        found.append('No MAP@R, no NMI: they need FAISS (pip install "dmltool[cpu]").')
+        found.append('No NMI: k-means needs FAISS (pip install "dmltool[cpu]").')
     return found
 
 

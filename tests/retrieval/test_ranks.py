@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from retrieval import positives, ranks
 from retrieval.errors import DmlError
+from retrieval.neighbours import right_positions
 from retrieval.ranks import count_ranks
 
 
@@ -130,6 +131,57 @@ values = st.sampled_from(
         1e20,
     ]
 )
+
+
+def exact_places(X, labels, distance):
+    """Places within R of every item's right items, by fractions."""
+    rows = [[Fraction(float(v)) for v in row] for row in X]
+    found = []
+    for i, q in enumerate(rows):
+        near = [nearness(q, row, distance) for row in rows]
+        right = sorted(
+            (s for j, s in enumerate(near) if labels[j] == labels[i] and j != i), reverse=True
+        )
+        wrong = [s for j, s in enumerate(near) if labels[j] != labels[i]]
+        places = [m + sum(w >= s for w in wrong) for m, s in enumerate(right, 1)]
+        found.append([place for place in places if place <= len(right)])
+    return found
+
+
+def assert_exact_places(X, labels, **options):
+    result = count_ranks(X, labels, places=True, **options)
+    for distance in ("cos", "l2"):
+        places = result[distance].places
+        got = [list(part) for part in np.split(places.positions, places.offsets[1:-1])]
+        assert got == exact_places(X, labels, distance), distance
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"block": 16}, {"block": 64, "threads": 1}, {"block": 16, "memory": 20_000}],
+    ids=["tiles", "one tile", "chunks of queries"],
+)
+@pytest.mark.parametrize("name", HARD)
+def test_places_of_right_items_are_those_of_exact_arithmetic(name, options, rng):
+    assert_exact_places(HARD[name], rng.integers(0, 4, len(HARD[name])), **options)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_places_of_any_small_input_are_exact(data):
+    N, D = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 3))
+    X = np.array([[data.draw(values) for _ in range(D)] for _ in range(N)]).astype(np.float32)
+    labels = np.array([data.draw(st.integers(0, 2)) for _ in range(N)])
+    assert_exact_places(X, labels, block=data.draw(st.integers(1, 9)))
+
+
+@pytest.mark.parametrize("distance", ["cos", "l2"])
+def test_places_agree_with_neighbour_lists(rng, distance):
+    labels = rng.integers(0, 25, 900)
+    X = (rng.standard_normal((25, 12))[labels] + rng.standard_normal((900, 12))).astype(np.float32)
+    counted = count_ranks(X, labels, places=True, block=128)[distance].places
+    listed = right_positions(X, labels, X, labels, distance, self_ids=np.arange(900))
+    assert all((a == b).all() for a, b in zip(counted, listed, strict=True))
 
 
 @settings(max_examples=150, deadline=None)
