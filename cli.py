@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -217,30 +218,32 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(), TextColumn("left"), console=console, transient=True,
     )  # fmt: skip
-    stages: dict[str, tuple[float, int]] = {}  # name -> when it began, task of the bar
-    said = time.monotonic()
-    began = said
+    stage, task = "reading", bar.add_task("reading", total=None)
+    began = said = time.monotonic()
 
-    def report(stage: str, done: int, total: int) -> None:
-        nonlocal said
+    def report(name: str, done: int, total: int) -> None:
+        nonlocal stage, task, began, said
         now = time.monotonic()
-        if stage not in stages:
-            for _, task in stages.values():
-                bar.update(task, visible=False)
-            stages[stage] = (now, bar.add_task(stage, total=total))
-        start, task = stages[stage]
+        if name != stage:
+            bar.remove_task(task)
+            stage, task, began = name, bar.add_task(name, total=total), now
         bar.update(task, completed=done, total=total)
-        if console.is_terminal:
-            if now - began > 1 and not bar.live.is_started:
-                bar.start()
-        elif now - said > 10 and done:
-            left = (now - start) * (total - done) / done
+        if not console.is_terminal and now - said > 10 and done:
+            left = (now - began) * (total - done) / done
             click.echo(f"{stage}: {100 * done // total}%, about {left:.0f} s left", err=True)
             said = now
 
+    # By a timer, so that work that reports nothing yet is seen as well.
+    timer = threading.Timer(1.0, bar.start)
+    timer.daemon = True
+    if console.is_terminal:
+        timer.start()
     try:
         yield report
     finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join()
         if bar.live.is_started:
             bar.stop()
 
@@ -323,8 +326,8 @@ def eval_command(
     settings = _settings(distance, **scoring)
     targets = {name: check_target(path, force) for name, path in
                (("out", out), ("per_class", per_class)) if path}  # fmt: skip
-    data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
     with progress_bar() as report:
+        data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
         evaluation = run(problem, settings, report)
     result = evaluation.result | {"source": provenance(data)}
@@ -357,7 +360,8 @@ def inspect(file: str, labels: str | None, as_json: bool) -> None:
     from retrieval.embeddings import load
     from retrieval.inspection import inspect as look
 
-    result = look(load(file, labels=labels))
+    with progress_bar() as report:
+        result = look(load(file, labels=labels), report)
     if as_json:
         click.echo(to_json(result), nl=False)
         return
@@ -389,8 +393,8 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
 
     settings = _settings(distance, **scoring)
     target = check_target(out, force) if out else None
-    first, second = load(a, labels=labels), load(b, labels=labels)
     with progress_bar() as report:
+        first, second = load(a, labels=labels), load(b, labels=labels)
         result = paired(first, second, settings, report)
     if target:
         write_text(target, to_json(result))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrieval.duplicates import blocks, row_groups, row_hashes
+from retrieval.duplicates import row_groups, row_hashes
 from retrieval.problem import QUERY_GALLERY, Problem
+from retrieval.slices import blocks
 
 # Each check: what its count means, said to the person who reads the table.
 MESSAGES = {

@@ -12,7 +12,9 @@ import numpy as np
 
 from retrieval import metrics
 from retrieval.errors import DmlError
-from retrieval.neighbours import MEMORY, Progress, load_faiss, single_precision
+from retrieval.neighbours import load_faiss
+from retrieval.space import MEMORY, single_precision
+from retrieval.threads import Progress
 
 
 def kmeans(

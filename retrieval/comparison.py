@@ -9,14 +9,18 @@ import numpy as np
 from retrieval import bootstrap
 from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
-from retrieval.evaluation import Evaluation, Progress, Settings, run
+from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.problem import from_embeddings
+from retrieval.threads import StageProgress
 
 VERSION = 1
 
 
 def compare(
-    a: Embeddings, b: Embeddings, settings: Settings | None = None, progress: Progress | None = None
+    a: Embeddings,
+    b: Embeddings,
+    settings: Settings | None = None,
+    progress: StageProgress | None = None,
 ) -> dict:
     """B less A in every score, with a paired class-bootstrap interval and p value (docs/json.md).
 
@@ -141,7 +145,7 @@ def _plain(label: object) -> int | str:
     return label.item() if isinstance(label, np.generic) else label
 
 
-def _named(progress: Progress | None, name: str) -> Progress | None:
+def _named(progress: StageProgress | None, name: str) -> StageProgress | None:
     if progress is None:
         return None
     return lambda stage, done, total: progress(f"{name}: {stage}", done, total)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
+from retrieval.slices import blocks
 from retrieval.threads import processors, run_all
-
-_BLOCK = 1 << 21  # elements converted at a time
-
-
-def blocks(vectors: np.ndarray, elements: int = _BLOCK) -> Iterator[slice]:
-    """Slices of rows that hold about `elements` numbers each."""
-    size = max(1, elements // max(1, vectors.shape[1]))
-    for start in range(0, len(vectors), size):
-        yield slice(start, min(start + size, len(vectors)))
 
 
 def row_hashes(vectors: np.ndarray) -> np.ndarray:
@@ -41,9 +32,8 @@ def row_groups(vectors: np.ndarray) -> np.ndarray:
     _, first, inverse = np.unique(row_hashes(vectors), return_index=True, return_inverse=True)
     group = first[inverse].astype(np.int64)
     repeated = np.flatnonzero(group != np.arange(len(group)))
-    size = max(1, _BLOCK // max(1, vectors.shape[1]))
-    for start in range(0, len(repeated), size):
-        rows = repeated[start : start + size]
+    for part in blocks(vectors[: len(repeated)]):
+        rows = repeated[part]
         same = (np.asarray(vectors[rows]) == np.asarray(vectors[group[rows]])).all(axis=1)
         # Different rows with one hash stand alone: a group is a promise, not a guess.
         group[rows[~same]] = rows[~same]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,8 +13,8 @@ from retrieval import bootstrap, checks, metrics
 from retrieval.errors import DmlError
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays, sample
 from retrieval.ranks import Ranks, count_ranks
+from retrieval.threads import Progress, StageProgress
 
-Progress = Callable[[str, int, int], None]  # stage, done, total
 DISTANCES = ("cos", "l2")
 ENGINES = ("count", "faiss")
 VERSION = 1
@@ -79,7 +78,7 @@ def evaluate(
     gallery_labels: np.ndarray | None = None,
     *,
     drop_nonfinite: bool = False,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     **settings,
 ) -> dict:
     """Recall@K and the other scores of embeddings, as the versioned dict of docs/json.md.
@@ -96,7 +95,7 @@ def evaluate(
     return run(problem, Settings(**settings), progress).result
 
 
-def run(problem: Problem, settings: Settings, progress: Progress | None = None) -> Evaluation:
+def run(problem: Problem, settings: Settings, progress: StageProgress | None = None) -> Evaluation:
     """Evaluates the problem; `progress(stage, done, total)` hears of everything long."""
     nmi = find_spec("faiss") is not None if settings.nmi is None else settings.nmi
     full = problem
@@ -128,7 +127,9 @@ def run(problem: Problem, settings: Settings, progress: Progress | None = None) 
     return Evaluation(problem, result, ranks, per_query)
 
 
-def _ranks(problem: Problem, settings: Settings, progress: Progress | None) -> dict[str, Ranks]:
+def _ranks(
+    problem: Problem, settings: Settings, progress: StageProgress | None
+) -> dict[str, Ranks]:
     if settings.engine == "count":
         return count_ranks(
             problem.gallery,
@@ -142,7 +143,7 @@ def _ranks(problem: Problem, settings: Settings, progress: Progress | None) -> d
             threads=settings.threads,
             progress=_stage(progress, "ranks"),
         )
-    from retrieval.neighbours import recall_ranks, right_positions
+    from retrieval.listed import recall_ranks, right_positions
 
     sides = problem.asking, problem.query_codes, problem.gallery, problem.gallery_codes
     self_ids = problem.self_ids
@@ -195,7 +196,7 @@ def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Setting
     }
 
 
-def _clusters(problem: Problem, settings: Settings, d: str, progress: Progress | None) -> dict:
+def _clusters(problem: Problem, settings: Settings, d: str, progress: StageProgress | None) -> dict:
     """NMI and AMI of k-means, k the number of classes, over all items of the test set."""
     from retrieval.clusters import cluster_scores
 
@@ -233,5 +234,5 @@ def _recorded(settings: Settings, nmi: bool, classes: int) -> dict:
     return used | {"distances": list(settings.distances), "recall_at": list(settings.recall_at)}
 
 
-def _stage(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
+def _stage(progress: StageProgress | None, name: str) -> Progress | None:
     return None if progress is None else lambda done, total: progress(name, done, total)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from retrieval.checks import conflicting_rows, zero_rows
-from retrieval.duplicates import blocks
 from retrieval.embeddings import Embeddings, Split
+from retrieval.slices import blocks
+from retrieval.threads import StageProgress
 
 
-def inspect(data: Embeddings) -> dict:
+def inspect(data: Embeddings, progress: StageProgress | None = None) -> dict:
     """Splits with shape, dtype, labels, norms and checks; the file's own metadata."""
     return {
         "version": 1,
@@ -17,11 +18,11 @@ def inspect(data: Embeddings) -> dict:
         "format": data.format,
         "attrs": {name: plain(value) for name, value in data.attrs.items()},
         "label_names": None if data.label_names is None else len(data.label_names),
-        "splits": {name: _split(split) for name, split in data.splits.items()},
+        "splits": {name: _split(split, name, progress) for name, split in data.splits.items()},
     }
 
 
-def _split(split: Split) -> dict:
+def _split(split: Split, name: str, progress: StageProgress | None) -> dict:
     vectors = split.vectors
     norms = np.empty(len(vectors))
     finite = np.empty(len(vectors), bool)
@@ -30,6 +31,8 @@ def _split(split: Split) -> dict:
         finite[part] = np.isfinite(block).all(axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
             norms[part] = np.linalg.norm(block, axis=1)
+        if progress:
+            progress(name, part.stop, len(vectors))
     known = norms[finite]
     return {
         "rows": len(vectors),

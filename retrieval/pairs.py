@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from retrieval import exact, kernels
-from retrieval.duplicates import blocks
 from retrieval.sides import ULP64, Side
+from retrieval.slices import blocks
 
 _EXACT_ROWS = 1024  # rows compared exactly at a time
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from retrieval.duplicates import blocks
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
+from retrieval.slices import blocks
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
 _DTYPES = ("float16", "float32", "float64", "int8", "uint8")

@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from retrieval.duplicates import blocks
 from retrieval.errors import DmlError
+from retrieval.slices import blocks
 from retrieval.threads import run_all
 
 ULP32, ULP64 = 2.0**-24, 2.0**-53  # unit roundoffs

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 Progress = Callable[[int, int], None]  # done, total
+StageProgress = Callable[[str, int, int], None]  # stage, done, total
 
 
 def processors() -> int:

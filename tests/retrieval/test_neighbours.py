@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval import metrics, neighbours
+from retrieval import listed, metrics, neighbours
 from retrieval.errors import DmlError
 
 DISTANCES = ["cos", "l2"]
@@ -44,11 +44,11 @@ def found_places(found: metrics.RightPositions) -> list[list[int]]:
 def assert_equals_slow(queries, query_labels, gallery, gallery_labels, distance, selfs, **options):
     expected = slow(queries, query_labels, gallery, gallery_labels, distance, selfs)
     sides = (queries, query_labels, gallery, gallery_labels)
-    found = neighbours.right_positions(*sides, distance, self_ids=selfs, **options)
+    found = listed.right_positions(*sides, distance, self_ids=selfs, **options)
     assert found.counts.tolist() == [len(places) for places in expected]
     assert found_places(found) == [[p for p in ps if p <= len(ps)] for ps in expected]
     for k in (1, 3):
-        ranks = neighbours.recall_ranks(*sides, k, distance, self_ids=selfs, **options)
+        ranks = listed.recall_ranks(*sides, k, distance, self_ids=selfs, **options)
         assert ranks.tolist() == [min(ps[0], k + 1) if ps else 0 for ps in expected]
 
 
@@ -116,13 +116,13 @@ def test_equals_behind_a_clear_first_neighbour_are_looked_through(seed):
 def test_ordinary_embeddings_need_no_brute_force(monkeypatch, distance):
     x, labels = clusters(13, 600, 32, 60)
     pending = []
-    brute = neighbours._brute_places
+    brute = listed._brute_places
     monkeypatch.setattr(
-        neighbours, "_brute_places", lambda t, p, d: pending.append(len(p)) or brute(t, p, d)
+        listed, "_brute_places", lambda t, p, d: pending.append(len(p)) or brute(t, p, d)
     )
     sides = (x, labels, x, labels)
-    neighbours.right_positions(*sides, distance, self_ids=np.arange(600))
-    neighbours.recall_ranks(*sides, 4, distance, self_ids=np.arange(600))
+    listed.right_positions(*sides, distance, self_ids=np.arange(600))
+    listed.recall_ranks(*sides, 4, distance, self_ids=np.arange(600))
     assert pending == [0, 0]
 
 
@@ -149,7 +149,7 @@ def test_r_precision_and_map_at_r_equal_pytorch_metric_learning(distance):
     reference = AccuracyCalculator(
         include=("r_precision", "mean_average_precision_at_r"), knn_func=CustomKNN(metric)
     ).get_accuracy(torch.tensor(x), torch.tensor(labels))
-    found = neighbours.right_positions(x, labels, x, labels, distance, self_ids=np.arange(400))
+    found = listed.right_positions(x, labels, x, labels, distance, self_ids=np.arange(400))
     assert metrics.r_precision(found)[0] == pytest.approx(reference["r_precision"])
     assert metrics.map_at_r(found)[0] == pytest.approx(reference["mean_average_precision_at_r"])
 
@@ -161,14 +161,14 @@ def test_leaving_out_by_id_where_dropping_the_first_column_flatters():
     ids, _ = neighbours.search(x, x, 2, "l2")
     dropped = (labels[ids[:, 1]] == labels) | (ids[:, 1] == everyone)
     assert dropped.mean() == 0.75  # one of the twins finds itself in the second column
-    ranks = neighbours.recall_ranks(x, labels, x, labels, 1, "l2", self_ids=everyone)
+    ranks = listed.recall_ranks(x, labels, x, labels, 1, "l2", self_ids=everyone)
     assert metrics.recall_at(ranks, [1])[1] == 0.5
 
 
 def test_recall_ignores_self_when_embeddings_repeat():
     x = np.repeat(np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32), 2, axis=0)
     alone = np.arange(60)  # every row a class of its own: whoever scores has found itself
-    ranks = neighbours.recall_ranks(x, alone, x, alone, 5, "l2", self_ids=alone)
+    ranks = listed.recall_ranks(x, alone, x, alone, 5, "l2", self_ids=alone)
     assert not ranks.any()
     ids, _ = neighbours.search(x, x, 5, "l2", self_ids=alone)
     assert not (ids == alone[:, None]).any()
@@ -180,9 +180,9 @@ def test_recall_ignores_self_when_embeddings_repeat():
 def test_all_equal_rows_score_the_floor(distance, value):
     x, labels = np.full((60, 7), value, np.float32), np.arange(60) % 6
     everyone = np.arange(60)
-    ranks = neighbours.recall_ranks(x, labels, x, labels, 50, distance, self_ids=everyone)
+    ranks = listed.recall_ranks(x, labels, x, labels, 50, distance, self_ids=everyone)
     assert (ranks == 51).all()  # all 50 wrong items come first
-    found = neighbours.right_positions(x, labels, x, labels, distance, self_ids=everyone)
+    found = listed.right_positions(x, labels, x, labels, distance, self_ids=everyone)
     assert metrics.r_precision(found)[0] == metrics.map_at_r(found)[0] == 0.0
     assert (found.counts == 9).all()
 
@@ -191,7 +191,7 @@ def test_copies_of_one_class_are_no_tie_with_others():
     # The lists end among equals, all of them right: a longer look must say rank 1, not a miss.
     x = np.array([[0.0]] * 30 + [[5.0]] * 90, np.float32)
     labels = np.array([0] * 30 + [1, 2] * 45)
-    ranks = neighbours.recall_ranks(x, labels, x, labels, 1, "l2", self_ids=np.arange(120))
+    ranks = listed.recall_ranks(x, labels, x, labels, 1, "l2", self_ids=np.arange(120))
     assert (ranks[:30] == 1).all()
     assert (ranks[30:] == 2).all()
 
@@ -200,7 +200,7 @@ def test_single_image_classes_are_lone_and_count_as_misses():
     x, _ = clusters(9, 40, 4, 5)
     labels = np.arange(40)
     labels[:20] = 0
-    found = neighbours.right_positions(x, labels, x, labels, "l2", self_ids=np.arange(40))
+    found = listed.right_positions(x, labels, x, labels, "l2", self_ids=np.arange(40))
     assert (found.counts[20:] == 0).all()
     mean, each = metrics.r_precision(found)
     assert not each[20:].any()
@@ -209,7 +209,7 @@ def test_single_image_classes_are_lone_and_count_as_misses():
 
 def test_query_labels_that_the_gallery_lacks_are_lone():
     x = np.eye(4, dtype=np.float32)
-    ranks = neighbours.recall_ranks(x, np.array([0, 1, 7, 9]), x, np.array([1, 0, 0, 1]), 4, "cos")
+    ranks = listed.recall_ranks(x, np.array([0, 1, 7, 9]), x, np.array([1, 0, 0, 1]), 4, "cos")
     # Query 0 is gallery item 0, a wrong one; the right ones, 1 and 2, tie with the wrong 3.
     assert ranks.tolist() == [3, 3, 0, 0]
 
@@ -221,15 +221,15 @@ def test_memory_and_row_order_do_not_matter(distance, memory):
     x = x.astype(np.float32)
     x[::7] = x[3]
     everyone = np.arange(300)
-    expected = neighbours.right_positions(x, labels, x, labels, distance, self_ids=everyone)
+    expected = listed.right_positions(x, labels, x, labels, distance, self_ids=everyone)
     order = np.random.default_rng(0).permutation(300)
-    found = neighbours.right_positions(
+    found = listed.right_positions(
         x[order], labels[order], x[order], labels[order], distance, self_ids=everyone, memory=memory
     )
     by_row = found_places(expected)
     assert found_places(found) == [by_row[i] for i in order]
-    expected = neighbours.recall_ranks(x, labels, x, labels, 9, distance, self_ids=everyone)
-    found = neighbours.recall_ranks(
+    expected = listed.recall_ranks(x, labels, x, labels, 9, distance, self_ids=everyone)
+    found = listed.recall_ranks(
         x[order], labels[order], x, labels, 9, distance, self_ids=order, memory=memory
     )
     assert np.array_equal(found, expected[order])
@@ -285,7 +285,7 @@ def test_one_large_class_does_not_lengthen_the_lists_of_others(monkeypatch):
     monkeypatch.setattr(
         neighbours, "_knn", lambda q, g, k: lengths.append((len(q), k)) or knn(q, g, k)
     )
-    neighbours.right_positions(x, labels, x, labels, "l2", self_ids=np.arange(1000))
+    listed.right_positions(x, labels, x, labels, "l2", self_ids=np.arange(1000))
     assert lengths[0][0] == 600
     assert lengths[0][1] < 20
 
@@ -297,7 +297,7 @@ def test_progress_counts_queries_up_to_all_and_can_interrupt():
     assert seen == sorted(seen)
     assert seen[-1] == (300, 300)
     seen.clear()
-    neighbours.right_positions(
+    listed.right_positions(
         x, labels, x, labels, "l2", progress=lambda done, total: seen.append((done, total))
     )
     assert seen[-1] == (300, 300)

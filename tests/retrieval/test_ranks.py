@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval import positives, ranks
+from retrieval import engine, positives
 from retrieval.errors import DmlError
-from retrieval.neighbours import right_positions
+from retrieval.listed import right_positions
 from retrieval.ranks import count_ranks
 
 
@@ -99,7 +99,7 @@ HARD = hard_cases()
 @pytest.mark.parametrize("pairs", [1 << 14, 4], ids=["float32 tiles", "float64 tiles"])
 @pytest.mark.parametrize("name", HARD)
 def test_ranks_and_ties_are_those_of_exact_arithmetic(name, pairs, monkeypatch, rng):
-    monkeypatch.setattr(ranks, "_PAIRS", pairs)  # 4: every tile with doubts is redone in float64
+    monkeypatch.setattr(engine, "_PAIRS", pairs)  # 4: every tile with doubts is redone in float64
     X = HARD[name]
     assert_exact(X, rng.integers(0, 6, len(X)), block=16)
 
