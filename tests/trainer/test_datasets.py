@@ -406,7 +406,7 @@ def test_a_path_that_leads_outside_is_refused(tmp_path, path):
     listed = table(inner, f"path,label,split\na/2.png,a,train\n{path},a,train\n")
     with pytest.raises(DmlError) as caught:
         load("csv", listed, allow_incomplete=True)
-    assert "leads outside" in caught.value.what
+    assert f"{path!r} leads outside" in caught.value.what
     assert "entry 3" in caught.value.what
 
 

@@ -23,7 +23,17 @@ from trainer.datasets.glyphs import (
     TRAIN,
     UPRIGHT,
 )
-from trainer.datasets.outlines import SAMPLES, covered, fill, outline
+from trainer.datasets.outlines import (
+    CLOSE,
+    CURVE,
+    LINE,
+    MOVE,
+    SAMPLES,
+    _flatten,
+    covered,
+    fill,
+    outline,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 PIXELS = "54765732b479339c6bcf29f655456c0bbc0f4989ab74793d062dd949010ac973"
@@ -154,6 +164,21 @@ def test_an_outline_fits_a_unit_square():
         # Contours are closed: as many edges start at a point as end there.
         starts, ends = (sorted(map(tuple, edges[:, side].tolist())) for side in (0, 1))
         assert starts == ends
+
+
+def test_contours_that_are_left_open_are_closed():
+    points = np.array([(0, 0), (4, 0), (4, 4), (5, 5), (9, 5), (9, 9)], dtype=float)
+    edges = _flatten(points, np.array([MOVE, LINE, LINE, MOVE, LINE, LINE]))
+    assert edges.tolist() == np.concatenate([ring(points[:3]), ring(points[3:])]).tolist()
+    closed = _flatten(points[[0, 1, 2, 0]], np.array([MOVE, LINE, LINE, CLOSE]))
+    assert closed.tolist() == ring(points[:3]).tolist()
+
+
+def test_a_curve_follows_its_control_point():
+    points = np.array([(0, 0), (2, 4), (4, 0)], dtype=float)
+    edges = _flatten(points, np.array([MOVE, CURVE, CURVE]))
+    assert edges[0, 0].tolist() == [0, 0]
+    assert edges[:, 1].tolist() == [[1, 1.5], [2, 2], [3, 1.5], [4, 0], [0, 0]]
 
 
 def test_a_square_covers_its_area_exactly():

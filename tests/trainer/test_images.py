@@ -210,6 +210,16 @@ def test_damaged_exif_data_do_not_spoil_a_picture(tmp_path):
         assert read_rgb(path).shape == (24, 40, 3)
 
 
+def test_exif_data_that_cannot_be_parsed_say_nothing(tmp_path, monkeypatch):
+    path = save(tmp_path / "a.png", Image.fromarray(gradient()))
+
+    def refuse(image):
+        raise SyntaxError("not a TIFF file")
+
+    monkeypatch.setattr(Image.Image, "getexif", refuse)
+    assert (read_rgb(path) == gradient()).all()
+
+
 # Reduced decoding
 
 
@@ -337,12 +347,19 @@ def test_progress_reaches_the_end_and_never_goes_back(tmp_path):
 
 def test_an_interrupted_check_stops_its_threads(tmp_path):
     path = save(tmp_path / "a.png", Image.fromarray(gradient()))
+    read = []
+
+    class Paths(list):
+        def __getitem__(self, place):
+            read.append(place)
+            return super().__getitem__(place)
 
     def interrupt(done, total):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        check_images([path] * 5_000, 1, interrupt)
+        check_images(Paths([path] * 5_000), 1, interrupt)
+    assert len(read) < 4_000
     assert not [t for t in threading.enumerate() if "ThreadPool" in t.name]
 
 

@@ -158,4 +158,4 @@ def _listing(root: Path) -> list[str]:
 
 
 def _holding(root: Path) -> str:
-    return listed(_listing(root)) or "nothing"
+    return listed(name for name in _listing(root) if not name.startswith(".")) or "nothing"
