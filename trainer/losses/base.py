@@ -1,0 +1,44 @@
+"""What our losses share: float32 under autocast, and a value that is the sum of its parts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from retrieval.errors import DmlError
+
+
+class Loss(nn.Module):
+    """Subclasses give `split`; it sees float32 (or float64) embeddings and no autocast."""
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        require(num_classes >= 1, "num_classes", num_classes, "1 or more")
+        require(dim >= 1, "dim", dim, "1 or more")
+        self.num_classes = num_classes
+        self.dim = dim
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return sum(self.parts(embeddings, labels).values())
+
+    def parts(self, embeddings: Tensor, labels: Tensor, **extra: Any) -> dict[str, Tensor]:
+        """The summands of the loss, by name."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.split(full_precision(embeddings), labels, **extra)
+
+    def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+
+def full_precision(embeddings: Tensor) -> Tensor:
+    """Half precision as float32. Float64 stays: gradients are checked in it."""
+    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
+def require(holds: bool, option: str, value: object, accepted: str) -> None:
+    if not holds:
+        raise DmlError(
+            f"the loss option {option} cannot be {value!r}",
+            f"{option} is {accepted}",
+            f"give {option} another value, or leave it out for its default",
+        )

@@ -1,0 +1,34 @@
+"""Center loss, as Table 2 of Boudiaf et al., ECCV 2020, states it."""
+
+from torch import Tensor, nn
+
+from trainer.losses.base import Loss, require
+from trainer.losses.ce import cross_entropy_parts
+
+
+class Center(Loss):
+    """weight/2 * sum |z_i - c_{y_i}|^2 plus cross-entropy on a linear head.
+
+    c_k is the mean of class k in the batch, so class-balanced batches are needed: a class with one
+    image is its own centre. weight = 1 is Table 2; the default is that of Wen et al., ECCV 2016.
+    """
+
+    def __init__(self, num_classes: int, dim: int, *, weight: float = 0.003) -> None:
+        super().__init__(num_classes, dim)
+        require(weight >= 0, "weight", weight, "0 or more")
+        self.weight = weight
+        self.head = nn.Linear(dim, num_classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        squares = (embeddings - class_means(embeddings, labels)).square().sum()
+        entropy = sum(cross_entropy_parts(self.head(embeddings), labels).values())
+        return {"tightness": self.weight / 2 * squares, "contrastive": entropy}
+
+
+def class_means(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """For each row the mean of the rows with its label, (B, D)."""
+    _, place, counts = labels.unique(return_inverse=True, return_counts=True)
+    sums = embeddings.new_zeros(len(counts), embeddings.shape[1]).index_add(0, place, embeddings)
+    return (sums / counts[:, None])[place]

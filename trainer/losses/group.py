@@ -1,0 +1,131 @@
+"""The Group Loss: Elezi et al., ECCV 2020, Algorithm 1 and its appendix."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.losses.base import Loss, require
+from trainer.losses.ce import cross_entropy_parts
+from trainer.losses.replicator import SMALLEST, refine_
+from trainer.losses.softmax import at_labels
+
+
+class Group(Loss):
+    """Class probabilities are refined by the similarities within the batch, then scored.
+
+    anchors: images of each class in the batch, drawn at random, whose label is given.
+    temperature: divides the logits before the softmax that starts the refinement.
+    iterations: steps of the refinement; the public code takes one.
+    negatives: negative correlations are set to 0 ("clamp") or all are raised by the lowest
+        ("shift", appendix G).
+    batch_classes: only the classes in the batch take part (appendix I).
+    objective: "ce", or "kl": images of a class should have the same probabilities (appendix F).
+    ce_weight: plain cross-entropy on the logits is added; 1 in the public code, 0 in the paper.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        anchors: int = 2,
+        temperature: float = 24.0,
+        iterations: int = 1,
+        negatives: str = "clamp",
+        batch_classes: bool = False,
+        objective: str = "ce",
+        ce_weight: float = 1.0,
+    ) -> None:
+        super().__init__(num_classes, dim)
+        require(anchors >= 0, "anchors", anchors, "0 or more")
+        require(temperature > 0, "temperature", temperature, "above 0")
+        require(iterations >= 0, "iterations", iterations, "0 or more")
+        require(negatives in ("clamp", "shift"), "negatives", negatives, "'clamp' or 'shift'")
+        require(objective in ("ce", "kl"), "objective", objective, "'ce' or 'kl'")
+        require(ce_weight >= 0, "ce_weight", ce_weight, "0 or more")
+        self.anchors = anchors
+        self.temperature = temperature
+        self.iterations = iterations
+        self.negatives = negatives
+        self.batch_classes = batch_classes
+        self.objective = objective
+        self.ce_weight = ce_weight
+        self.head = nn.Linear(dim, num_classes)
+
+    def split(
+        self, embeddings: Tensor, labels: Tensor, anchors: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """`anchors`, a mask (B,), replaces the draw."""
+        if anchors is None:
+            anchors = draw_anchors(labels, self.anchors)
+        refined, targets = self.refined(embeddings, labels, anchors)
+        if self.objective == "ce":
+            parts = {"refined": -log(at_labels(refined, targets)).mean()}
+        else:
+            parts = {"refined": divergence(refined, labels, anchors)}
+        if self.ce_weight:
+            del refined  # the logits take its memory
+            entropy = sum(cross_entropy_parts(self.head(embeddings), labels).values())
+            parts["ce"] = self.ce_weight * entropy
+        return parts
+
+    def refined(self, embeddings: Tensor, labels: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """X(T), (B, C), and the column of each row's label."""
+        weight, bias = self.head.weight, self.head.bias
+        if self.batch_classes:
+            present, labels = labels.unique(return_inverse=True)
+            weight, bias = weight[present], bias[present]
+        logits = F.linear(embeddings, weight, bias).div_(self.temperature)
+        similarity = correlation(embeddings, self.negatives)
+        return refine_(logits, similarity, labels, anchors, self.iterations), labels
+
+
+def draw_anchors(labels: Tensor, count: int) -> Tensor:
+    """A mask (B,) of `count` random rows of each class, or all where a class has fewer.
+
+    From torch's CPU generator on any device, so that a seed means the same everywhere.
+    """
+    order = torch.randperm(len(labels)).to(labels.device)
+    order = order[labels[order].argsort(stable=True)]  # classes together, random within
+    grouped = labels[order]
+    rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(grouped, grouped)
+    return torch.zeros_like(labels, dtype=torch.bool).scatter_(0, order, rank < count)
+
+
+def correlation(embeddings: Tensor, negatives: str) -> Tensor:
+    """Pearson's correlation of the rows, eq. 1, made non-negative; diagonal 0. (B, B)
+
+    A constant row has no correlation: 0 with all, and no gradient.
+    """
+    centred = embeddings - embeddings.mean(1, keepdim=True)
+    norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+    rounding = (
+        4 * torch.finfo(norm.dtype).eps * torch.linalg.vector_norm(embeddings.detach(), dim=1)
+    )
+    unit = centred / norm.masked_fill(norm <= rounding[:, None], torch.inf)
+    w = (unit @ unit.T).fill_diagonal_(0)
+    if negatives == "clamp":
+        return w.relu_()
+    lowest = w.detach().argmin().reshape(1)  # at most the 0 of the diagonal
+    return w.sub_(w.flatten().index_select(0, lowest)).fill_diagonal_(0)
+
+
+def divergence(x: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
+    """Mean of KL(x_i || x_j), eq. 10, over the pairs of a class; an anchor is never the second.
+
+    An anchor as the second would make it infinite; as the first it gives -log x_jy.
+    """
+    pairs = (labels[:, None] == labels) & ~anchors  # (B, B)
+    pairs.fill_diagonal_(False)
+    cross = x.new_zeros(len(x), len(x))  # sum_k x_ik log x_jk
+    own = x.new_zeros(len(x))  # sum_k x_ik log x_ik
+    for block in x.split(512, dim=1):
+        logs = log(block)
+        cross.addmm_(block, logs.T)
+        own = own + (block * logs).sum(1)
+    total = (own * pairs.sum(1)).sum() - cross.masked_fill_(~pairs, 0).sum()
+    return total / pairs.sum().clamp(min=1)
+
+
+def log(x: Tensor) -> Tensor:
+    return x.clamp(min=SMALLEST).log()

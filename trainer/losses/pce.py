@@ -1,0 +1,87 @@
+"""Pairwise cross-entropy: Boudiaf et al., ECCV 2020, Proposition 1 and eq. 25."""
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from retrieval.errors import DmlError
+from trainer.losses.base import Loss, require
+from trainer.losses.softmax import log_sum_exp_, softmax_
+
+
+class PairwiseCrossEntropy(Loss):
+    """An instrument that shows what cross-entropy does to pairs, by the paper's argument.
+
+    It divides by lambda, the smallest eigenvalue of C matrices of D x D: costly, and zero whenever
+    the batch is smaller than D. Below `floor` the floor is used and a warning says so once; with
+    floor = 0 that is an error.
+
+    Proposition 1 has CE >= PCE. That is sure for a head of zeros, whatever lambda is: the class
+    sums add up to the sum of all, and Cauchy-Schwarz does the rest. For other heads it often
+    fails: the proof takes the soft means at the present head for the optimum of its second half.
+    """
+
+    def __init__(self, num_classes: int, dim: int, *, floor: float = 1e-3) -> None:
+        super().__init__(num_classes, dim)
+        require(floor >= 0, "floor", floor, "0 or more")
+        self.floor = floor
+        self.head = nn.Linear(dim, num_classes, bias=False)
+        self._warned = False
+
+    def split(
+        self, embeddings: Tensor, labels: Tensor, head: nn.Linear | None = None
+    ) -> dict[str, Tensor]:
+        """With `head`, that of another loss gives the probabilities.
+
+        A bias is the weight of one more dimension that is always 1.
+        """
+        head = head or self.head
+        logits = F.linear(embeddings, head.weight, head.bias)  # (B, C)
+        if head.bias is not None:
+            embeddings = F.pad(embeddings, (0, 1), value=1.0)  # (B, D + 1)
+        n = len(embeddings)
+        probabilities = softmax_(logits)
+        soft = probabilities.T @ embeddings / n  # (C, D), c^s of the paper
+        smallest = self.at_least_floor(smallest_eigenvalue(embeddings, probabilities), embeddings)
+        del logits, probabilities  # the next (B, C) matrix takes their memory
+        hard = torch.zeros_like(soft).index_add(0, labels, embeddings) / n  # (C, D)
+        spread = log_sum_exp_((embeddings / smallest) @ soft.T).mean()
+        return {
+            "tightness": -hard.square().sum() / (2 * smallest),
+            "contrastive": spread - soft.square().sum() / (2 * smallest),
+        }
+
+    def at_least_floor(self, smallest: Tensor, embeddings: Tensor) -> Tensor:
+        n, d = embeddings.shape
+        # p - p^2 <= 1/4 bounds the largest eigenvalue; rounding is proportional to that.
+        rounding = torch.finfo(smallest.dtype).eps * d * embeddings.square().sum().item() / (4 * n)
+        if smallest.item() > max(self.floor, rounding):
+            return smallest
+        why = f"a batch of {n} in {d} dimensions" + (" has no full rank" if n < d else "")
+        what = f"the lambda of the loss 'pce' is {smallest.item():.2g}"
+        if self.floor == 0:
+            fix = f"use a batch of well over {d} images, fewer dimensions, or the option floor=1e-3"
+            raise DmlError(what, why, fix)
+        if not self._warned:
+            message = f"{what}: {why}; {self.floor:g} is used instead"
+            warnings.warn(message, stacklevel=5)
+            self._warned = True
+        return torch.full_like(smallest, self.floor)
+
+
+def smallest_eigenvalue(embeddings: Tensor, probabilities: Tensor) -> Tensor:
+    """The smallest eigenvalue of any A_k = 1/n sum_i (p_ik - p_ik^2) z_i z_i^T, eq. 25."""
+    n, d = embeddings.shape
+    if n < d:
+        return embeddings.new_zeros(())
+
+    def of_class(k: int) -> Tensor:
+        p = probabilities[:, k]
+        scatter = (embeddings * (p - p.square())[:, None]).T @ embeddings / n  # (D, D)
+        return torch.linalg.eigvalsh(scatter)[0]
+
+    with torch.no_grad():  # the gradient is that of the smallest alone
+        values = torch.stack([of_class(k) for k in range(probabilities.shape[1])])
+    return of_class(int(values.argmin()))
