@@ -93,8 +93,8 @@ class Size(click.ParamType):
             size = float(text.removesuffix(unit)) * self.units[unit]
         except ValueError:
             self.fail(f"{value!r} is not a size such as 2GB or 512MB", param, ctx)
-        if not 64 << 20 <= size < 1 << 60:
-            self.fail(f"{value!r}: at least 64MB are needed", param, ctx)
+        if not 64 << 20 <= size < 1 << 50:
+            self.fail(f"{value!r}: between 64MB and 1000TB, please", param, ctx)
         return int(size)
 
 
@@ -341,7 +341,10 @@ def eval_command(
     from retrieval.tables import evaluation_table, evaluation_warnings
 
     show(evaluation_table(result))
-    for line in evaluation_warnings(result):
+    found = evaluation_warnings(result)
+    if scoring["nmi"] is None and not result["settings"]["nmi"]:
+        found.append('no NMI: k-means needs FAISS, pip install "dmltool[cpu]"')
+    for line in found:
         click.secho("! ", fg="yellow", nl=False, err=True)
         click.echo(line, err=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrieval.duplicates import row_groups, row_hashes
+from retrieval.duplicates import row_groups, rows_among
 from retrieval.problem import QUERY_GALLERY, Problem
 from retrieval.slices import blocks
 
@@ -17,28 +17,34 @@ MESSAGES = {
     "(counted against them)",
     "lone_queries": "{n} of {queries} queries have no right item to find (scored as misses)",
     "single_item_classes": "{n} of {classes} classes have a single item",
-    "queries_in_gallery": "{n} queries are also in the gallery, identical in every number: "
-    "they find themselves",
+    "queries_in_gallery": "{n} queries are also in the gallery, identical in every number",
 }
 
 
 def data_checks(problem: Problem) -> dict[str, int]:
     """The checks that need no ranks."""
     both = problem.protocol == QUERY_GALLERY
-    codes = problem.gallery_codes
+    codes, asking = problem.gallery_codes, problem.query_codes
     sizes = np.bincount(codes, minlength=len(problem.names))
-    if both:
-        sizes = sizes + np.bincount(problem.query_codes, minlength=len(problem.names))
+    group = row_groups(problem.gallery)
     checks = {
         "nonfinite_rows": problem.dropped,
-        "zero_norm_rows": zero_rows(problem.gallery) + (zero_rows(problem.asking) if both else 0),
-        "conflicting_duplicates": conflicting_rows(problem.gallery, codes),
-        "single_item_classes": int(np.count_nonzero(sizes == 1)),
+        "zero_norm_rows": zero_rows(problem.gallery),
+        "conflicting_duplicates": conflicting_rows(group, codes),
     }
     if both:
-        hashes = row_hashes(problem.gallery)
-        inside = np.isin(row_hashes(problem.asking), hashes)
+        sizes = sizes + np.bincount(asking, minlength=len(problem.names))
+        same = rows_among(problem.asking, problem.gallery)  # (Q,) a gallery row, or -1
+        inside = same >= 0
+        checks["zero_norm_rows"] += zero_rows(problem.asking)
         checks["queries_in_gallery"] = int(np.count_nonzero(inside))
+        # Of a query and the rows identical to it, some have another label.
+        pairs = np.unique(np.stack([group, codes]), axis=1)
+        labels_of = np.bincount(pairs[0], minlength=len(group))
+        where = group[same[inside]]
+        other = (labels_of[where] > 1) | (codes[same[inside]] != asking[inside])
+        checks["conflicting_duplicates"] += int(np.count_nonzero(other))
+    checks["single_item_classes"] = int(np.count_nonzero(sizes == 1))
     return checks
 
 
@@ -55,10 +61,7 @@ def zero_rows(vectors: np.ndarray) -> int:
     return sum(int(np.count_nonzero(~vectors[part].any(axis=1))) for part in blocks(vectors))
 
 
-def conflicting_rows(vectors: np.ndarray, codes: np.ndarray) -> int:
-    """Rows that share every number, but not the label, with another row."""
-    group = row_groups(vectors)
-    repeated = np.flatnonzero(np.bincount(group, minlength=len(group))[group] > 1)
-    pairs = np.unique(np.stack([group[repeated], codes[repeated]]), axis=1)
-    labels_of = np.bincount(pairs[0], minlength=len(group)) if len(repeated) else np.zeros(1)
-    return int(np.count_nonzero(labels_of[group[repeated]] > 1)) if len(repeated) else 0
+def conflicting_rows(group: np.ndarray, codes: np.ndarray) -> int:
+    """Rows that share every number, but not the label, with another row of their group."""
+    pairs = np.unique(np.stack([group, codes]), axis=1)
+    return int(np.count_nonzero(np.bincount(pairs[0], minlength=len(group))[group] > 1))

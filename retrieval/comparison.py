@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from retrieval import bootstrap
-from retrieval.embeddings import Embeddings, Split
+from retrieval.embeddings import Embeddings, Split, comparable
 from retrieval.errors import DmlError
 from retrieval.evaluation import Evaluation, Settings, run
+from retrieval.formats.labels import alike
 from retrieval.problem import from_embeddings
 from retrieval.threads import StageProgress
 
@@ -27,6 +28,7 @@ def compare(
     Items are matched by path where both files have paths, by row otherwise; labels must agree.
     """
     settings = settings or Settings(nmi=False)
+    a, b = comparable(a, b)
     b = align(a, b)
     first, second = (
         run(from_embeddings(data), settings, _named(progress, name))
@@ -69,7 +71,7 @@ def _aligned(a: Embeddings, b: Embeddings, name: str) -> Split:
     if left.paths is not None and right.paths is not None and (left.paths != right.paths).any():
         right = _by_path(left, right, where)
     if left.labels is not None and right.labels is not None:
-        differ = np.flatnonzero(left.labels != right.labels)
+        differ = np.flatnonzero(np.not_equal(*alike(left.labels, right.labels)))
         if len(differ):
             row = differ[0]
             raise DmlError(
@@ -129,7 +131,7 @@ def _flipped(first: Evaluation, second: Evaluation, d: str, a: Embeddings) -> di
     """Rows (and paths) of the queries that only one of the two gets right at rank 1."""
     one, two = first.ranks[d] == 1, second.ranks[d] == 1
     rows = first.problem.query_rows
-    split = a.splits.get("query", next(iter(a.splits.values())))
+    split = a.splits[first.problem.split]
     out = {}
     for name, flip in (("gained", two & ~one), ("lost", one & ~two)):
         chosen = rows[flip]

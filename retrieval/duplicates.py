@@ -38,3 +38,17 @@ def row_groups(vectors: np.ndarray) -> np.ndarray:
         # Different rows with one hash stand alone: a group is a promise, not a guess.
         group[rows[~same]] = rows[~same]
     return group
+
+
+def rows_among(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    """(Q,) int64: a gallery row identical to each query, -1 if there is none."""
+    known, first = np.unique(row_hashes(gallery), return_index=True)
+    hashes = row_hashes(queries)
+    at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    found = np.where(known[at] == hashes, first[at], -1)
+    listed = np.flatnonzero(found >= 0)
+    for part in blocks(queries[: len(listed)]):
+        rows = listed[part]
+        same = (np.asarray(queries[rows]) == np.asarray(gallery[found[rows]])).all(axis=1)
+        found[rows[~same]] = -1
+    return found

@@ -89,14 +89,25 @@ def _beside(queries: Embeddings, gallery: Embeddings, name: str | Path) -> Embed
             f"and {name} is given as the gallery as well",
             f"leave out --gallery, or choose the queries: {queries.source}::query",
         )
-    query = queries.splits[_main_split(queries, "query")]
-    other = gallery.splits[_main_split(gallery, "gallery")]
-    names = queries.label_names
-    if not _same_names(queries, gallery):
-        # Integers that count through different lists of names are not comparable: the names are.
-        query, other, names = _named(query, queries), _named(other, gallery), None
-    splits = {"query": query, "gallery": other}
-    return replace(queries, splits=splits, label_names=names)
+    queries, gallery = comparable(queries, gallery)
+    splits = {
+        "query": queries.splits[_main_split(queries, "query")],
+        "gallery": gallery.splits[_main_split(gallery, "gallery")],
+    }
+    return replace(queries, splits=splits)
+
+
+def comparable(first: Embeddings, second: Embeddings) -> tuple[Embeddings, Embeddings]:
+    """Both with labels that mean the same.
+
+    Integers that count through different lists of names are not comparable: the names are.
+    """
+    if _same_names(first, second):
+        return first, second
+    return tuple(
+        replace(data, label_names=None, splits={n: _named(s, data) for n, s in data.splits.items()})
+        for data in (first, second)
+    )
 
 
 def _same_names(first: Embeddings, second: Embeddings) -> bool:

@@ -38,12 +38,12 @@ class Engine:
         self.symmetric = asks is items
         self.group = row_groups(items.vectors)
         self.lattice = is_lattice(asks, items)
-        classes = Classes(asks, items, self_ids)
-        shared = (distances, self.lattice, threads)
-        self.right = nearest_right(asks, items, classes, self.group, *shared)
         self.margin = np.float32((items.dim + 16) * ULP32)
         top = max(asks.norm.max(initial=0.0), items.norm.max(initial=0.0))
         self.scale = 2.0 ** -np.ceil(np.log2(top)) if top > 0 else 1.0
+        classes = Classes(asks, items, self_ids)
+        shared = (distances, self.lattice, threads)
+        self.right = nearest_right(asks, items, classes, self.group, *shared, self.scale)
         self.ask, self.item = self._thresholds()
         self.wanted = {  # the group of identical rows that ties with the nearest right item
             d: np.where(r.index >= 0, self.group[r.index], -1) for d, r in self.right.items()

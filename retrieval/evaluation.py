@@ -42,14 +42,22 @@ class Settings:
 
     def __post_init__(self) -> None:
         rules = {
-            "distances": (set(self.distances) <= {*DISTANCES}, f"wants some of {DISTANCES}"),
-            "recall_at": (min(self.recall_at, default=0) >= 1, "wants whole numbers from 1"),
+            "distances": (
+                0 < len(set(self.distances) & {*DISTANCES}) == len(self.distances),
+                f"wants some of {DISTANCES}",
+            ),
+            "recall_at": (
+                min(self.recall_at, default=0) >= 1
+                and all(isinstance(k, int | np.integer) for k in self.recall_at),
+                "wants whole numbers from 1",
+            ),
             "engine": (self.engine in ENGINES, f"is one of {ENGINES}"),
             "seeds": (self.seeds >= 1, "wants at least 1"),
             "queries": (self.queries is None or self.queries >= 1, "wants at least 1"),
             "kmeans_iterations": (self.kmeans_iterations >= 1, "wants at least 1"),
             "kmeans_restarts": (self.kmeans_restarts >= 1, "wants at least 1"),
             "memory": (self.memory >= LEAST_MEMORY, f"wants at least {LEAST_MEMORY >> 20} MB"),
+            "seed": (self.seed >= 0, "wants 0 or more"),
             "threads": (self.threads is None or self.threads >= 1, "wants at least 1"),
         }
         wrong = [
@@ -101,7 +109,7 @@ def run(problem: Problem, settings: Settings, progress: StageProgress | None = N
     full = problem
     if settings.queries is not None:
         problem = sample(problem, settings.queries, settings.seed)
-    found = checks.data_checks(problem)
+    found = checks.data_checks(full)
     ranked = _ranks(problem, settings, progress)
     per_query = {d: _query_scores(settings, r) for d, r in ranked.items()}
     scores = {}

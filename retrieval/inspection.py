@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from retrieval.checks import conflicting_rows, zero_rows
+from retrieval.duplicates import row_groups
 from retrieval.embeddings import Embeddings, Split
 from retrieval.slices import blocks
 from retrieval.threads import StageProgress
@@ -54,7 +57,8 @@ def _split(split: Split, name: str, progress: StageProgress | None) -> dict:
 def _conflicts(split: Split, finite: np.ndarray) -> int | None:
     if split.labels is None or not finite.all():
         return None
-    return conflicting_rows(split.vectors, np.unique(split.labels, return_inverse=True)[1])
+    codes = np.unique(split.labels, return_inverse=True)[1]
+    return conflicting_rows(row_groups(split.vectors), codes)
 
 
 def _labels(labels: np.ndarray | None) -> dict | None:
@@ -72,17 +76,18 @@ def _labels(labels: np.ndarray | None) -> dict | None:
 def _spread(values: np.ndarray) -> dict[str, float] | None:
     if not len(values):
         return None
-    return {
-        "min": float(values.min()),
-        "median": float(np.median(values)),
-        "max": float(values.max()),
-    }
+    spread = {"min": values.min(), "median": np.median(values), "max": values.max()}
+    return {name: float(x) if np.isfinite(x) else None for name, x in spread.items()}
 
 
 def plain(value: object) -> object:
     """A metadata value as JSON knows it."""
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        return [plain(item) for item in value.tolist()]
     if isinstance(value, np.generic):
-        return value.item()
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        return plain(value.item())
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | list | None) else str(value)

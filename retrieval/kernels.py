@@ -300,6 +300,6 @@ def hash_rows(words, factors, out):
     for i in range(N):
         h = np.uint64(0)
         for k in range(D):
-            w = words[i, k]
-            h += (w ^ (w >> np.uint64(29))) * factors[k]
+            w = words[i, k] * factors[k]
+            h += w ^ (w >> np.uint64(32))
         out[i] = h

@@ -9,10 +9,12 @@ import numpy as np
 
 from retrieval.pairs import compare_exactly, measure
 from retrieval.sides import ULP32, Side
+from retrieval.slices import slices
 from retrieval.threads import run_all
 
 _LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
 _SMALL = 1 << 30  # multiplications that one thread does sooner than several
+_PAIR_BYTES = 200
 _CHUNK = 1 << 26  # bytes of rows looked at in one go
 
 
@@ -51,8 +53,8 @@ class Classes:
         return q[keep], g[keep]
 
     def chunks(self, q: np.ndarray, dim: int) -> list[np.ndarray]:
-        """Runs of queries whose pairs are about _CHUNK bytes of vectors."""
-        chunk = np.cumsum(self.size[q]) * dim * 4 // _CHUNK
+        """Runs of queries whose pairs take about _CHUNK bytes: vectors, or what is kept of a pair."""
+        chunk = np.cumsum(self.size[q]) * max(dim * 4, _PAIR_BYTES) // _CHUNK
         return np.split(q, np.flatnonzero(np.diff(chunk)) + 1) if len(q) else []
 
 
@@ -64,6 +66,7 @@ def nearest_right(
     distances: tuple[str, ...],
     lattice: bool,
     threads: int,
+    scale: float,
 ) -> dict[str, Positives]:
     """For each distance. `group` names identical gallery rows by one number."""
     Q = len(asks)
@@ -74,27 +77,31 @@ def nearest_right(
         q, g = classes.pairs(q)
         _pick(asks, q, items, g, group, lattice, out)
 
-    def large_class(queries: np.ndarray) -> None:
-        members = classes.members(queries[0])
-        for q in np.array_split(*_blocked(queries, 512)):
-            found = _candidates(asks, q, items, members, classes.self_ids, distances)
-            for d, (mine, g) in found.items():
-                _pick(asks, mine, items, g, group, lattice, {d: out[d]})
+    def large_class(q: np.ndarray, members: np.ndarray) -> None:
+        found = _candidates(asks, q, items, members, classes.self_ids, distances, scale)
+        for d, (mine, g) in found.items():
+            _pick(asks, mine, items, g, group, lattice, {d: out[d]})
 
     by_label = np.argsort(asks.labels, kind="stable")
     few, many = by_label[~large[by_label]], by_label[large[by_label]]
     tasks = [partial(small_classes, q) for q in classes.chunks(few, items.dim)]
-    tasks += [
-        partial(large_class, q) for q in np.split(many, _starts(asks.labels[many])[1:]) if len(q)
-    ]
+    for queries in np.split(many, _starts(asks.labels[many])[1:]) if len(many) else ():
+        members = _two_of_each(classes.members(queries[0]), group)
+        tasks += [
+            partial(large_class, queries[part], members) for part in slices(len(queries), 512)
+        ]
     # Many small steps on several threads wait for each other more than they work.
     work = np.sum(classes.size, dtype=np.float64) * items.dim
     run_all([(task, 1) for task in tasks], threads if work > _SMALL else 1)
     return out
 
 
-def _blocked(index: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-    return index, max(1, -(-len(index) // size))
+def _two_of_each(members: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Two of every set of identical rows: one is enough, unless it is the query itself."""
+    order = members[np.argsort(group[members], kind="stable")]
+    third = np.zeros(len(order), bool)
+    third[2:] = group[order[2:]] == group[order[:-2]]
+    return order[~third]
 
 
 def _candidates(
@@ -104,39 +111,43 @@ def _candidates(
     members: np.ndarray,
     self_ids: np.ndarray,
     distances: tuple[str, ...],
+    scale: float,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Pairs (query, member) that a float32 product cannot rule out as the nearest."""
     units = asks.units(q)
-    bound = {d: np.full(len(q), np.inf) for d in distances}  # the nearest is at most this far
+    best = {d: np.full(len(q), -np.inf, np.float32) for d in distances}
     kept: dict[str, list] = {d: [] for d in distances}
-    for g in np.array_split(*_blocked(members, 2048)):
-        s = np.matmul(units, items.units(g).T).astype(np.float64)  # (A, B)
+    for part in slices(len(members), 2048):
+        g = members[part]
+        s = np.matmul(units, items.units(g).T)  # (A, B)
+        own = self_ids[q, None] == g
         for d in distances:
-            far, error = _estimate(s, asks, q, items, g, d)
-            far[self_ids[q, None] == g] = np.inf
-            bound[d] = np.minimum(bound[d], (far + error).min(axis=1))
-            near = far - error
-            row, column = np.nonzero(near <= np.minimum(bound[d], np.finfo(float).max)[:, None])
-            kept[d].append((row, g[column], near[row, column]))
+            near, slack = _nearness(s, asks, q, items, g, d, scale)
+            near[own] = -np.inf
+            best[d] = np.maximum(best[d], near.max(axis=1) - slack)
+            row, column = np.nonzero(near >= (best[d] - slack)[:, None])
+            kept[d].append((row, g[column], near[row, column] + slack[row]))
     out = {}
     for d in distances:
         row, g, near = (np.concatenate(part) for part in zip(*kept[d], strict=True))
-        keep = np.flatnonzero(near <= bound[d][row])
+        keep = np.flatnonzero((near >= best[d][row]) & np.isfinite(near))
         keep = keep[np.argsort(row[keep], kind="stable")]
         out[d] = q[row[keep]], g[keep]
     return out
 
 
-def _estimate(
-    s: np.ndarray, asks: Side, q: np.ndarray, items: Side, g: np.ndarray, d: str
-) -> tuple[np.ndarray, np.ndarray | float]:
-    """Squared distances (A, B) from float32 cosines, and how far off they may be."""
-    margin = 2 * (items.dim + 16) * ULP32
+def _nearness(
+    s: np.ndarray, asks: Side, q: np.ndarray, items: Side, g: np.ndarray, d: str, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nearness (A, B) in float32, cos or 2 |q| |x| cos - |x|^2, and how far off each row may be."""
+    margin = np.full(len(q), (items.dim + 24) * ULP32, np.float32)
     if d == "cos":
-        return 2 - 2 * s, margin
-    lengths = asks.norm[q, None] * items.norm[g]
-    squares = asks.square[q, None] + items.square[g]
-    return squares - 2 * lengths * s, margin * lengths + 1e-12 * squares
+        return s.copy(), margin
+    twice = (2 * asks.norm[q] * scale).astype(np.float32)
+    norm = (items.norm[g] * scale).astype(np.float32)
+    near = s * twice[:, None] * norm - norm * norm
+    top = norm.max()
+    return near, margin * twice * top + np.float32(8 * ULP32) * top * top + np.float32(2.0**-100)
 
 
 def _pick(

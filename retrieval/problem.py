@@ -8,10 +8,11 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
+from retrieval.formats.arrays import KEPT, allocate
+from retrieval.formats.labels import alike
 from retrieval.slices import blocks
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
-_DTYPES = ("float16", "float32", "float64", "int8", "uint8")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Problem:
     names: np.ndarray  # (C,) the labels as given, sorted
     self_ids: np.ndarray | None = None  # (Q,) the gallery row that is the query itself
     dropped: int = 0  # rows left out because they hold NaN or Inf
+    split: str = ""  # of the file that the queries are from
 
     @property
     def asking(self) -> np.ndarray:
@@ -38,11 +40,12 @@ def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Proble
     splits = data.splits
     if "query" in splits and "gallery" in splits:
         ask, answer = splits["query"], splits["gallery"]
-        return from_arrays(
+        problem = from_arrays(
             *(ask.vectors, _labels(data, "query")),
             *(answer.vectors, _labels(data, "gallery")),
             drop_nonfinite=drop_nonfinite,
         )
+        return replace(problem, split="query")
     name = "test" if "test" in splits else next(iter(splits)) if len(splits) == 1 else None
     if name is None:
         raise DmlError(
@@ -50,7 +53,8 @@ def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Proble
             f"It holds {', '.join(splits)}; eval wants `test`, or `query` and `gallery`.",
             "Pick one, for example `dmltool eval FILE::KEY`; `dmltool inspect FILE` lists them.",
         )
-    return from_arrays(splits[name].vectors, _labels(data, name), drop_nonfinite=drop_nonfinite)
+    problem = from_arrays(splits[name].vectors, _labels(data, name), drop_nonfinite=drop_nonfinite)
+    return replace(problem, split=name)
 
 
 def _labels(data: Embeddings, split: str) -> np.ndarray:
@@ -85,8 +89,8 @@ def from_arrays(
     if gallery is None:
         names, codes = np.unique(labels[rows], return_inverse=True)
         return Problem(
-            LEAVE_ONE_OUT, None, codes, _numbers(rows, vectors), vectors[rows], codes, names,
-            dropped=dropped,
+            LEAVE_ONE_OUT, None, codes, _numbers(rows, vectors), _taken(vectors, rows), codes,
+            names, dropped=dropped,
         )  # fmt: skip
     gallery, gallery_labels = _checked(gallery, gallery_labels, "gallery embeddings")
     if gallery.shape[1] != vectors.shape[1]:
@@ -103,10 +107,10 @@ def from_arrays(
         )
     kept, more = _finite(gallery, "gallery embeddings", drop_nonfinite)
     labels, gallery_labels = labels[rows], gallery_labels[kept]
-    names, codes = _coded(labels, gallery_labels)
+    names, codes = np.unique(np.concatenate(alike(labels, gallery_labels)), return_inverse=True)
     return Problem(
-        QUERY_GALLERY, vectors[rows], codes[: len(labels)], _numbers(rows, vectors),
-        gallery[kept], codes[len(labels) :], names, dropped=dropped + more,
+        QUERY_GALLERY, _taken(vectors, rows), codes[: len(labels)], _numbers(rows, vectors),
+        _taken(gallery, kept), codes[len(labels) :], names, dropped=dropped + more,
     )  # fmt: skip
 
 
@@ -128,18 +132,6 @@ def sample(problem: Problem, queries: int, seed: int) -> Problem:
     )
 
 
-def _coded(labels: np.ndarray, gallery_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """np.unique of both; int64 and uint64 must not meet in float64."""
-    if {labels.dtype.kind, gallery_labels.dtype.kind} == {"i", "u"}:
-        signed, other = sorted((labels, gallery_labels), key=lambda x: x.dtype.kind)
-        if len(signed) and signed.min() < 0 and len(other) and int(other.max()) > 2**63 - 1:
-            labels, gallery_labels = labels.astype(object), gallery_labels.astype(object)
-        else:
-            kind = np.uint64 if not len(signed) or signed.min() >= 0 else np.int64
-            labels, gallery_labels = labels.astype(kind), gallery_labels.astype(kind)
-    return np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
-
-
 def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
     vectors, labels = np.asanyarray(vectors), np.asarray(labels)
     if vectors.ndim != 2 or 0 in vectors.shape:
@@ -148,10 +140,10 @@ def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.nda
             "One row per item and one column per dimension are wanted, at least one of each.",
             "Reshape to (items, dimensions).",
         )
-    if vectors.dtype.name not in _DTYPES:
+    if vectors.dtype.name not in KEPT:
         raise DmlError(
             f"The {what} are of type {vectors.dtype}.",
-            f"Accepted are {', '.join(_DTYPES)}.",
+            f"Accepted are {', '.join(KEPT)}.",
             "Convert them, for example with `.astype('float32')`.",
         )
     if labels.shape != (len(vectors),):
@@ -160,8 +152,8 @@ def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.nda
             "Every item needs one label.",
             "Check that both come from the same list of items, in the same order.",
         )
-    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
-        labels = labels.astype(str)
+    if labels.dtype.kind == "O" and all(isinstance(label, str | int) for label in labels):
+        labels = labels.astype(str)  # integers beyond 64 bits keep all their digits
     if labels.dtype.kind == "b":
         labels = labels.astype(np.int64)
     if labels.dtype.kind not in "iuUS":
@@ -192,7 +184,7 @@ def _finite(vectors: np.ndarray, what: str, drop: bool) -> tuple[slice | np.ndar
         raise DmlError(
             f"{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {some}).",
             "They have no distance to anything, so any score would be made up.",
-            "Embed these items again, or leave them out with --drop-nonfinite.",
+            "Embed these items again, or leave them out: `dmltool eval FILE --drop-nonfinite`.",
         )
     if len(bad) == len(good):
         raise DmlError(
@@ -201,6 +193,16 @@ def _finite(vectors: np.ndarray, what: str, drop: bool) -> tuple[slice | np.ndar
             "Look for the NaN in the model that made them.",
         )
     return np.flatnonzero(good), len(bad)
+
+
+def _taken(vectors: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
+    """The rows, not copied if all; a large copy goes to disk, not into memory."""
+    if isinstance(rows, slice):
+        return vectors
+    out = allocate((len(rows), vectors.shape[1]), vectors.dtype)
+    for part in blocks(out):
+        out[part] = vectors[rows[part]]
+    return out
 
 
 def _numbers(rows: slice | np.ndarray, vectors: np.ndarray) -> np.ndarray:

@@ -16,13 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from retrieval.engine import Engine
 from retrieval.metrics import RightPositions
 from retrieval.places import BYTES
 from retrieval.sides import Side
-from retrieval.threads import Progress, processors
+from retrieval.threads import Progress, processors, single_blas_thread
 
 _DISTANCES = ("cos", "l2")
 
@@ -74,7 +73,7 @@ def count_ranks(
         self_ids = np.full(len(asks), -1)
     if block is None:  # enough tiles to share out, each large enough for a product at full speed
         block = min(1024, max(256, len(items) // 16))
-    with threadpool_limits(1, user_api="blas"):  # one tile per thread, not one product on all
+    with single_blas_thread():  # one tile per thread, not one product on all
         engine = Engine(
             asks, items, np.asarray(self_ids, np.int64), distances, places, threads, block
         )

@@ -31,7 +31,7 @@ class Side:
     def _measure(self, part: slice) -> None:
         block = self.vectors[part].astype(np.float64)
         square = self.square[part] = np.einsum("ij,ij->i", block, block)
-        lost = ~np.isfinite(square) | (square < 1e-280)
+        lost = ~(square <= 1e280) | (square < 1e-280)
         if lost.any() and np.any(block[lost] != 0):
             size = np.abs(block[lost]).max(axis=1)
             raise DmlError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -68,10 +66,7 @@ def headline(result: dict) -> str:
 
 def evaluation_warnings(result: dict) -> list[str]:
     """What a reader of the numbers must know."""
-    found = warnings(result["checks"], result["queries"], result["classes"])
-    if find_spec("faiss") is None:
-        found.append('No NMI: k-means needs FAISS (pip install "dmltool[cpu]").')
-    return found
+    return warnings(result["checks"], result["queries"], result["classes"])
 
 
 def comparison_table(result: dict) -> RenderableType:
@@ -159,8 +154,11 @@ def _interval(span: list[float] | None) -> str:
 def _range(spread: dict | None, form: str) -> str:
     if spread is None:
         return ""
-    low, high = form.format(spread["min"]), form.format(spread["max"])
-    return low if low == high else f"{low} to {high}, median {form.format(spread['median'])}"
+    low, middle, high = (
+        "beyond float64" if spread[name] is None else form.format(spread[name])
+        for name in ("min", "median", "max")
+    )
+    return low if low == high else f"{low} to {high}, median {middle}"
 
 
 def _bytes(n: int) -> str:

@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+from threadpoolctl import threadpool_limits
 
 Progress = Callable[[int, int], None]  # done, total
 StageProgress = Callable[[str, int, int], None]  # stage, done, total
+
+
+_blas_lock = threading.Lock()
+_blas_users: list[threadpool_limits] = []
+
+
+@contextmanager
+def single_blas_thread() -> Iterator[None]:
+    """BLAS on the calling thread alone; calls may overlap, the last one out restores."""
+    with _blas_lock:
+        _blas_users.append(_blas_users[0] if _blas_users else threadpool_limits(1, "blas"))
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            limits = _blas_users.pop()
+            if not _blas_users:
+                limits.restore_original_limits()
 
 
 def processors() -> int:

@@ -131,7 +131,10 @@ def _fit(values: list[int], cells: Sequence[str]) -> np.ndarray:
 
 def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Two label arrays in one dtype: NumPy would compare int64 with uint64 as floats."""
-    if {first.dtype.kind, second.dtype.kind} != {"i", "u"}:
+    kinds = {first.dtype.kind, second.dtype.kind}
+    if "U" in kinds and len(kinds) == 2:
+        return first.astype(np.str_), second.astype(np.str_)
+    if kinds != {"i", "u"}:
         return first, second
     if min(int(a.min(initial=0)) for a in (first, second)) >= 0:
         return first.astype(np.uint64), second.astype(np.uint64)

@@ -48,7 +48,7 @@ def _call(format: Format, path: Path, function):
     # which file it was. The cause stays attached for --debug.
     try:
         return function(_load(format))
-    except DmlError:
+    except (DmlError, MemoryError):
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
@@ -151,5 +151,5 @@ def _missing(path: Path) -> DmlError:
     return DmlError(
         f"{path} does not exist",
         "" if path.parent.is_dir() else f"nor does the folder {path.parent}",
-        "did you mean " + " or ".join(near) + "?" if near else "",
+        f"did you mean {' or '.join(near)}?" if near else f"look there: ls {path.parent}",
     )
