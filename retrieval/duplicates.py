@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -9,9 +10,12 @@ import numpy as np
 from retrieval.slices import blocks
 from retrieval.threads import processors, run_all
 
+Change = Callable[[np.ndarray], np.ndarray]
+Same = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (n, D), (n, D) -> (n, D) bool
 
-def row_hashes(vectors: np.ndarray) -> np.ndarray:
-    """(N,) uint64, equal for identical rows."""
+
+def row_hashes(vectors: np.ndarray, change: Change = np.asarray) -> np.ndarray:
+    """(N,) uint64, equal for identical rows; `change` may prepare each float64 block."""
     from retrieval.kernels import hash_rows
 
     factors = np.random.default_rng(0).integers(1, 2**63, vectors.shape[1], dtype=np.uint64)
@@ -20,7 +24,7 @@ def row_hashes(vectors: np.ndarray) -> np.ndarray:
 
     def hash_part(part: slice) -> None:
         # float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0.
-        words = (np.asarray(vectors[part], np.float64) + 0.0).view(np.uint64)
+        words = (change(np.asarray(vectors[part], np.float64)) + 0.0).view(np.uint64)
         hash_rows(words, factors, out[part])
 
     run_all([(partial(hash_part, part), 1) for part in blocks(vectors)], processors())
@@ -29,14 +33,45 @@ def row_hashes(vectors: np.ndarray) -> np.ndarray:
 
 def row_groups(vectors: np.ndarray) -> np.ndarray:
     """(N,) int64: the index of the first row identical to each row."""
-    _, first, inverse = np.unique(row_hashes(vectors), return_index=True, return_inverse=True)
+    return _verified(vectors, row_hashes(vectors), np.equal)
+
+
+def direction_groups(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(N,) int64: the index of the first row that points the same way; `rows` are row_groups.
+
+    Parallel rows are found where products of two entries are exact in float64; of float64 vectors
+    only the identical ones are.
+    """
+    if vectors.dtype.itemsize > 4:
+        return rows
+    return _verified(vectors, row_hashes(vectors, _direction), _parallel)
+
+
+def _direction(block: np.ndarray) -> np.ndarray:
+    """Rows scaled to a largest entry of 1, rounded: alike for parallel rows, nearly always."""
+    top = _top(block)
+    return (block / np.where(top > 0, top, 1)).astype(np.float32).astype(np.float64)
+
+
+def _parallel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return a * _top(b) == b * _top(a)
+
+
+def _top(block: np.ndarray) -> np.ndarray:
+    return np.abs(block).max(axis=1, keepdims=True)
+
+
+def _verified(vectors: np.ndarray, hashes: np.ndarray, same: Same) -> np.ndarray:
+    """The first row with each row's hash, if it is the same indeed."""
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     group = first[inverse].astype(np.int64)
     repeated = np.flatnonzero(group != np.arange(len(group)))
     for part in blocks(vectors[: len(repeated)]):
         rows = repeated[part]
-        same = (np.asarray(vectors[rows]) == np.asarray(vectors[group[rows]])).all(axis=1)
+        alike = same(np.asarray(vectors[rows]), np.asarray(vectors[group[rows]])).all(axis=1)
         # Different rows with one hash stand alone: a group is a promise, not a guess.
-        group[rows[~same]] = rows[~same]
+        group[rows[~alike]] = rows[~alike]
     return group
 
 

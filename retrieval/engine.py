@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from retrieval import kernels
-from retrieval.duplicates import row_groups
+from retrieval.duplicates import direction_groups, row_groups
 from retrieval.pairs import compare_exactly, is_lattice, measure
 from retrieval.places import right_items
 from retrieval.positives import Classes, nearest_right
@@ -36,17 +36,21 @@ class Engine:
         self.asks, self.items, self.self_ids = asks, items, self_ids
         self.distances, self.threads, self.block = distances, threads, block
         self.symmetric = asks is items
-        self.group = row_groups(items.vectors)
+        rows = row_groups(items.vectors)
+        # Rows as near as each other to any query: identical ones, for cos parallel ones.
+        self.groups = {"rows": rows, "l2": rows}
+        if "cos" in distances:
+            self.groups["cos"] = direction_groups(items.vectors, rows)
         self.lattice = is_lattice(asks, items)
         self.margin = np.float32((items.dim + 16) * ULP32)
         top = max(asks.norm.max(initial=0.0), items.norm.max(initial=0.0))
         self.scale = 2.0 ** -np.ceil(np.log2(top)) if top > 0 else 1.0
         classes = Classes(asks, items, self_ids)
         shared = (distances, self.lattice, threads)
-        self.right = nearest_right(asks, items, classes, self.group, *shared, self.scale)
+        self.right = nearest_right(asks, items, classes, self.groups, *shared, self.scale)
         self.ask, self.item = self._thresholds()
-        self.wanted = {  # the group of identical rows that ties with the nearest right item
-            d: np.where(r.index >= 0, self.group[r.index], -1) for d, r in self.right.items()
+        self.wanted = {  # the group of rows that tie with the nearest right item
+            d: np.where(r.index >= 0, self.groups[d][r.index], -1) for d, r in self.right.items()
         }
         if "cos" in distances:  # to a query of length zero, every item is as near as any other
             self.wanted["cos"][(asks.norm == 0) & (self.right["cos"].index >= 0)] = kernels.ANY
@@ -55,7 +59,8 @@ class Engine:
         self.places = right_items(asks, items, classes, *shared) if places else {}
         for d, listed in self.places.items():
             owner = np.repeat(np.arange(len(asks)), listed.limit)
-            listed.finish(items, self.group, self._nearness(d, owner, listed.value, listed.error))
+            bounds = self._nearness(d, owner, listed.value, listed.error)
+            listed.finish(items, self.groups[d], bounds)
         self.last = self._last()
         self.locks = {part.start: threading.Lock() for part in slices(len(asks), block)}
         self.lock = threading.Lock()
@@ -165,7 +170,7 @@ class Engine:
                 found = kernels.doubtful(
                     *(S, self.margin, d == "l2", rows, cols, not transposed, ask, item),
                     *(self.asks.labels[q], self.items.labels[g]),
-                    *(self.wanted[d][q], self.group[g], tied, work.pairs),
+                    *(self.wanted[d][q], self.groups[d][g], tied, work.pairs),
                 )
             if found < 0:
                 self._tile_float64(d, q, g, work)
@@ -196,7 +201,7 @@ class Engine:
                 first, found = kernels.place(
                     *(S, self.margin, d == "l2", flagged, first, not transposed),
                     *(self.last[2, q], self.item[:, g], self.asks.labels[q]),
-                    *(self.items.labels[g], self.group[g], places.start[q], places.limit[q]),
+                    *(self.items.labels[g], self.groups[d][g], places.start[q], places.limit[q]),
                     *(
                         places.active[q],
                         places.total[q],
@@ -229,7 +234,7 @@ class Engine:
             first, found = kernels.count_float64(
                 *(P, first, w_q, w_g, limit, slack, self._own(q, g)),
                 *(self.asks.labels[q], self.items.labels[g]),
-                *(self.wanted[d][q], self.group[g]),
+                *(self.wanted[d][q], self.groups[d][g]),
                 *(work.counts[d][q], work.ties[d][q], work.pairs),
             )
             work.add(d, work.pairs[:found], q.start, g.start)

@@ -57,3 +57,31 @@ def is_lattice(asks: Side, items: Side) -> bool:
         for side in sides
         for part in blocks(side.vectors[:size])
     )
+
+
+def whole_multiples(sides: list[np.ndarray]) -> list[np.ndarray]:
+    """The same vectors in multiples of their smallest entry, if all are: codes times a constant.
+
+    Neither ranking changes, and as integers they have exact distances. Others return as they are.
+    """
+    if any(side.dtype.name not in ("float16", "float32") for side in sides):
+        return sides
+    some = np.abs(np.concatenate([side[:64].ravel() for side in sides]).astype(np.float64))
+    unit = some[some > 0].min(initial=np.inf)
+    if not np.isfinite(unit) or np.frexp(unit)[0] == 0.5:  # a power of two is a lattice already
+        return sides
+    if any(_multiples(side[:64], unit) is None for side in sides):  # a few rows usually settle it
+        return sides
+    whole = [_multiples(side, unit) for side in sides]
+    return sides if any(side is None for side in whole) else whole
+
+
+def _multiples(vectors: np.ndarray, unit: float) -> np.ndarray | None:
+    out = np.empty(vectors.shape, np.float32)
+    for part in blocks(vectors):
+        multiple = np.rint(vectors[part].astype(np.float64) / unit)
+        # The product is exact: 24 bits of the unit, at most 20 of the multiple.
+        if np.abs(multiple).max() > 2**20 or (multiple * unit != vectors[part]).any():
+            return None
+        out[part] = multiple
+    return out

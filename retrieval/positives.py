@@ -53,7 +53,7 @@ class Classes:
         return q[keep], g[keep]
 
     def chunks(self, q: np.ndarray, dim: int) -> list[np.ndarray]:
-        """Runs of queries whose pairs take about _CHUNK bytes: vectors, or what is kept of a pair."""
+        """Runs of queries whose pairs take about _CHUNK bytes."""
         chunk = np.cumsum(self.size[q]) * max(dim * 4, _PAIR_BYTES) // _CHUNK
         return np.split(q, np.flatnonzero(np.diff(chunk)) + 1) if len(q) else []
 
@@ -62,31 +62,31 @@ def nearest_right(
     asks: Side,
     items: Side,
     classes: Classes,
-    group: np.ndarray,
+    groups: dict[str, np.ndarray],
     distances: tuple[str, ...],
     lattice: bool,
     threads: int,
     scale: float,
 ) -> dict[str, Positives]:
-    """For each distance. `group` names identical gallery rows by one number."""
+    """For each distance. Gallery rows of one group are as near as each other to any query."""
     Q = len(asks)
     out = {d: Positives(np.full(Q, -1), np.zeros(Q), np.zeros(Q), np.zeros(Q)) for d in distances}
     large = classes.size * classes.size * items.dim > _LARGE
 
     def small_classes(q: np.ndarray) -> None:
         q, g = classes.pairs(q)
-        _pick(asks, q, items, g, group, lattice, out)
+        _pick(asks, q, items, g, groups, lattice, out)
 
     def large_class(q: np.ndarray, members: np.ndarray) -> None:
         found = _candidates(asks, q, items, members, classes.self_ids, distances, scale)
         for d, (mine, g) in found.items():
-            _pick(asks, mine, items, g, group, lattice, {d: out[d]})
+            _pick(asks, mine, items, g, groups, lattice, {d: out[d]})
 
     by_label = np.argsort(asks.labels, kind="stable")
     few, many = by_label[~large[by_label]], by_label[large[by_label]]
     tasks = [partial(small_classes, q) for q in classes.chunks(few, items.dim)]
     for queries in np.split(many, _starts(asks.labels[many])[1:]) if len(many) else ():
-        members = _two_of_each(classes.members(queries[0]), group)
+        members = _two_of_each(classes.members(queries[0]), groups["rows"])
         tasks += [
             partial(large_class, queries[part], members) for part in slices(len(queries), 512)
         ]
@@ -155,7 +155,7 @@ def _pick(
     q: np.ndarray,
     items: Side,
     g: np.ndarray,
-    group: np.ndarray,
+    groups: dict[str, np.ndarray],
     lattice: bool,
     out: dict[str, Positives],
 ) -> None:
@@ -166,12 +166,12 @@ def _pick(
     starts = _starts(q)
     segment = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(q)]))
     for d, positives in out.items():
-        value, error = measured[d]
+        (value, error), group = measured[d], groups[d]
         bound = np.minimum.reduceat(value + error, starts)
         near = np.flatnonzero(value - error <= bound[segment])
         near = near[np.lexsort((value[near], segment[near]))]
         best = near[_starts(segment[near])]
-        # Identical rows are no rivals; nor are equals whose distances have no error.
+        # Rows of one group are no rivals; nor are equals whose distances have no error.
         held = best[segment[near]]
         rivals = near[(group[g[near]] != group[g[held]]) & (error[near] + error[held] > 0)]
         while len(rivals):  # one rival of each query per round

@@ -19,6 +19,7 @@ import numpy as np
 
 from retrieval.engine import Engine
 from retrieval.metrics import RightPositions
+from retrieval.pairs import whole_multiples
 from retrieval.places import BYTES
 from retrieval.sides import Side
 from retrieval.threads import Progress, processors, single_blas_thread
@@ -65,6 +66,10 @@ def count_ranks(
                 self_ids=self_ids, distances=distances, places=True, memory=memory,
                 threads=threads, block=block, progress=progress,
             )  # fmt: skip
+    if queries is None:
+        [gallery] = whole_multiples([gallery])
+    else:
+        gallery, queries = whole_multiples([gallery, queries])
     items = Side(gallery, gallery_labels, memory // 4, threads)
     asks = items if queries is None else Side(queries, query_labels, memory // 4, threads)
     if queries is None:

@@ -85,6 +85,8 @@ def hard_cases():
         "norms in float64": normal * 10.0 ** rng.integers(-60, 61, (N, 1)),
         "zero rows": np.where(rng.random((N, 1)) < 0.4, 0, normal).astype(np.float32),
         "duplicated rows": np.repeat(base, 3, axis=0),
+        "one live unit": np.where(np.arange(D) == 2, np.abs(normal), 0).astype(np.float32),
+        "multiples of 0.1": np.float32(0.1) * rng.integers(-1, 2, (N, D)).astype(np.float32),
         "parallel rows": np.concatenate([base, 3 * base, base * np.float32(1.1)]),
         "opposite rows": np.concatenate([base, -base, 2 * base]),
         "collapsed": (1 + 1e-7 * normal).astype(np.float32),
