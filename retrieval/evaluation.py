@@ -11,6 +11,7 @@ import numpy as np
 
 from retrieval import bootstrap, checks, metrics
 from retrieval.errors import DmlError
+from retrieval.neighbours import load_faiss
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays, sample
 from retrieval.ranks import Ranks, count_ranks
 from retrieval.threads import Progress, StageProgress
@@ -106,6 +107,8 @@ def evaluate(
 def run(problem: Problem, settings: Settings, progress: StageProgress | None = None) -> Evaluation:
     """Evaluates the problem; `progress(stage, done, total)` hears of everything long."""
     nmi = find_spec("faiss") is not None if settings.nmi is None else settings.nmi
+    if settings.threads and (nmi or settings.engine == "faiss"):
+        load_faiss().omp_set_num_threads(settings.threads)
     full = problem
     if settings.queries is not None:
         problem = sample(problem, settings.queries, settings.seed)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cli import Size, main
+from cli import Size, main, progress_bar
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5 import write
 
@@ -88,6 +88,65 @@ def test_out_and_per_class_files_are_written_and_not_overwritten(files):
     assert call(*args, "--force").exit_code == 0
 
 
+def test_rows_with_nan_are_refused_or_dropped(files, clustered):
+    X, labels = clustered
+    X[5] = np.nan
+    np.savez(files / "nan.npz", embeddings=X, labels=labels)
+    refused = call("eval", files / "nan.npz", *QUICK)
+    assert refused.exit_code == 1
+    assert "--drop-nonfinite" in refused.stderr
+    dropped = call("eval", files / "nan.npz", "--drop-nonfinite", *QUICK)
+    assert dropped.exit_code == 0
+    assert "1 rows with NaN or Inf were left out" in dropped.stderr
+
+
+def test_labels_of_queries_and_gallery_come_from_files_of_their_own(files):
+    sides = ("eval", files / "x.npy", "--gallery", files / "x.npy", "--labels", files / "y.npy")
+    missing = call(*sides)
+    assert missing.exit_code == 1
+    assert "--gallery-labels" in missing.stderr
+    result = call(*sides, "--gallery-labels", files / "y.npy", "--json", *QUICK)
+    parsed = json.loads(result.stdout)
+    assert parsed["distances"]["l2"]["recall"]["1"] == 1.0  # every query is in the gallery
+    assert parsed["checks"]["queries_in_gallery"] == 60
+
+
+def test_the_table_shows_what_the_json_says(files):
+    scores = json.loads(call("eval", files / "a.h5", "--json", "--no-nmi").stdout)["distances"]
+    table = call("eval", files / "a.h5", "--no-nmi").stdout
+    for name, key in (("MRR", "mrr"), ("MAP@R", "map_at_r"), ("R-precision", "r_precision")):
+        cells = next(line for line in table.splitlines() if name in line).split()
+        values = [f"{100 * scores[d][key]:.2f}" for d in ("l2", "cos")]
+        assert [cells[1], cells[5]] == values
+    assert f"{100 * scores['cos']['recall']['2']:.2f}" in table
+
+
+def test_metadata_that_json_cannot_hold_is_written_as_text(files):
+    import h5py
+
+    with h5py.File(files / "a.h5", "r+") as file:
+        file.attrs["loss"] = np.nan
+        file.attrs["nothing"] = h5py.Empty("f")
+        file.attrs["words"] = np.array([b"a", b"b"])
+    attrs = json.loads(call("inspect", files / "a.h5", "--json").stdout)["attrs"]
+    assert attrs["loss"] == "nan"
+    assert attrs["words"] == ["a", "b"]
+    np.save(files / "huge.npy", np.full((4, 2), 1e200))
+    assert call("inspect", files / "huge.npy", "--json").exit_code == 0
+
+
+def test_progress_of_long_work_is_told_on_stderr(monkeypatch, capsys):
+    clock = iter(range(0, 1000, 11))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with progress_bar() as report:
+        report("ranks", 1, 4)
+        report("ranks", 2, 4)
+    captured = capsys.readouterr()
+    assert "ranks: 25%" in captured.err
+    assert "ranks: 50%, about 11 s left" in captured.err
+    assert captured.out == ""
+
+
 def test_inspect_tells_what_is_inside(files):
     result = call("inspect", files / "a.h5")
     for word in ("60", "float32", "no", "class", "model"):
@@ -110,7 +169,11 @@ def test_compare_shows_differences_and_flips(files):
     result = call("compare", files / "a.h5", files / "b.h5", "--distance", "cos", "--no-map")
     assert "B - A" in result.stdout
     assert "B gains" in result.stdout
-    parsed = json.loads(call("compare", files / "a.h5", files / "b.h5", "--json").stdout)
+    out = files / "compare.json"
+    parsed = json.loads(
+        call("compare", files / "a.h5", files / "b.h5", "--json", "--out", out).stdout
+    )
+    assert json.loads(out.read_text()) == parsed
     assert parsed["version"] == 1
     assert set(parsed["distances"]["l2"]["mrr"]) == {"a", "b", "difference", "ci", "p"}
 
@@ -198,7 +261,7 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path):
     )
     before = set(tmp_path.iterdir())
     process = subprocess.Popen(
-        [DMLTOOL, "eval", "big.npz", "--out", "out.json", *QUICK],
+        [DMLTOOL, "eval", "big.npz", "--out", "out.json", "--threads", "1", *QUICK],
         cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     time.sleep(3)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +72,28 @@ def test_files_of_other_splits_are_refused(items):
     shop = Embeddings(Path("b.h5"), "hdf5", {"query": split, "gallery": split})
     with pytest.raises(DmlError, match="different splits"):
         compare(file(*items), shop, SETTINGS)
+
+
+def test_labels_are_compared_by_name_where_files_name_them(items):
+    X, labels, _ = items
+    names = np.array([f"class {c}" for c in range(6)])
+    order = np.array([3, 1, 0, 2, 5, 4])
+    one = replace(file(X, labels), label_names=names)
+    same = replace(file(X, np.argsort(order)[labels]), label_names=names[order])
+    assert compare(one, same, SETTINGS)["flipped"]["l2"] == {"gained": [], "lost": []}
+    other = replace(file(X, labels), label_names=np.char.add("other ", names))
+    with pytest.raises(DmlError, match="60 labels differ"):
+        compare(one, other, SETTINGS)
+
+
+def test_a_train_split_before_the_test_split_changes_nothing(items):
+    X, labels, paths = items
+    better = np.eye(6, dtype=np.float32)[labels]
+    train = Split(X[:3], labels[:3] + 100)
+    a, b = (
+        Embeddings(Path("a"), "npz", {"train": train, "test": Split(x, labels, paths)})
+        for x in (X, better)
+    )
+    gained = compare(a, b, SETTINGS)["flipped"]["l2"]["gained"]
+    assert gained
+    assert all(flip["label"] == labels[flip["row"]] for flip in gained)

@@ -118,6 +118,48 @@ def test_queries_found_in_the_gallery_are_counted(clustered):
     assert result["checks"]["queries_in_gallery"] == 5
 
 
+def test_checks_of_queries_and_gallery_look_at_both():
+    gallery = np.array([[1.0, 0], [0, 1], [2, 2], [0, 0]])
+    queries = np.array([[1.0, 0], [0, 1], [0, 0], [7, 7]])
+    result = evaluate(queries, [0, 5, 3, 4], gallery, [0, 1, 2, 3], nmi=False, map_at_r=False)
+    checks = result["checks"]
+    assert checks["zero_norm_rows"] == 2
+    assert checks["queries_in_gallery"] == 3
+    assert checks["conflicting_duplicates"] == 1  # (0, 1) is 5 and 1
+    assert checks["single_item_classes"] == 4  # 1, 2, 4, 5
+    assert checks["lone_queries"] == 2
+
+
+def test_a_tie_under_either_distance_is_counted():
+    # Parallel to the right item: tied for cos alone.
+    X = np.array([[1.0, 0], [2, 0], [3, 0], [0, 1], [0, 1.5]])
+    result = evaluate(X, [0, 0, 1, 2, 2], nmi=False, map_at_r=False)
+    assert result["distances"]["l2"]["tied_queries"] == 1  # 2 lies between 1 and 3
+    assert result["distances"]["cos"]["tied_queries"] == 2
+    assert result["checks"]["tied_queries"] == 2
+
+
+def test_sampling_queries_changes_neither_checks_nor_clusters(clustered):
+    X, labels = clustered
+    full = evaluate(X, labels, seeds=1)
+    some = evaluate(X, labels, seeds=1, queries=5)
+    assert some["distances"]["cos"]["nmi"] == full["distances"]["cos"]["nmi"]
+    for name in ("single_item_classes", "zero_norm_rows", "conflicting_duplicates"):
+        assert some["checks"][name] == full["checks"][name]
+
+
+def test_overlapping_calls_leave_blas_as_it_was(clustered):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from threadpoolctl import threadpool_info
+
+    before = threadpool_info()
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: evaluate(*clustered, nmi=False), range(8)))
+    assert all(result == results[0] for result in results)
+    assert threadpool_info() == before
+
+
 def test_nonfinite_rows_are_an_error_unless_dropped(clustered):
     X, labels = clustered
     X[3, 2], X[9, 0] = np.nan, np.inf
@@ -152,6 +194,8 @@ def test_integer_labels_of_both_signs_and_widths_meet_without_rounding():
     big = np.array([2**63, 2**63 + 1, 5], np.uint64)
     result = evaluate(X, big, X, np.array([-1, 5, 7]), nmi=False, map_at_r=False)
     assert result["classes"] == 5
+    beyond = np.array([2**70, 2**70 + 1, 2**70], object)
+    assert evaluate(X, beyond, nmi=False, map_at_r=False)["classes"] == 2
 
 
 @pytest.mark.parametrize(
@@ -175,6 +219,9 @@ def test_arrays_that_do_not_fit_are_refused(args, message):
 def test_settings_that_do_not_work_are_reported_together():
     with pytest.raises(DmlError, match=r"(?s)recall_at.*engine.*seeds"):
         Settings(recall_at=(0,), engine="magic", seeds=0)
+    for wrong in ({"distances": ()}, {"distances": ("l3",)}, {"recall_at": (1.5,)}, {"seed": -1}):
+        with pytest.raises(DmlError, match=next(iter(wrong))):
+            Settings(**wrong)
 
 
 def test_without_faiss_recall_works_and_nmi_says_what_to_install(tmp_path):
