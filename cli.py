@@ -34,6 +34,13 @@ class Cli(click.Group):
 
 
 def _fail(error: Exception) -> None:
+    if isinstance(error, OSError) and error.errno is not None:
+        place = error.filename or "standard output"
+        error = DmlError(
+            f"{place} cannot be used: {error.strerror}.",
+            "",
+            "Make room there, or choose another place.",
+        )
     if isinstance(error, MemoryError):
         error = DmlError("Out of memory.", str(error), "Try a smaller --memory, or --queries 5000.")
     if not isinstance(error, DmlError):
@@ -194,14 +201,14 @@ def to_json(result: dict) -> str:
     return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def show(table) -> None:
-    """A rich table on stdout; not cut to 80 columns where stdout is a file or a pipe."""
+def stdout_console():
+    """For rich tables; not cut to 80 columns where stdout is a file or a pipe."""
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200
-    console.print(table)
+    return console
 
 
 @contextmanager
@@ -246,6 +253,29 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
             timer.join()
         if bar.live.is_started:
             bar.stop()
+
+
+class Sources:
+    """The input files of a command, as they were when it began."""
+
+    def __init__(self, *names: str | None) -> None:
+        from retrieval.formats.opening import split_key
+
+        self.files = [split_key(name)[0] for name in names if name]
+        self.seen = [self._look(path) for path in self.files]
+
+    def check_unchanged(self) -> None:
+        for path, before in zip(self.files, self.seen, strict=True):
+            if self._look(path) != before:
+                raise DmlError(
+                    f"{path} was changed while it was read.",
+                    "Scores of half-old, half-new data would be wrong.",
+                    "Run the command again once the file is complete.",
+                )
+
+    @staticmethod
+    def _look(path) -> tuple[int, int] | None:
+        return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
 
 
 def provenance(data) -> dict:
@@ -324,23 +354,28 @@ def eval_command(
     from retrieval.writing import check_target, write_text
 
     settings = _settings(distance, **scoring)
-    targets = {name: check_target(path, force) for name, path in
+    sources = Sources(file, gallery, labels, gallery_labels)
+    targets = {name: check_target(path, force, sources.files) for name, path in
                (("out", out), ("per_class", per_class)) if path}  # fmt: skip
+    if len(set(targets.values())) < len(targets):
+        raise click.UsageError("--out and --per-class name the same file.")
     with progress_bar() as report:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
         evaluation = run(problem, settings, report)
+    sources.check_unchanged()
     result = evaluation.result | {"source": provenance(data)}
     if "out" in targets:
-        write_text(targets["out"], to_json(result))
+        write_text(targets["out"], to_json(result), force)
     if "per_class" in targets:
-        write_text(targets["per_class"], per_class_csv(evaluation, data.label_names))
+        write_text(targets["per_class"], per_class_csv(evaluation, data.label_names), force)
     if as_json:
         click.echo(to_json(result), nl=False)
         return
     from retrieval.tables import evaluation_table, evaluation_warnings
 
-    show(evaluation_table(result))
+    console = stdout_console()
+    console.print(evaluation_table(result, console.width))
     found = evaluation_warnings(result)
     if scoring["nmi"] is None and not result["settings"]["nmi"]:
         found.append('no NMI: k-means needs FAISS, pip install "dmltool[cpu]"')
@@ -370,7 +405,7 @@ def inspect(file: str, labels: str | None, as_json: bool) -> None:
         return
     from retrieval.tables import inspection_table
 
-    show(inspection_table(result))
+    stdout_console().print(inspection_table(result))
 
 
 @main.command()
@@ -395,18 +430,20 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
     from retrieval.writing import check_target, write_text
 
     settings = _settings(distance, **scoring)
-    target = check_target(out, force) if out else None
+    sources = Sources(a, b, labels)
+    target = check_target(out, force, sources.files) if out else None
     with progress_bar() as report:
         first, second = load(a, labels=labels), load(b, labels=labels)
         result = paired(first, second, settings, report)
+    sources.check_unchanged()
     if target:
-        write_text(target, to_json(result))
+        write_text(target, to_json(result), force)
     if as_json:
         click.echo(to_json(result), nl=False)
         return
     from retrieval.tables import comparison_table
 
-    show(comparison_table(result))
+    stdout_console().print(comparison_table(result))
 
 
 @main.command()

@@ -10,14 +10,14 @@ from retrieval.slices import blocks
 
 # Each check: what its count means, said to the person who reads the table.
 MESSAGES = {
-    "nonfinite_rows": "{n} rows with NaN or Inf were left out",
-    "zero_norm_rows": "{n} rows are all zero: they have no direction, their cosine is taken as 0",
-    "conflicting_duplicates": "{n} rows are identical to a row with another label",
-    "tied_queries": "{n} queries have a wrong item exactly as near as the nearest right one "
-    "(counted against them)",
-    "lone_queries": "{n} of {queries} queries have no right item to find (scored as misses)",
-    "single_item_classes": "{n} of {classes} classes have a single item",
-    "queries_in_gallery": "{n} queries are also in the gallery, identical in every number",
+    "nonfinite_rows": "rows with NaN or Inf, left out: {n}",
+    "zero_norm_rows": "rows of zeros, which have no direction (their cosine is taken as 0): {n}",
+    "conflicting_duplicates": "rows identical to a row with another label: {n}",
+    "tied_queries": "queries with a wrong item exactly as near as the nearest right one, "
+    "counted against them: {n} of {queries}",
+    "lone_queries": "queries without any right item to find, scored as misses: {n} of {queries}",
+    "single_item_classes": "classes of a single item: {n} of {classes}",
+    "queries_in_gallery": "queries that are also in the gallery, identical in every number: {n}",
 }
 
 

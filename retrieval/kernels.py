@@ -11,10 +11,19 @@ from numba import njit
 
 ANY, NONE = -2, -3  # groups that every item, or no item, belongs to
 _SUMS = {"reassoc", "contract", "nsz"}  # never "nnan": a NaN cell must compare false
-_compiled = njit(nogil=True, cache=True, fastmath=_SUMS)
 
 
-@_compiled
+def compiled(function=None, *, fastmath=_SUMS):
+    """numba's njit, cached on disk where any folder for that can be written."""
+    if function is None:
+        return lambda f: compiled(f, fastmath=fastmath)
+    try:
+        return njit(nogil=True, cache=True, fastmath=fastmath)(function)
+    except RuntimeError:  # no such folder: compiled anew in every process
+        return njit(nogil=True, fastmath=fastmath)(function)
+
+
+@compiled
 def count_rows(S, e, ask, item, counts):
     """Rows of S (A, B) ask: how many of its columns are surely nearer than the row's threshold.
 
@@ -40,7 +49,7 @@ def count_rows(S, e, ask, item, counts):
         counts[3, i] = np.int32(d)
 
 
-@_compiled
+@compiled
 def count_columns(S, e, ask, item, counts):
     """The same for the columns of S: ask (5, B), item (3, A), counts (4, B)."""
     A, B = S.shape
@@ -59,7 +68,7 @@ def count_columns(S, e, ask, item, counts):
             maybe_l2[j] += np.int32((s + e) * p >= w_lo - t_lo[j])
 
 
-@_compiled
+@compiled
 def doubtful(
     S, e, l2, rows, cols, rows_ask, ask, item, q_label, g_label, q_group, g_group, tied, pairs
 ):
@@ -93,7 +102,7 @@ def doubtful(
     return found
 
 
-@_compiled
+@compiled
 def count_float64(
     P, first, w_q, w_g, limit, slack, own, q_label, g_label, q_group, g_group, counts, ties, pairs
 ):
@@ -128,7 +137,7 @@ def count_float64(
     return A, found
 
 
-@_compiled
+@compiled
 def _credit(q, m, start, limit, active, total, wrong, soonest, possible, last, sign):
     """One more wrong item at least as near as query q's right items from the m-th on.
 
@@ -145,7 +154,7 @@ def _credit(q, m, start, limit, active, total, wrong, soonest, possible, last, s
     active[q], total[q] = M, C
 
 
-@_compiled
+@compiled
 def place(
     S, e, l2, askers, first, rows_ask, scale, item, q_label, g_label, g_group,
     start, limit, active, total, wrong, soonest, group, sure, possible, last, pairs
@@ -191,7 +200,7 @@ def place(
     return len(askers), found
 
 
-@_compiled
+@compiled
 def _first(falling, base, count, value):
     """The first of falling[base : base + count] that value reaches, `count` if none."""
     low, high = 0, count
@@ -204,7 +213,7 @@ def _first(falling, base, count, value):
     return low
 
 
-@_compiled
+@compiled
 def _first_rising(rising, base, count, value):
     """The first of rising[base : base + count] that is no less than value, `count` if none."""
     low, high = 0, count
@@ -217,7 +226,7 @@ def _first_rising(rising, base, count, value):
     return low
 
 
-@_compiled
+@compiled
 def straighten(start, sure, possible, nearest, farthest, soonest, group):
     """Makes bounds fall, or rise, along each query's list, widening them where rounding bent them.
 
@@ -243,7 +252,7 @@ def straighten(start, sure, possible, nearest, farthest, soonest, group):
                 group[first : r + 1] = NONE
 
 
-@_compiled
+@compiled
 def place_pairs(
     q, value, error, level, square, l2, start, limit, active, total, wrong, soonest, tied,
     nearest, farthest, right_level, right_square, possible, last, unsure
@@ -272,7 +281,7 @@ def place_pairs(
     return left
 
 
-@_compiled
+@compiled
 def pair_distances(Q, q_row, G, g_row, q_inverse, g_inverse, l2, cos):
     """Squared distances of pairs in float64: l2 by direct differences; cos as squared chord.
 
@@ -293,7 +302,7 @@ def pair_distances(Q, q_row, G, g_row, q_inverse, g_inverse, l2, cos):
         cos[n] = chord if a > 0.0 and b > 0.0 else 2.0
 
 
-@njit(nogil=True, cache=True)
+@compiled(fastmath=False)
 def hash_rows(words, factors, out):
     """A 64-bit linear hash of each row of words (N, D) uint64."""
     N, D = words.shape

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from retrieval.duplicates import row_groups
+from retrieval.kernels import compiled
 from retrieval.metrics import RightPositions
 from retrieval.neighbours import lists, resident_rows, ticker
 from retrieval.slices import slices
@@ -271,10 +271,9 @@ def _threaded(kernel: Callable[..., None], n: int, *arrays: np.ndarray) -> None:
 
 
 # Sums may be reassociated: that lets them use vector registers, and TIE covers the difference.
-_compiled = njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
 
 
-@_compiled
+@compiled
 def _score_listed(queries, place, scores, items):
     """scores[i, j] = |queries[i] - items[place[i, j]]|^2."""
     for i in range(place.shape[0]):
@@ -291,7 +290,7 @@ def _score_listed(queries, place, scores, items):
             scores[i, j] = total
 
 
-@_compiled
+@compiled
 def _score_all(queries, scores, items):
     """scores[i, j] = |queries[i] - items[j]|^2."""
     for j in range(items.shape[0]):

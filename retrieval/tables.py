@@ -14,27 +14,30 @@ _TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi
            "ami": "AMI"}  # fmt: skip
 
 
-def evaluation_table(result: dict) -> RenderableType:
-    """l2 and cos side by side, in percent with 95% intervals."""
+def evaluation_table(result: dict, width: int = 80) -> RenderableType:
+    """l2 and cos side by side, in percent with 95% intervals, as far as the width allows."""
     distances = [d for d in ("l2", "cos") if d in result["distances"]]
     level = f"{100 * result['settings']['level']:g}%"
+    spans = width >= 20 + 25 * len(distances)
+    step = 1 if spans else 2  # without spans, every other cell
     table = _table()
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for d in distances:
-        table.add_column(d, justify="right")
-        table.add_column(f"{level} interval", justify="right", style="dim")
+        table.add_column(d, justify="right", no_wrap=True)
+        if spans:
+            table.add_column(f"{level} interval", justify="right", style="dim", no_wrap=True)
     for k in map(str, result["settings"]["recall_at"]):
         cells = []
         for d in distances:
             scores = result["distances"][d]
             cells += [_percent(scores["recall"][k]), _interval(scores["recall_ci"][k])]
-        table.add_row(f"Recall@{k}", *cells)
+        table.add_row(f"Recall@{k}", *cells[::step])
     for name in ("mrr", "r_precision", "map_at_r", "nmi", "ami"):
         cells = []
         for d in distances:
             cells += _score_cells(result["distances"][d], name)
         if any(cells):
-            table.add_row(_TITLES[name], *cells)
+            table.add_row(_TITLES[name], *cells[::step])
     return Group(Text(headline(result), style="bold"), table)
 
 
@@ -78,7 +81,7 @@ def comparison_table(result: dict) -> RenderableType:
     for d, scores in result["distances"].items():
         table = _table()
         for title in (d, "A", "B", "B - A", "95% interval", "p"):
-            table.add_column(title, justify="left" if title == d else "right")
+            table.add_column(title, justify="left" if title == d else "right", no_wrap=True)
         for name, s in scores.items():
             title = _TITLES.get(name, name.replace("recall", "Recall"))
             sure = s["ci"] is not None and (s["ci"][0] > 0 or s["ci"][1] < 0)

@@ -1,7 +1,9 @@
 """The commands as a user meets them: output, exit codes, messages."""
 
 import csv
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from cli import Size, main, progress_bar
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5 import write
+from retrieval.tables import evaluation_table
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"
 QUICK = ("--no-nmi", "--no-map")
@@ -68,7 +72,7 @@ def test_eval_takes_the_gallery_from_another_file(files):
 def test_warnings_go_to_stderr(files):
     np.save(files / "equal.npy", np.ones((60, 3)))
     result = call("eval", files / "equal.npy", "--labels", files / "y.npy", *QUICK)
-    assert "60 queries have a wrong item exactly as near" in result.stderr
+    assert "counted against them: 60 of 60" in result.stderr
     assert "exactly as near" not in result.stdout
     assert " 0.00" in result.stdout
 
@@ -88,6 +92,72 @@ def test_out_and_per_class_files_are_written_and_not_overwritten(files):
     assert call(*args, "--force").exit_code == 0
 
 
+def test_inputs_devices_and_twin_outputs_are_not_overwritten(files):
+    before = (files / "a.h5").read_bytes()
+    (files / "link.h5").symlink_to(files / "a.h5")
+    for out in ("a.h5", "link.h5"):
+        result = call("eval", files / "a.h5", *QUICK, "--out", files / out, "--force")
+        assert result.exit_code == 1
+        assert "read and written" in result.stderr
+    assert (files / "a.h5").read_bytes() == before
+    os.mkfifo(files / "pipe")
+    result = call("eval", files / "a.h5", *QUICK, "--out", files / "pipe", "--force")
+    assert "not a regular file" in result.stderr
+    twins = ("--out", files / "same", "--per-class", files / "same")
+    assert call("eval", files / "a.h5", *QUICK, *twins).exit_code == 2
+
+
+def test_a_file_that_changes_while_it_is_read_gives_no_score(files, monkeypatch):
+    from retrieval import evaluation
+
+    def slow(*args):
+        os.utime(files / "x.npy", ns=(1, 1))
+        return run(*args)
+
+    run = evaluation.run
+    monkeypatch.setattr(evaluation, "run", slow)
+    result = call("eval", files / "x.npy", "--labels", files / "y.npy", *QUICK)
+    assert result.exit_code == 1
+    assert "changed while it was read" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_full_standard_output_is_not_called_a_bug(files):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [DMLTOOL, "eval", files / "a.h5", *QUICK],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_a_narrow_terminal_gets_the_scores_without_intervals(files):
+    result = json.loads(call("eval", files / "a.h5", "--json", *QUICK).stdout)
+    console = Console(width=40, record=True, file=io.StringIO())
+    console.print(evaluation_table(result, 40))
+    line = next(line for line in console.export_text().splitlines() if "Recall@1" in line)
+    assert line.split() == [
+        "Recall@1",
+        *(f"{100 * result['distances'][d]['recall']['1']:.2f}" for d in ("l2", "cos")),
+    ]
+
+
+def test_kernels_compile_where_no_folder_can_be_written(files):
+    code = (
+        "import numba.core.caching as c\n"
+        "c.CompileResultCacheImpl._locator_classes = []\n"
+        "from cli import main\n"
+        f"main(['eval', {str(files / 'a.h5')!r}, '--no-nmi', '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["queries"] == 60
+
+
 def test_rows_with_nan_are_refused_or_dropped(files, clustered):
     X, labels = clustered
     X[5] = np.nan
@@ -97,7 +167,7 @@ def test_rows_with_nan_are_refused_or_dropped(files, clustered):
     assert "--drop-nonfinite" in refused.stderr
     dropped = call("eval", files / "nan.npz", "--drop-nonfinite", *QUICK)
     assert dropped.exit_code == 0
-    assert "1 rows with NaN or Inf were left out" in dropped.stderr
+    assert "rows with NaN or Inf, left out: 1" in dropped.stderr
 
 
 def test_labels_of_queries_and_gallery_come_from_files_of_their_own(files):

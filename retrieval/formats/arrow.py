@@ -156,7 +156,7 @@ def _parts(pa, path: Path, table: Table, names: list[str], is_list: bool) -> Ite
     for batch in table.batches(names):
         columns = [batch.column(name) for name in names]
         for column, name in zip(columns, names, strict=True):
-            if column.null_count:
+            if column.null_count and is_list:  # a null number is read as NaN
                 row = at + column.is_null().to_numpy(zero_copy_only=False).argmax()
                 raise DmlError(f"{path}, row {row}: {name} is null", "every item needs its vector")
         if batch.num_rows:

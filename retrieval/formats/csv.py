@@ -59,7 +59,7 @@ def _open(file: TextIO, path: Path) -> tuple[list[Column], list[Row], Iterator[R
     first = file.readline(FIELD_CHARS)
     file.seek(0)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
-    rows = _rows(csv.reader(file, delimiter=delimiter, skipinitialspace=True), path)
+    rows = _rows(csv.reader(file, delimiter=delimiter), path)
     sample = list(islice(rows, SAMPLE_ROWS))
     if not sample:
         raise DmlError(f"{path} has no rows", "it holds blank lines only")
@@ -165,7 +165,9 @@ class _Reader:
                 values = [list(map(float, self.cells(row))) for _, row in block]
         except ValueError:
             self._blame(block)
-            raise
+            values = [
+                [float(cell.strip() or "nan") for cell in self.cells(row)] for _, row in block
+            ]
         self.out[self.count : self.count + len(block)] = values
         self.count += len(block)
         for role, kept in self.kept.items():
@@ -187,7 +189,7 @@ class _Reader:
             for at in self.roles.vectors:
                 for text in _numbers(row[at]) if self.roles.is_list else [row[at]]:
                     try:
-                        float(text)
+                        float(text.strip() or "nan")  # pandas leaves NaN empty
                     except ValueError as error:
                         raise DmlError(
                             f"{self.path}, line {line}, column {at + 1} "

@@ -99,8 +99,8 @@ def _read_own(
     if attrs.get("complete") is not True:
         raise DmlError(
             f"{path} is half-written",
-            "its export has not finished; rows may be missing",
-            "run the export again with --resume",
+            "whoever wrote it has not finished; rows may be missing",
+            "let it be finished, or write it again",
         )
     splits = {}
     for name in found:

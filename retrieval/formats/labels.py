@@ -94,10 +94,11 @@ def parsed(cells: Sequence[str], where: str, first_line: int = 1) -> np.ndarray:
             f"{where}, line {first_line + list(cells).index('')}: the label is empty",
             "every item needs a label",
         )
-    if all(map(INTEGER.match, cells)):
-        return _fit([int(cell) for cell in cells], cells)
-    if all(map(WHOLE_FLOAT.match, cells)):
-        values = [int(cell.partition(".")[0]) for cell in cells]
+    bare = [cell.strip() for cell in cells]  # of text, spaces are part of the label
+    if all(map(INTEGER.match, bare)):
+        return _fit([int(cell) for cell in bare], cells)
+    if all(map(WHOLE_FLOAT.match, bare)):
+        values = [int(cell.partition(".")[0]) for cell in bare]
         return np.array(values, np.int64) if _within(values, 2**53) else np.array(cells, np.str_)
     return np.array(cells, np.str_)
 

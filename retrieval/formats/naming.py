@@ -204,6 +204,14 @@ def _complete(
                 describe(group),
                 f"choose one: dmltool eval '{source}::{vectors},{same[0]}'",
             )
+    unfit = [n for n in group if parts(n)[1] in LABEL_NAMES and parts(n)[0] in (split, None)]
+    if unfit and unfit != [vectors]:
+        raise DmlError(
+            f"{source}::{unfit[0]} cannot be the labels of {vectors}",
+            describe(group),
+            f"labels are {count:,} integers or strings, one for each vector; "
+            "or give another file: --labels FILE",
+        )
     return Choice(vectors, None, path)
 
 

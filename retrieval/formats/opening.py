@@ -112,8 +112,8 @@ def check_file(path: Path) -> None:
     if path.suffix == ".partial":
         raise DmlError(
             f"{path} is half-written",
-            "its export has not finished; rows may be missing",
-            "run the export again with --resume",
+            "whoever wrote it has not finished; rows may be missing",
+            "let it be finished, or write it again",
         )
     try:
         if not path.exists():
@@ -143,8 +143,8 @@ def _missing(path: Path) -> DmlError:
     if path.with_name(path.name + ".partial").exists():
         return DmlError(
             f"{path} does not exist",
-            f"only {path.name}.partial is there: an export has not finished",
-            "run the export again with --resume",
+            f"only {path.name}.partial is there: its writer has not finished",
+            "let it be finished, or write it again",
         )
     names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, 3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -43,7 +44,9 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
             stored = sum(info.file_size for info in archive.infolist())
         refuse_overrun(str(path), stored, os.path.getsize(path))
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of what it then refuses
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         raise DmlError(
             f"{path} holds Python objects other than tensors",

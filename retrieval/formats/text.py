@@ -14,7 +14,8 @@ from retrieval.formats import labels, naming
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix.lower() != ".json":
-        return labels.parsed([line.strip() for line in text.rstrip().split("\n")], str(path))
+        lines = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+        return labels.parsed(lines, str(path))
     value = json.loads(text)
     if isinstance(value, dict):
         lists = {k: v for k, v in value.items() if isinstance(v, list)}

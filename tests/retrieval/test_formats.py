@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from retrieval.embeddings import Split, load
+from retrieval.errors import DmlError
 from retrieval.formats import FORMATS, arrays, hdf5, opening
 
 ROUND = settings(
@@ -243,3 +244,30 @@ def test_contiguous_arrays_are_mapped_and_not_copied(tmp_path):
         found = load(tmp_path / name).splits["test"].vectors
         assert isinstance(found, np.memmap), name
         np.testing.assert_array_equal(found, x)
+
+
+def test_spaces_are_part_of_a_text_label_in_every_format(tmp_path):
+    names = ["a", " a", "a "] * 2
+    np.save(tmp_path / "x.npy", np.eye(6))
+    (tmp_path / "y.txt").write_text("\n".join(names) + "\n")
+    found = load(tmp_path / "x.npy", labels=tmp_path / "y.txt")
+    assert found.splits["test"].labels.tolist() == names
+    rows = [f"{n},0.5,{name}" for n, name in enumerate(names)]
+    (tmp_path / "x.csv").write_text("\n".join(["v0,v1,label", *rows]) + "\n")
+    assert load(tmp_path / "x.csv").splits["test"].labels.tolist() == names
+
+
+def test_empty_cells_are_nan(tmp_path):
+    (tmp_path / "x.csv").write_text("v0,v1,label\n1,2,a\n,2,b\n3,4,a\n")
+    vectors = load(tmp_path / "x.csv").splits["test"].vectors
+    assert np.isnan(vectors).tolist() == [[False, False], [True, False], [False, False]]
+    pq.write_table(
+        pa.table({"v0": [1.0, None], "v1": [2.0, 3.0], "label": [1, 2]}), tmp_path / "x.pq"
+    )
+    assert np.isnan(load(tmp_path / "x.pq").splits["test"].vectors).sum() == 1
+
+
+def test_labels_of_another_length_are_not_passed_over(tmp_path):
+    np.savez(tmp_path / "x.npz", embeddings=np.eye(4), labels=np.arange(3))
+    with pytest.raises(DmlError, match="cannot be the labels"):
+        load(tmp_path / "x.npz")
