@@ -60,7 +60,7 @@ def _fail(error: Exception) -> None:
 @click.version_option(package_name="dmltool", prog_name="dmltool")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    """Train, export and exactly evaluate embedding networks.
+    """Evaluate embedding files exactly: Recall@K, MAP@R, NMI.
 
     \b
     Example:

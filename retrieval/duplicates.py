@@ -10,12 +10,16 @@ import numpy as np
 from retrieval.slices import blocks
 from retrieval.threads import processors, run_all
 
-Change = Callable[[np.ndarray], np.ndarray]
 Same = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (n, D), (n, D) -> (n, D) bool
 
 
-def row_hashes(vectors: np.ndarray, change: Change = np.asarray) -> np.ndarray:
-    """(N,) uint64, equal for identical rows; `change` may prepare each float64 block."""
+def row_hashes(vectors: np.ndarray) -> np.ndarray:
+    """(N,) uint64, equal for identical rows."""
+    # float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0.
+    return _hashes(vectors, lambda part: np.asarray(vectors[part], np.float64) + 0.0)
+
+
+def _hashes(vectors: np.ndarray, rows: Callable[[slice], np.ndarray]) -> np.ndarray:
     from retrieval.kernels import hash_rows
 
     factors = np.random.default_rng(0).integers(1, 2**63, vectors.shape[1], dtype=np.uint64)
@@ -23,9 +27,8 @@ def row_hashes(vectors: np.ndarray, change: Change = np.asarray) -> np.ndarray:
     out = np.empty(len(vectors), np.uint64)
 
     def hash_part(part: slice) -> None:
-        # float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0.
-        words = (change(np.asarray(vectors[part], np.float64)) + 0.0).view(np.uint64)
-        hash_rows(words, factors, out[part])
+        block = np.ascontiguousarray(rows(part))
+        hash_rows(block.view(f"u{block.itemsize}"), factors, out[part])
 
     run_all([(partial(hash_part, part), 1) for part in blocks(vectors)], processors())
     return out
@@ -36,21 +39,18 @@ def row_groups(vectors: np.ndarray) -> np.ndarray:
     return _verified(vectors, row_hashes(vectors), np.equal)
 
 
-def direction_groups(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(N,) int64: the index of the first row that points the same way; `rows` are row_groups.
+def direction_groups(
+    vectors: np.ndarray, units: Callable[[slice], np.ndarray], rows: np.ndarray
+) -> np.ndarray:
+    """(N,) int64: the index of the first row that points the same way.
 
-    Parallel rows are found where products of two entries are exact in float64; of float64 vectors
-    only the identical ones are.
+    `units` gives rows scaled to length 1, in float32, which are alike for parallel rows, nearly
+    always. Verified where products of two entries are exact in float64; of float64 vectors only
+    the identical ones are known, `rows`, which are row_groups.
     """
     if vectors.dtype.itemsize > 4:
         return rows
-    return _verified(vectors, row_hashes(vectors, _direction), _parallel)
-
-
-def _direction(block: np.ndarray) -> np.ndarray:
-    """Rows scaled to a largest entry of 1, rounded: alike for parallel rows, nearly always."""
-    top = _top(block)
-    return (block / np.where(top > 0, top, 1)).astype(np.float32).astype(np.float64)
+    return _verified(vectors, _hashes(vectors, lambda part: units(part) + np.float32(0)), _parallel)
 
 
 def _parallel(a: np.ndarray, b: np.ndarray) -> np.ndarray:

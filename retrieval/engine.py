@@ -40,7 +40,7 @@ class Engine:
         # Rows as near as each other to any query: identical ones, for cos parallel ones.
         self.groups = {"rows": rows, "l2": rows}
         if "cos" in distances:
-            self.groups["cos"] = direction_groups(items.vectors, rows)
+            self.groups["cos"] = direction_groups(items.vectors, items.units, rows)
         self.lattice = is_lattice(asks, items)
         self.margin = np.float32((items.dim + 16) * ULP32)
         top = max(asks.norm.max(initial=0.0), items.norm.max(initial=0.0))
