@@ -1,6 +1,6 @@
 # make demo: install and run the main job on embedded data; make test: lint and all tests.
 # Both create .venv on first use and reuse it while pyproject.toml and constraints.txt are unchanged.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

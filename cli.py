@@ -255,63 +255,12 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
             bar.stop()
 
 
-class Sources:
-    """The input files of a command, as they were when it began."""
-
-    def __init__(self, *names: str | None) -> None:
-        from retrieval.formats.opening import split_key
-
-        self.files = [split_key(name)[0] for name in names if name]
-        self.seen = [self._look(path) for path in self.files]
-
-    def check_unchanged(self) -> None:
-        for path, before in zip(self.files, self.seen, strict=True):
-            if self._look(path) != before:
-                raise DmlError(
-                    f"{path} was changed while it was read.",
-                    "Scores of half-old, half-new data would be wrong.",
-                    "Run the command again once the file is complete.",
-                )
-
-    @staticmethod
-    def _look(path) -> tuple[int, int] | None:
-        return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
-
-
 def provenance(data) -> dict:
     """Where the embeddings came from: the file and what it says of itself."""
     from retrieval.inspection import plain
 
     attrs = {name: plain(value) for name, value in data.attrs.items()}
     return {"file": str(data.source), "format": data.format, "attrs": attrs}
-
-
-def per_class_csv(evaluation, label_names) -> str:
-    """label, queries, then Recall@1 for each distance; one line per class that has queries.
-
-    A file that names its integer labels gets a column of names.
-    """
-    import csv
-    import io
-
-    from retrieval.metrics import per_class_recall
-
-    codes, names = evaluation.problem.query_codes, evaluation.problem.names
-    columns = {d: per_class_recall(ranks, codes) for d, ranks in evaluation.ranks.items()}
-    classes, _, counts = next(iter(columns.values()))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    named = label_names is not None and names.dtype.kind in "iu"
-    writer.writerow(
-        ["label", *(["name"] if named else []), "queries", *(f"recall@1_{d}" for d in columns)]
-    )
-    for n, code in enumerate(classes):
-        label = names[code]
-        known = named and 0 <= label < len(label_names)
-        name = [label_names[label] if known else ""] if named else []
-        recalls = (float(recall[n]) for _, recall, _ in columns.values())
-        writer.writerow([label, *name, counts[n], *recalls])
-    return text.getvalue()
 
 
 @main.command("eval")
@@ -350,7 +299,9 @@ def eval_command(
     """
     from retrieval.embeddings import load
     from retrieval.evaluation import run
+    from retrieval.formats.opening import Sources
     from retrieval.problem import from_embeddings
+    from retrieval.tables import evaluation_table, evaluation_warnings, per_class_csv
     from retrieval.writing import check_target, write_text
 
     settings = _settings(distance, **scoring)
@@ -372,8 +323,6 @@ def eval_command(
     if as_json:
         click.echo(to_json(result), nl=False)
         return
-    from retrieval.tables import evaluation_table, evaluation_warnings
-
     console = stdout_console()
     console.print(evaluation_table(result, console.width))
     found = evaluation_warnings(result)
@@ -427,6 +376,7 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
     """
     from retrieval.comparison import compare as paired
     from retrieval.embeddings import load
+    from retrieval.formats.opening import Sources
     from retrieval.writing import check_target, write_text
 
     settings = _settings(distance, **scoring)

@@ -1,7 +1,12 @@
-"""Results as rich tables, for a person; nothing is printed here."""
+"""Results as rich tables and CSV; nothing is printed here."""
 
 from __future__ import annotations
 
+import csv
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
 from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -9,6 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from retrieval.checks import warnings
+from retrieval.metrics import per_class_recall
+
+if TYPE_CHECKING:  # importing it loads numba, which `inspect` does not need
+    from retrieval.evaluation import Evaluation
 
 _TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI",
            "ami": "AMI"}  # fmt: skip
@@ -70,6 +79,29 @@ def headline(result: dict) -> str:
 def evaluation_warnings(result: dict) -> list[str]:
     """What a reader of the numbers must know."""
     return warnings(result["checks"], result["queries"], result["classes"])
+
+
+def per_class_csv(evaluation: Evaluation, label_names: np.ndarray | None) -> str:
+    """label, queries, then Recall@1 for each distance; one line per class that has queries.
+
+    A file that names its integer labels gets a column of names.
+    """
+    codes, names = evaluation.problem.query_codes, evaluation.problem.names
+    columns = {d: per_class_recall(ranks, codes) for d, ranks in evaluation.ranks.items()}
+    classes, _, counts = next(iter(columns.values()))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    named = label_names is not None and names.dtype.kind in "iu"
+    writer.writerow(
+        ["label", *(["name"] if named else []), "queries", *(f"recall@1_{d}" for d in columns)]
+    )
+    for n, code in enumerate(classes):
+        label = names[code]
+        known = named and 0 <= label < len(label_names)
+        name = [label_names[label] if known else ""] if named else []
+        recalls = (float(recall[n]) for _, recall, _ in columns.values())
+        writer.writerow([label, *name, counts[n], *recalls])
+    return text.getvalue()
 
 
 def comparison_table(result: dict) -> RenderableType:

@@ -47,7 +47,7 @@ FORMATS = (
         "torch",
         (".pt", ".pth"),
         "retrieval.formats.pt",
-        "tensors saved by torch.save, alone or in dicts; nothing is unpickled",
+        "tensors saved by torch.save, alone or in dicts; no code in them is run",
     ),
     Format(
         "safetensors",

@@ -23,6 +23,27 @@ def split_key(source: str | Path) -> tuple[Path, str | None]:
     return Path(name), key or None
 
 
+class Sources:
+    """The input files of a command, as they were when it began."""
+
+    def __init__(self, *names: str | None) -> None:
+        self.files = [split_key(name)[0] for name in names if name]
+        self.seen = [self._look(path) for path in self.files]
+
+    def check_unchanged(self) -> None:
+        for path, before in zip(self.files, self.seen, strict=True):
+            if self._look(path) != before:
+                raise DmlError(
+                    f"{path} was changed while it was read.",
+                    "Scores of half-old, half-new data would be wrong.",
+                    "Run the command again once the file is complete.",
+                )
+
+    @staticmethod
+    def _look(path: Path) -> tuple[int, int] | None:
+        return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
+
+
 def read(source: str | Path, with_labels: bool = True):
     """The `Embeddings` in one file."""
     path, key = split_key(source)
