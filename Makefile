@@ -31,7 +31,7 @@ bench: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[cpu,readers,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[cpu,readers,extras,dev]"
 	touch $(STAMP)
 
 clean:
