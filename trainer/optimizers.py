@@ -1,0 +1,63 @@
+"""Optimisers by their settings, and the learning rate of each step."""
+
+import math
+
+from torch import nn, optim
+from torch.optim import Optimizer
+
+from retrieval.errors import DmlError
+from trainer import config
+
+
+def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimizer:
+    """Frozen parameters are left out. The order of the groups is always the same.
+
+    Each group keeps its learning rate before the schedule as `base_lr`, also in the state dict.
+    """
+    groups = [
+        {"params": parameters, "name": f"{owner}/{kind}", "base_lr": lr, "lr": lr, **decay}
+        for owner, module, lr in (
+            ("network", network, spec.lr),
+            ("loss", loss, spec.lr * spec.loss_lr),
+        )
+        for kind, parameters, decay in (
+            ("weights", of_rank(module, range(2, 99)), {"weight_decay": spec.weight_decay}),
+            ("others", of_rank(module, range(2)), {"weight_decay": 0.0}),
+        )
+        if parameters
+    ]
+    if not groups:
+        raise DmlError(
+            "There is nothing to train.",
+            "All parameters of the network are frozen, and the loss has none.",
+            "Leave some of them unfrozen.",
+        )
+    if spec.name == "sgd":
+        return optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.momentum > 0)
+    kinds = {"adam": optim.Adam, "radam": optim.RAdam, "adamw": optim.AdamW}
+    return kinds[spec.name](groups, lr=spec.lr)
+
+
+def of_rank(module: nn.Module, ranks: range) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad and p.ndim in ranks]
+
+
+def rate(spec: config.Schedule, step: int, steps_per_epoch: int) -> float:
+    """What the learning rate is multiplied with in `step`, counted from 0 over all epochs.
+
+    Warm-up ends at the full rate; its first step is not 0, which would be a step for nothing.
+    """
+    total = spec.epochs * steps_per_epoch
+    warm = min(1.0, (step + 1) / spec.warmup) if spec.warmup else 1.0
+    if spec.name == "step":
+        passed = sum(step // steps_per_epoch >= epoch for epoch in spec.milestones)
+        return warm * spec.factor**passed
+    if spec.name == "cosine" and step >= spec.warmup:
+        done = (step - spec.warmup) / (total - spec.warmup) if step < total else 1.0
+        return (1 + math.cos(math.pi * done)) / 2
+    return warm
+
+
+def set_rate(optimizer: Optimizer, factor: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = factor * group["base_lr"]
