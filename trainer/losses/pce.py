@@ -28,7 +28,12 @@ class PairwiseCrossEntropy(Loss):
         require(floor >= 0, "floor", floor, "0 or more")
         self.floor = floor
         self.head = nn.Linear(dim, num_classes, bias=False)
-        self._warned = False
+        self.smallest = float("nan")
+        """The lambda of the last batch, the floor where that was used."""
+        self.note = ""
+        """Why the floor was used in the last batch, if it was."""
+        self.warn = True
+        """Whether the first use of the floor is a warning."""
 
     def split(
         self, embeddings: Tensor, labels: Tensor, head: nn.Linear | None = None
@@ -54,6 +59,7 @@ class PairwiseCrossEntropy(Loss):
         }
 
     def at_least_floor(self, smallest: Tensor, embeddings: Tensor) -> Tensor:
+        self.note, self.smallest = "", smallest.item()
         n, d = embeddings.shape
         # p - p^2 <= 1/4 bounds the largest eigenvalue; rounding is proportional to that.
         rounding = torch.finfo(smallest.dtype).eps * d * embeddings.square().sum().item() / (4 * n)
@@ -64,10 +70,11 @@ class PairwiseCrossEntropy(Loss):
         if self.floor == 0:
             fix = f"use a batch of well over {d} images, fewer dimensions, or the option floor=1e-3"
             raise DmlError(what, why, fix)
-        if not self._warned:
-            message = f"{what}: {why}; {self.floor:g} is used instead"
-            warnings.warn(message, stacklevel=5)
-            self._warned = True
+        self.smallest = self.floor
+        self.note = f"{what}: {why}; {self.floor:g} is used instead"
+        if self.warn:
+            warnings.warn(self.note, stacklevel=5)
+            self.warn = False
         return torch.full_like(smallest, self.floor)
 
 
