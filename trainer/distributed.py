@@ -1,0 +1,241 @@
+"""Several processes as one: the loss and the gradients of a single process with the whole batch.
+
+Every rank embeds its share of a batch, gathers the embeddings of all, and computes the same loss
+on them. torchrun starts the ranks, on one machine or several; only its variables are read.
+"""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from retrieval.errors import DmlError
+
+TIMEOUT = timedelta(minutes=30)
+"""The others wait while rank 0 checks images or writes; torchrun ends them if a rank dies."""
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+START = "torchrun --nproc-per-node=2 $(which dmltool) train ..."
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run. `local_rank` is the place on this machine, and the GPU there."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+def alone() -> World:
+    return World(rank=0, size=1, local_rank=0)
+
+
+def join(device_type: str) -> World:
+    """The world that torchrun's variables describe; without them this process alone."""
+    world = from_environment()
+    if world.size == 1:
+        return world
+    if not distributed.is_available():
+        raise DmlError(
+            f"{world.size} processes cannot work together.",
+            "This build of torch has no torch.distributed.",
+            "Train with one process, or install a build that has it.",
+        )
+    backend = backend_for(device_type, world)
+    try:
+        distributed.init_process_group(
+            backend, rank=world.rank, world_size=world.size, timeout=TIMEOUT
+        )
+    except (RuntimeError, ValueError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise DmlError(
+            f"Rank {world.rank} cannot join the {world.size} processes at {place}.",
+            str(error).split("\n")[0],
+            f"Is the address reachable and the port free? {START}",
+        ) from error
+    return world
+
+
+def from_environment() -> World:
+    if not any(name in os.environ for name in ("RANK", "WORLD_SIZE")):
+        return alone()
+    missing = [name for name in VARIABLES if not os.environ.get(name)]
+    if missing:
+        raise inconsistent(f"Without a value: {', '.join(missing)}.")
+    try:
+        rank, size, local_rank = (int(os.environ[name]) for name in VARIABLES[:3])
+    except ValueError:
+        raise inconsistent("They are whole numbers.") from None
+    if not 0 <= local_rank <= rank < size:
+        raise inconsistent("0 <= LOCAL_RANK <= RANK < WORLD_SIZE does not hold.")
+    return World(rank, size, local_rank)
+
+
+def inconsistent(why: str) -> DmlError:
+    given = ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ)
+    return DmlError(
+        f"The variables of a distributed run do not fit together: {given}.",
+        why,
+        f"Let torchrun set them: {START}; or unset RANK and WORLD_SIZE.",
+    )
+
+
+def backend_for(device_type: str, world: World) -> str:
+    if device_type == "cuda":
+        found = torch.cuda.device_count()
+        if world.local_rank >= found:
+            raise DmlError(
+                f"Rank {world.rank} has no GPU of its own.",
+                f"Its LOCAL_RANK is {world.local_rank}; this machine shows {found} GPUs.",
+                f"torchrun --nproc-per-node={max(found, 1)}, or --device cpu",
+            )
+        if not distributed.is_nccl_available():
+            raise DmlError(
+                "Several GPUs cannot work together.",
+                "This build of torch has no NCCL.",
+                "Train with one process, or with --device cpu.",
+            )
+        torch.cuda.set_device(world.local_rank)
+        return "nccl"
+    if device_type != "cpu":
+        raise DmlError(
+            f"Several processes cannot share the device {device_type}.",
+            "They work together on cuda and on cpu.",
+            "Train with one process, or with --device cpu.",
+        )
+    return "gloo"
+
+
+def leave(world: World) -> None:
+    if world.size > 1 and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def wrap(embedder: nn.Module, world: World, device: torch.device) -> nn.Module:
+    """The network whose gradients are averaged over the ranks; one process: the network itself.
+
+    On GPUs, BatchNorm layers that learn statistics in training take them from all ranks. torch has
+    no such layer for the CPU: there each rank normalises with its own share of the batch, and the
+    result is not that of a single process.
+    """
+    if world.size == 1:
+        return embedder
+    if device.type != "cuda":
+        return DistributedDataParallel(embedder)
+    synchronise_batchnorm(embedder)
+    return DistributedDataParallel(embedder, device_ids=[world.local_rank])
+
+
+def synchronise_batchnorm(network: nn.Module) -> None:
+    """In place. A layer that stays in evaluation while its network trains is frozen, and stays."""
+    was_training = network.training
+    network.train()
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BatchNorm) and child.training:
+                setattr(parent, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
+    network.train(was_training)
+
+
+def share_buffers(module: nn.Module, world: World) -> None:
+    """Those of rank 0, such as BatchNorm's statistics, for all: before ranks evaluate together."""
+    if world.size > 1:
+        for buffer in module.buffers():
+            distributed.broadcast(buffer, src=0)
+
+
+def gather_batch(embeddings: Tensor, labels: Tensor, world: World) -> tuple[Tensor, Tensor]:
+    """The shares of all ranks, in rank order: (b, D), (b,) -> (B, D), (B,). Sizes may differ.
+
+    All ranks have to compute the same loss on the result, from the same state of torch's
+    generators. Then no gradient needs to be sent: each rank has the one of its own rows. It is
+    multiplied by the number of ranks, which DistributedDataParallel divides by.
+    """
+    if world.size == 1:
+        return embeddings, labels
+    size = torch.tensor([len(labels)], device=labels.device)
+    sizes = torch.cat(all_gather(size, world)).tolist()
+    gathered = _Gather.apply(embeddings, sizes, world)
+    return gathered, concatenated(labels, sizes, world)
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, sizes: list[int], world: World) -> Tensor:
+        ctx.size = world.size
+        ctx.start = sum(sizes[: world.rank])
+        ctx.end = ctx.start + len(own)
+        return concatenated(own, sizes, world)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.size * gradient[ctx.start : ctx.end], None, None
+
+
+def concatenated(own: Tensor, sizes: list[int], world: World) -> Tensor:
+    """Rows of all ranks; `sizes` says how many each has."""
+    shares = all_gather(padded(own, max(sizes)), world)
+    return torch.cat([share[:size] for share, size in zip(shares, sizes, strict=True)])
+
+
+def gather_rows(own: Tensor, total: int, world: World) -> Tensor:
+    """Rank r holds the rows r, r + size, ... of `total`; all of them in order, on every rank."""
+    assert len(own) == len(range(world.rank, total, world.size))
+    if world.size == 1:
+        return own
+    carrier = own.to(carrier_device(world))
+    shares = all_gather(padded(carrier, -(-total // world.size)), world)
+    return torch.stack(shares, dim=1).flatten(0, 1)[:total].to(own.device)
+
+
+def padded(rows: Tensor, size: int) -> Tensor:
+    """Collectives take the same number of rows from each rank."""
+    if len(rows) == size:
+        return rows
+    return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
+
+
+def all_gather(own: Tensor, world: World) -> list[Tensor]:
+    own = own.detach().contiguous()
+    shares = [torch.empty_like(own) for _ in range(world.size)]
+    distributed.all_gather(shares, own)
+    return shares
+
+
+def average_gradients(module: nn.Module, world: World) -> None:
+    """For the loss's own parameters, which DistributedDataParallel does not see.
+
+    Every rank has the same gradient already, but for the rounding of GPUs; so they stay in step.
+    """
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    if world.size == 1 or not gradients:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    distributed.all_reduce(flat)
+    flat /= world.size
+    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def agree(flag: bool, world: World) -> bool:
+    """Whether any rank says yes; all of them wait here for each other."""
+    if world.size == 1:
+        return flag
+    votes = torch.tensor([int(flag)], device=carrier_device(world))
+    distributed.all_reduce(votes, distributed.ReduceOp.MAX)
+    return bool(votes.item())
+
+
+def carrier_device(world: World) -> torch.device:
+    """Where tensors have to be to travel between ranks."""
+    if distributed.get_backend() == "nccl":
+        return torch.device("cuda", world.local_rank)
+    return torch.device("cpu")
