@@ -1,0 +1,139 @@
+"""Which images make up the batches of an epoch, and the key of what is random about each.
+
+A plan is an array, a function of seed and epoch alone: a run that is resumed, or that runs on
+more processes, sees the same batches. A rank takes its columns of every batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrieval.errors import DmlError
+
+_PLANS = 0x706C616E  # keeps the stream of plans apart from others of the same seed
+
+
+def random_batches(N: int, size: int, seed: int, epoch: int) -> np.ndarray:
+    """(steps, size) places 0 .. N-1, each at most once; an incomplete last batch is dropped.
+
+    With fewer than `size` images all of them are one batch.
+    """
+    size = min(size, N)
+    if size < 2:
+        raise DmlError(
+            f"{N} image{'s' * (N != 1)} cannot be trained on.", "A batch needs at least two."
+        )
+    order = shuffle(N, generator(seed, epoch))
+    return order[: N // size * size].reshape(-1, size)
+
+
+def balanced_batches(
+    targets: np.ndarray, classes: int, images: int, seed: int, epoch: int, repeat: bool = False
+) -> np.ndarray:
+    """(steps, classes * images) places in targets: blocks of `images` of one class, no class twice.
+
+    N // (classes * images) steps. Classes are used in proportion to their images, as far as a class
+    can be in a batch only once, and all images of a class before one of them comes again.
+    repeat: a class with too few images gives some of them twice in a batch.
+    """
+    sizes = np.bincount(targets)
+    present = np.flatnonzero(sizes)
+    short = present[sizes[present] < images]
+    if len(present) < classes or (len(short) and not repeat):
+        raise DmlError(
+            f"Batches of {classes} classes x {images} images cannot be made.",
+            f"There are {len(present):,} classes; {len(short):,} have fewer than {images} images.",
+            "Ask for fewer, or repeat images: --set batches.repeat=true",
+        )
+    rng = generator(seed, epoch)
+    steps = max(1, len(targets) // (classes * images))
+    uses = apportioned(sizes, steps, classes, rng)
+    table = spread(uses, steps, classes, rng)  # (steps, classes) labels
+
+    # Image number k of a class, k counted over the epoch, is the k-th of a shuffled circle.
+    order = np.lexsort((rng.random(len(targets)), targets))
+    starts = np.cumsum(sizes) - sizes
+    labels = table.ravel()
+    k = images * _occurrence(labels)[:, None] + np.arange(images)  # (steps * classes, images)
+    plan = order[starts[labels][:, None] + k % sizes[labels][:, None]]
+    return plan.reshape(steps, classes * images)
+
+
+def apportioned(
+    sizes: np.ndarray, steps: int, classes: int, rng: np.random.Generator
+) -> np.ndarray:
+    """(C,) in how many batches each class is: steps * classes in all, none above `steps`.
+
+    Shares in proportion to sizes, rounded up or down at random by systematic sampling.
+    """
+    uses = np.zeros(len(sizes), np.int64)
+    open_ = np.flatnonzero(sizes)
+    left = steps * classes
+    while len(large := open_[left * sizes[open_] > steps * sizes[open_].sum()]):
+        uses[large] = steps
+        left -= steps * len(large)
+        open_ = np.setdiff1d(open_, large)
+    if len(open_):
+        open_ = open_[shuffle(len(open_), rng)]
+        total = int(sizes[open_].sum())
+        marks = (left * np.cumsum(sizes[open_]) + int(rng.random() * total)) // total
+        uses[open_] = np.diff(marks, prepend=0)
+    return uses
+
+
+def spread(uses: np.ndarray, steps: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """(steps, classes) labels, each label in `uses` different rows.
+
+    The label with most uses first, each into the rows with most room: that always comes out even.
+    """
+    room = np.full(steps, classes)
+    rows, labels = [], []
+    often = np.flatnonzero(uses > 1)
+    for label in often[np.argsort(-uses[often], kind="stable")].tolist():
+        n = uses[label]
+        chosen = np.argpartition(-(room + rng.random(steps)), n - 1)[:n]
+        room[chosen] -= 1
+        rows.append(chosen)
+        labels.append(np.full(n, label))
+    once = np.flatnonzero(uses == 1)
+    rows.append(np.repeat(np.arange(steps), room))
+    labels.append(once[shuffle(len(once), rng)])
+    row, label = np.concatenate(rows), np.concatenate(labels)
+    return label[np.lexsort((rng.random(len(row)), row))].reshape(steps, classes)
+
+
+def _occurrence(labels: np.ndarray) -> np.ndarray:
+    """(n,) how often the same label came before."""
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    first = np.flatnonzero(np.diff(ordered, prepend=-1))
+    lengths = np.diff(first, append=len(labels))
+    out = np.empty(len(labels), np.int64)
+    out[order] = np.arange(len(labels)) - np.repeat(first, lengths)
+    return out
+
+
+def generator(seed: int, epoch: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((_PLANS, seed, epoch))))
+
+
+def shuffle(n: int, rng: np.random.Generator) -> np.ndarray:
+    return np.argsort(rng.random(n), kind="stable")
+
+
+def keys(seed: int, epoch: int, steps: int, size: int) -> np.ndarray:
+    """(steps, size) uint64, one for each place in the batches: the seed of what is random there.
+
+    All keys of an epoch differ.
+    """
+    start = _mixed(_mixed(np.array([seed], np.uint64)) + np.array([epoch], np.uint64))
+    step = np.arange(steps, dtype=np.uint64)[:, None] << np.uint64(32)
+    return _mixed(start + (step | np.arange(size, dtype=np.uint64)))
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64, a bijection; https://prng.di.unimi.it/splitmix64.c"""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
