@@ -126,9 +126,17 @@ def keys(seed: int, epoch: int, steps: int, size: int) -> np.ndarray:
 
     All keys of an epoch differ.
     """
-    start = _mixed(_mixed(np.array([seed], np.uint64)) + np.array([epoch], np.uint64))
+    start = np.array([mix(seed, epoch)], np.uint64)
     step = np.arange(steps, dtype=np.uint64)[:, None] << np.uint64(32)
     return _mixed(start + (step | np.arange(size, dtype=np.uint64)))
+
+
+def mix(*numbers: int) -> int:
+    """A seed from several numbers, 0 .. 2**64 - 1."""
+    seed = np.zeros(1, np.uint64)
+    for number in numbers:
+        seed = _mixed(seed + np.array([number], np.uint64))
+    return int(seed[0])
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:

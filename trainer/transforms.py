@@ -51,7 +51,8 @@ def resized(image: np.ndarray, spec: Input) -> np.ndarray:
 def for_testing(image: np.ndarray, spec: Input) -> np.ndarray:
     """(crop, crop, 3): resized, then its centre."""
     image = resized(image, spec)
-    return window(image, *centre(image, spec.crop), spec.crop)
+    height, width = image.shape[:2]
+    return window(image, *centre(width, height, spec.crop), spec.crop)
 
 
 def for_training(image: np.ndarray, spec: Input, rng: Random) -> np.ndarray:
@@ -65,7 +66,7 @@ def for_training(image: np.ndarray, spec: Input, rng: Random) -> np.ndarray:
     elif spec.train_crop == "random":
         left, top = random_place(image, spec.crop, rng)
     else:
-        left, top = centre(image, spec.crop)
+        left, top = centre(image.shape[1], image.shape[0], spec.crop)
     if moves(spec):
         image = moved(image, left, top, spec, rng)
     else:
@@ -85,9 +86,8 @@ def is_random(spec: Input) -> bool:
 # Crops
 
 
-def centre(image: np.ndarray, crop: int) -> tuple[int, int]:
+def centre(width: int, height: int, crop: int) -> tuple[int, int]:
     """Left and top of the central square; negative where the image is smaller."""
-    height, width = image.shape[:2]
     return _middle(width, crop), _middle(height, crop)
 
 
@@ -98,7 +98,7 @@ def _middle(length: int, crop: int) -> int:
 def random_place(image: np.ndarray, crop: int, rng: Random) -> tuple[int, int]:
     """As `centre`, anywhere inside."""
     height, width = image.shape[:2]
-    left, top = centre(image, crop)
+    left, top = centre(width, height, crop)
     if width > crop:
         left = below(width - crop + 1, rng)
     if height > crop:
