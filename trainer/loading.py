@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -232,7 +233,11 @@ class _Pool:
             ) from error
 
     def _iterator(self) -> Iterator[Tensor | _Failure]:
-        if self.loader is None:
+        if self.loader is not None:
+            return iter(self.loader)
+        with _same_handler(), warnings.catch_warnings():
+            # More processes than cores may be wanted where reading waits for a network.
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             self.loader = DataLoader(
                 _Batches(self.source, self.spec),
                 batch_size=None,
@@ -245,9 +250,7 @@ class _Pool:
                 # A forked process shares the kept images; a spawned one would copy them.
                 multiprocessing_context="fork" if sys.platform == "linux" else "spawn",
             )
-            with _same_handler():
-                return iter(self.loader)
-        return iter(self.loader)
+            return iter(self.loader)
 
     def close(self) -> None:
         iterator = None if self.loader is None else self.loader._iterator

@@ -186,11 +186,12 @@ def _opened(path: Path, N: int) -> tuple[Store, Bad] | None:
 def _mapped(path: Path, used: int) -> np.ndarray:
     if not used:
         return np.empty(0, np.uint8)
-    return np.memmap(path, np.uint8, "r", _HEADER.size, (used,))
+    return np.asarray(np.memmap(path, np.uint8, "r", _HEADER.size, (used,)))  # views cost less
 
 
 def _store(pixels: np.ndarray, shapes: np.ndarray, file: Path | None = None) -> Store:
     sizes = 3 * shapes.prod(axis=1, dtype=np.int64)
+    pixels.flags.writeable = False
     return Store(pixels, shapes, np.cumsum(sizes) - sizes, file)
 
 

@@ -18,7 +18,6 @@ from trainer.images import MAX_PIXELS
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _TRIES = 10  # as in torchvision
-_PIXEL = Image.Transform.AFFINE
 
 
 def resized_size(width: int, height: int, spec: Input) -> tuple[int, int]:
@@ -153,9 +152,12 @@ def moves(spec: Input) -> bool:
 def moved(image: np.ndarray, left: int, top: int, spec: Input, rng: Random) -> np.ndarray:
     """The square at a place, turned, scaled, slanted and shifted about its middle.
 
-    One resampling, and what lies around the square comes in; beyond the image its border colour.
+    One bilinear resampling; what lies around the square comes in, and beyond the image the colour
+    of its border.
     """
-    matrix = affine(
+    from trainer.warp import warp  # numba takes a while to import
+
+    a, b, c, d, e, f = affine(
         spec.crop,
         between(-spec.rotate, spec.rotate, rng),
         between(*spec.zoom, rng),
@@ -163,14 +165,9 @@ def moved(image: np.ndarray, left: int, top: int, spec: Input, rng: Random) -> n
         spec.crop * between(-spec.shift, spec.shift, rng),
         spec.crop * between(-spec.shift, spec.shift, rng),
     )
-    a, b, c, d, e, f = matrix
-    fill = tuple(border_colour(image).tolist())
-    filter = _FILTERS[spec.interpolation]
-    return np.asarray(
-        Image.fromarray(image).transform(
-            (spec.crop, spec.crop), _PIXEL, (a, b, c + left, d, e, f + top), filter, fillcolor=fill
-        )
-    )
+    out = np.empty((spec.crop, spec.crop, 3), np.uint8)
+    warp(image, (a, b, c + left, d, e, f + top), border_colour(image), out)
+    return out
 
 
 def affine(
