@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
 import socket
 import sys
@@ -47,11 +48,12 @@ def read(path: Path) -> dict[str, Entry]:
     try:
         found = (safetensors if path.suffix == ".safetensors" else pt).catalogue(path)
     except Exception as error:  # readers raise nearly anything when a file is damaged
-        cause = error.__cause__ if isinstance(error, DmlError) and error.__cause__ else error
-        if "unsupported global" in str(cause).lower():
-            why = "It holds Python objects; unpickling them can run any code, so it is never done."
-        else:
-            why = "It is damaged, or of another kind: " + str(error).partition("\n")[0]
+        why = f"It is damaged, or of another kind: {str(error).partition(chr(10))[0]}"
+        if isinstance(error.__cause__, pickle.UnpicklingError):
+            why = (
+                "It is damaged, of another kind, or holds Python objects; unpickling those can "
+                "run any code, so it is never done."
+            )
         raise DmlError(
             f"{path} cannot be read as weights.",
             why,
