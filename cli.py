@@ -60,10 +60,11 @@ def _fail(error: Exception) -> None:
 @click.version_option(package_name="dmltool", prog_name="dmltool")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    """Evaluate embedding files exactly: Recall@K, MAP@R, NMI.
+    """Train embedding networks and evaluate embedding files exactly.
 
     \b
-    Example:
+    Examples:
+      dmltool train --preset cub-ce --data CUB_200_2011
       dmltool eval embeddings.h5 --distance cos
     """
 
@@ -394,6 +395,186 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
     from retrieval.tables import comparison_table
 
     stdout_console().print(comparison_table(result))
+
+
+FLAGS = {  # options of `dmltool train` that are keys of the configuration
+    "dataset": "data.dataset",
+    "data": "data.root",
+    "loss": "loss.name",
+    "backbone": "network.backbone",
+    "weights": "network.weights",
+    "dim": "network.dim",
+    "epochs": "schedule.epochs",
+    "lr": "optimizer.lr",
+    "seed": "run.seed",
+    "select": "run.select",
+    "monitor": "loss.monitor",
+    "skip_bad": "data.skip_bad",
+    "cache": "data.cache",
+    "workers": "data.workers",
+    "device": "run.device",
+    "precision": "run.precision",
+    "deterministic": "run.deterministic",
+    "compile": "run.compile",
+    "tensorboard": "run.tensorboard",
+}
+
+
+class Batch(click.ParamType):
+    """128 images at random, or 6x9: classes x images of each."""
+
+    name = "N|CxM"
+
+    def convert(self, value, param, ctx) -> dict[str, int]:
+        try:
+            numbers = [int(part) for part in value.lower().split("x")]
+        except ValueError:
+            numbers = []
+        if len(numbers) not in (1, 2) or min(numbers) < 1:
+            self.fail(f"{value!r} is neither a number of images nor CxM such as 6x9", param, ctx)
+        if len(numbers) == 1:
+            return {"batches.size": numbers[0], "batches.classes": 0, "batches.images": 0}
+        return {"batches.classes": numbers[0], "batches.images": numbers[1]}
+
+
+def _train_flags(given: dict) -> dict:
+    """Dotted keys of the configuration from the options that were given."""
+    flags = {FLAGS[name]: value for name, value in given.items() if name in FLAGS and value}
+    for name in ("workers", "seed", "dim"):  # 0 is a value
+        if given[name] is not None:
+            flags[FLAGS[name]] = given[name]
+    if given["monitor"]:
+        flags["loss.monitor"] = [part.strip() for part in given["monitor"].split(",")]
+    return flags | (given["batch"] or {})
+
+
+@main.command()
+@click.option("--preset", metavar="NAME", help="Settings of a paper: dmltool list presets.")
+@click.option("--config", "file", metavar="FILE", help="Settings from a TOML file.")
+@click.option("--dataset", metavar="NAME", help="dmltool list datasets. [default: glyphs]")
+@click.option("--data", metavar="PATH", help="Folder or file of the data set.")
+@click.option("--loss", metavar="NAME", help="dmltool list losses, or pml:NAME.")
+@click.option("--backbone", metavar="NAME", help="dmltool list backbones, or timm:NAME.")
+@click.option("--weights", metavar="NAME|FILE", help="imagenet, none, or a file.")
+@click.option("--dim", type=click.IntRange(0), help="Length of the embedding; 0: the backbone's.")
+@click.option("--epochs", type=click.IntRange(1))
+@click.option("--batch", type=Batch(), help="128 images at random, or 6x9: classes x images.")
+@click.option("--lr", type=float, help="Learning rate.")
+@click.option("--seed", type=click.IntRange(0))
+@click.option(
+    "--select",
+    type=click.Choice(["val", "test", "last"]),
+    help="What picks the best epoch: held-out training classes; the test set, as the papers do; "
+    "nothing, the last is kept.  [default: val]",
+)
+@click.option("--monitor", metavar="NAME,...", help="Watch these beside the loss: spce, pce.")
+@click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read.")
+@click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images.")
+@click.option("--cache", type=click.Choice(["none", "ram", "disk"]), help="Of resized images.")
+@click.option("--workers", type=click.IntRange(0), help="Processes that read images.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the best there is]")
+@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Of the network.")
+@click.option("--deterministic", is_flag=True, help="Only operations that repeat exactly.")
+@click.option("--compile", is_flag=True, help="torch.compile the network.")
+@click.option("--tensorboard", is_flag=True, help="Log for TensorBoard as well.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
+@click.option("--out", metavar="RUN", help="Folder of the run. [default: runs/NAME]")
+@click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
+@click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplete, **given) -> None:
+    """Train an embedding network: cross-entropy, SPCE, Group Loss and others.
+
+    Without options it learns letters drawn from fonts: no download, two minutes. The run folder
+    holds checkpoints (best.pt, last.pt), config.toml, metrics.jsonl, curves.png and result.json.
+
+    \b
+    Examples:
+      dmltool train
+      dmltool train --preset cub-ce --data CUB_200_2011
+      dmltool train --dataset folder --data photos --loss group --batch 6x4
+      dmltool train --resume runs/cub-ce
+      torchrun --nproc-per-node=4 -m cli train --preset sop-ce --data Stanford_Online_Products
+    """
+    from pathlib import Path
+
+    from trainer.resolve import resolve, resumed
+
+    flags = _train_flags(given)
+    if allow_incomplete:
+        settings = (*settings, "data.options.allow_incomplete=true")
+    if resume:
+        if preset or file or out:
+            raise click.UsageError(
+                "--resume goes on with a run as it was: no --preset, --config, --out."
+            )
+        from trainer.checkpoint import load_config
+
+        folder = Path(resume)
+        config = resumed(load_config(folder), flags, settings)
+    else:
+        config, name = resolve(preset, file and Path(file), flags, settings)
+        folder = Path(out) if out else new_folder(Path("runs"), name)
+    if dry_run:
+        click.echo(config.to_toml(), nl=False)
+        return
+    with training_display() as watch:
+        from trainer.train import run
+
+        try:
+            result = run(config, folder, watch, resume=bool(resume))
+        except KeyboardInterrupt:
+            watch.interrupted(folder)
+            raise click.exceptions.Exit(130) from None
+    if result is None:  # another process of the same run tells it
+        return
+    if as_json:
+        click.echo(to_json(result), nl=False)
+        return
+    from trainer.display import result_table
+
+    stdout_console().print(result_table(result))
+
+
+def new_folder(parent, name: str):
+    """runs/NAME, or runs/NAME-2 and so on where that is taken."""
+    folder, number = parent / name, 1
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
+
+
+@contextmanager
+def training_display() -> Iterator:
+    """Shows a run on stderr: a bar on a terminal, and a line for every epoch."""
+    from rich.console import Console
+
+    from trainer.display import Display
+
+    with Display(Console(stderr=True)) as display:
+        yield display
+
+
+@main.command("list")
+@click.argument("kind", type=click.Choice(["presets", "losses", "datasets", "backbones"]))
+@click.option("--json", "as_json", is_flag=True, help="Print names and summaries as JSON.")
+def list_command(kind: str, as_json: bool) -> None:
+    """List what `dmltool train` can use, with a line about each.
+
+    \b
+    Example:
+      dmltool list losses
+    """
+    from trainer.tables import listing
+
+    found = listing(kind)
+    if as_json:
+        click.echo(to_json(found), nl=False)
+        return
+    width = max(map(len, found))
+    for name, summary in found.items():
+        click.echo(f"{click.style(name.ljust(width), bold=True)}  {summary}")
 
 
 @main.command()

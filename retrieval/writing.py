@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from retrieval.errors import DmlError
 
@@ -50,12 +52,18 @@ def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> 
 
 
 def write_text(path: Path, text: str, force: bool = False) -> None:
-    """Writes under a temporary name, then renames: a reader never meets half a file."""
+    with whole_file(path, force) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
+    """Written under a temporary name, then renamed: a reader never meets half a file."""
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o666 & ~_umask())

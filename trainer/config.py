@@ -1,21 +1,17 @@
 """What a run is: frozen dataclasses, one for each table of the TOML file.
 
-A preset is such a file; `--set table.key=value` and the flags of `dmltool train` change single
-keys. Whatever is wrong with the values is reported together.
+Whatever is wrong with the values is reported together. `trainer.resolve` makes a config.
 """
 
 from __future__ import annotations
 
-import difflib
-import tomllib
+import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from retrieval.errors import DmlError
-
-PRESETS = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True)
@@ -253,9 +249,28 @@ class Config:
         }
 
     def to_toml(self) -> str:
-        import tomli_w
+        tables = []
+        for name, table in self.to_dict().items():
+            lines = [f"{key} = {toml(value)}" for key, value in table.items()]
+            tables.append("\n".join([f"[{name}]", *lines]))
+        return "\n\n".join(tables) + "\n"
 
-        return tomli_w.dumps(self.to_dict())
+
+def toml(value: Any) -> str:
+    """A value on one line. JSON's strings and numbers are TOML's; its escape for DEL is added."""
+    if isinstance(value, Mapping):
+        return (
+            "{"
+            + ", ".join(
+                f"{k if k.isidentifier() else toml(k)} = {toml(v)}" for k, v in value.items()
+            )
+            + "}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def one_of(key: str, value: object, valid: Iterable[str]) -> Iterator[str]:
@@ -266,137 +281,3 @@ def one_of(key: str, value: object, valid: Iterable[str]) -> Iterator[str]:
 def within(key: str, value: float, low: float, high: float) -> Iterator[str]:
     if not low <= value <= high:  # NaN fails as well
         yield f"{key} = {value}: from {low:g} to {high:g}"
-
-
-def from_dict(given: Mapping[str, Any], source: str) -> Config:
-    """A config from nested tables; unknown keys and wrong types are errors, told all at once."""
-    tables, found = {}, []
-    types = get_type_hints(Config)
-    for name, table in given.items():
-        if name not in types:
-            found.append(unknown(name, types))
-            continue
-        if not isinstance(table, Mapping):
-            found.append(f"{name} = {table!r}: a table of keys belongs here")
-            continue
-        hints = get_type_hints(types[name])
-        values = {}
-        for key, value in table.items():
-            if key not in hints:
-                found.append(unknown(key, hints, f"{name}."))
-                continue
-            try:
-                values[key] = converted(value, hints[key])
-            except ValueError as error:
-                found.append(f"{name}.{key} = {value!r}: {error}")
-        tables[name] = types[name](**values)
-    if found:
-        raise DmlError(
-            f"{source} cannot be used as a configuration.",
-            "\n  ".join(found),
-            "All keys and their defaults: dmltool train --dry-run",
-        )
-    return Config(**tables)
-
-
-def unknown(key: str, valid: Iterable[str], table: str = "") -> str:
-    """Names the nearest key, of this table or of another."""
-    everywhere = {
-        name: f"{part.name}.{name}"
-        for part in fields(Config)
-        for name in get_type_hints(get_type_hints(Config)[part.name])
-    }
-    if key in everywhere:
-        return f"there is no key {table}{key}; did you mean {everywhere[key]}?"
-    near = difflib.get_close_matches(key, list(valid), 1, 0.0)[0]
-    return f"there is no key {table}{key}; did you mean {table}{near}?"
-
-
-def converted(value: Any, kind: Any) -> Any:
-    """The value as the type of its field; ValueError says what was expected."""
-    if get_origin(kind) is tuple:
-        kinds = get_args(kind)
-        if not isinstance(value, list | tuple):
-            raise ValueError("a list belongs here, such as [1, 2]")
-        if kinds[-1] is Ellipsis:
-            return tuple(converted(item, kinds[0]) for item in value)
-        if len(value) != len(kinds):
-            raise ValueError(f"a list of {len(kinds)} belongs here")
-        return tuple(converted(item, k) for item, k in zip(value, kinds, strict=True))
-    if get_origin(kind) is dict:
-        if not isinstance(value, Mapping):
-            raise ValueError("a table of keys belongs here")
-        return dict(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-        raise ValueError(f"{names[kind]} belongs here")
-    return value
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DmlError(
-            f"There is no configuration {path}.",
-            "A file in TOML was expected.",
-            "Make one: dmltool train --preset glyphs-ce --dry-run > my.toml",
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DmlError(f"{path} is not TOML.", f"{error}.") from error
-
-
-def preset_names() -> list[str]:
-    return sorted(path.stem for path in PRESETS.glob("*.toml"))
-
-
-def preset_path(name: str) -> Path:
-    known = preset_names()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1, 0.0)[0]
-        raise DmlError(
-            f"There is no preset {name!r}.", f"Presets: {', '.join(known)}.", f"--preset {near}?"
-        )
-    return PRESETS / f"{name}.toml"
-
-
-def preset_summary(name: str) -> str:
-    """The first line of a preset's header."""
-    first = preset_path(name).read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.removeprefix("#").strip()
-
-
-def with_settings(base: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """`table.key=value` for each setting; the value is TOML, or a bare word."""
-    result = {name: dict(table) for name, table in base.items()}
-    for setting in settings:
-        dotted, equals, text = setting.partition("=")
-        path = dotted.strip().split(".")
-        if not equals or not all(path):
-            raise DmlError(
-                f"--set {setting} is not understood.",
-                "It takes the form table.key=value.",
-                "For example --set optimizer.lr=0.01",
-            )
-        if len(path) == 1:
-            raise DmlError(
-                f"--set {setting} names no table.",
-                unknown(path[0], get_type_hints(Config)),
-                "For example --set optimizer.lr=0.01",
-            )
-        place = result
-        for name in path[:-1]:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
-                raise DmlError(f"--set {setting} is not understood.", f"{name} is not a table.")
-        place[path[-1]] = toml_value(text.strip())
-    return result
-
-
-def toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

@@ -1,0 +1,65 @@
+"""A folder of small pictures that a network can learn in seconds, and a config for it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from trainer.config import Batches, Config, Data, Input, Network, Optimizer, Run, Schedule
+
+
+def draw_pictures(root, classes=10, images=8, size=16):
+    """Stripes: a class is a direction and a colour, an image a phase and noise."""
+    rng = np.random.default_rng(0)
+    y, x = np.mgrid[:size, :size]
+    for c in range(classes):
+        folder = root / f"class{c}"
+        folder.mkdir(parents=True)
+        colour = rng.uniform(0.3, 1, 3)
+        for n in range(images):
+            angle, phase = np.pi * c / classes, rng.uniform(0, 6)
+            wave = 0.5 + 0.5 * np.sin(x * np.cos(angle) + y * np.sin(angle) + phase)
+            picture = wave[..., None] * colour + rng.normal(0, 0.05, (size, size, 3))
+            pixels = np.uint8(np.clip(picture, 0, 1) * 255)
+            Image.fromarray(pixels).save(folder / f"{n}.png")
+    return root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Networks this small gain nothing from more, and wait for each other on a busy machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    return draw_pictures(tmp_path_factory.mktemp("pictures") / "data")
+
+
+@pytest.fixture
+def config(pictures):
+    return Config(
+        data=Data("folder", str(pictures), val_fraction=0.2, workers=0, cache="ram"),
+        input=Input(resize=0, crop=16, train_crop="center", rotate=10.0, shift=0.05, flip=False),
+        network=Network("smallcnn", dim=16),
+        batches=Batches(size=16),
+        optimizer=Optimizer(lr=3e-3),
+        schedule=Schedule(epochs=3),
+        run=Run(device="cpu", recall_at=(1, 2)),
+    )
+
+
+@pytest.fixture
+def change(config):
+    """change(loss=Loss(...)) is the config with other tables; change(run={...}) with other keys."""
+
+    def changed(**tables):
+        parts = {
+            name: replace(getattr(config, name), **part) if isinstance(part, dict) else part
+            for name, part in tables.items()
+        }
+        return replace(config, **parts)
+
+    return changed

@@ -1,0 +1,211 @@
+"""Configs, presets and what the command line changes of them."""
+
+import tomllib
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+
+from retrieval.errors import DmlError
+from trainer.config import Config, Data, Input, Loss, Optimizer, toml
+from trainer.resolve import (
+    default_preset,
+    from_dict,
+    preset_names,
+    preset_path,
+    preset_summary,
+    read_toml,
+    resolve,
+    resumed,
+    with_settings,
+)
+
+PUBLISHED = {
+    "cub-ce": (0.02, 0.0, 30, False, True, (0.25, 0.25, 0.25, 0.0)),
+    "cars-ce": (0.05, 0.0, 100, True, False, (0.3, 0.3, 0.3, 0.1)),
+    "sop-ce": (0.003, 0.99, 100, True, False, (0.0, 0.0, 0.0, 0.0)),
+    "inshop-ce": (0.003, 0.99, 100, True, False, (0.0, 0.0, 0.0, 0.0)),
+}
+GROUP = {
+    "cub-group": (6, 9, 2, 24.0, 1e-6, 1.56e-4),
+    "cars-group": (5, 7, 3, 79.0, 1e-7, 2e-4),
+    "sop-group": (10, 6, 2, 54.0, 1e-12, 6.1e-4),
+}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_loads_has_a_summary_and_names_its_command(name):
+    config, start = resolve(name, None, {})
+    assert start == name
+    assert preset_summary(name)
+    text = preset_path(name).read_text()
+    assert f"# dmltool train --preset {name}" in text
+    assert config.loss.name in name or name.startswith("photos")
+
+
+def test_all_promised_presets_are_there():
+    assert set(preset_names()) >= {
+        *PUBLISHED, *GROUP, "fashion-spce", "glyphs-ce", "glyphs-spce", "glyphs-group",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_cross_entropy_presets_are_those_of_the_paper(name):
+    config, _ = resolve(name, None, {})
+    lr, momentum, epochs, batchnorm, keep_ratio, jitter = PUBLISHED[name]
+    assert (config.optimizer.name, config.optimizer.lr) == ("sgd", lr)
+    assert (config.optimizer.momentum, config.optimizer.weight_decay) == (momentum, 5e-4)
+    assert (config.schedule.epochs, config.schedule.name, config.schedule.warmup) == (
+        epochs, "cosine", 100,
+    )  # fmt: skip
+    assert (config.network.backbone, config.network.weights) == ("resnet50", "imagenet")
+    assert (config.network.batchnorm, config.network.freeze_batchnorm) == (batchnorm, True)
+    assert (config.input.resize, config.input.keep_ratio, config.input.crop) == (
+        256, keep_ratio, 224,
+    )  # fmt: skip
+    assert (config.input.jitter, config.input.scale) == (jitter, (0.16, 1.0))
+    assert config.input.ratio == ((1.0, 1.0) if name == "cars-ce" else (0.75, 4 / 3))
+    assert (config.batches.size, config.batches.classes) == (128, 0)
+    assert config.loss.options == {"smoothing": 0.1, "dropout": 0.5}
+
+
+@pytest.mark.parametrize("name", GROUP)
+def test_group_presets_are_those_of_the_paper(name):
+    config, _ = resolve(name, None, {})
+    classes, images, anchors, temperature, decay, lr = GROUP[name]
+    assert (config.batches.classes, config.batches.images) == (classes, images)
+    assert config.loss.options["anchors"] == anchors
+    assert config.loss.options["temperature"] == temperature
+    assert config.loss.options["ce_weight"] == 1.0
+    assert (config.optimizer.name, config.optimizer.lr) == ("radam", lr)
+    assert config.optimizer.weight_decay == decay
+    assert (config.loss.classification_epochs, config.schedule.epochs) == (10, 70)
+    assert (config.schedule.name, config.schedule.milestones) == ("step", (40,))
+    assert (config.input.train_crop, config.input.crop) == ("random", 227)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_config_survives_being_written_as_toml(name):
+    config, _ = resolve(name, None, {})
+    assert from_dict(tomllib.loads(config.to_toml()), "it") == config
+
+
+def test_odd_texts_survive_being_written_as_toml():
+    odd = 'a "b" \\ \n \x7f \x01 ü 雪 \U0001f600'
+    config = replace(Config(), data=Data(root=odd, options={"a b": [1, {"c": True}], "x": 1e300}))
+    assert from_dict(tomllib.loads(config.to_toml()), "it") == config
+    assert tomllib.loads(f"x = {toml(float('inf'))}")["x"] == float("inf")
+
+
+def test_a_config_is_frozen():
+    with pytest.raises(FrozenInstanceError):
+        Config().loss = Loss()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["optimizer.lrr=1"], "did you mean optimizer.lr?"),
+        (["optimiser.lr=1"], "did you mean optimizer?"),
+        (["network.lr=1"], "did you mean optimizer.lr?"),
+        (["optimizer.lr=fast"], "a number belongs here"),
+        (["schedule.epochs=1.5"], "a whole number belongs here"),
+        (["run.compile=1"], "true or false belongs here"),
+        (["schedule.epochs=true"], "a whole number belongs here"),
+        (["input.scale=[0.1]"], "a list of 2 belongs here"),
+        (["input.scale=0.1"], "a list belongs here"),
+        (["loss.options=3"], "a table of keys belongs here"),
+        (["optimizer.lr=-1"], "optimizer.lr = -1.0: from 0"),
+        (["optimizer.lr=nan"], "optimizer.lr = nan: from 0"),
+        (["optimizer.name=sdg"], "one of sgd, adam, radam, adamw"),
+        (["input.scale=[0.9, 0.1]"], "the smaller number comes first"),
+        (["batches.classes=4"], "go together"),
+        (["loss.monitor=['ce']"], "one of spce, pce"),
+        (["loss.classification_epochs=99"], "more than schedule.epochs"),
+        (["lr=1"], "did you mean optimizer.lr?"),
+        (["optimizer.lr"], "table.key=value"),
+        (["data.root.x=1", "data.root.x.y=2"], "is not a table"),
+    ],
+)
+def test_what_is_wrong_with_a_setting_is_said(settings, told):
+    with pytest.raises(DmlError) as caught:
+        resolve("glyphs-ce", None, {}, settings)
+    assert told in str(caught.value)
+
+
+def test_all_problems_are_told_together():
+    with pytest.raises(DmlError) as caught:
+        resolve("glyphs-ce", None, {}, ["optimizer.lr=-1", "schedule.epochs=0", "data.cache=x"])
+    assert all(part in str(caught.value) for part in ("optimizer.lr", "schedule.epochs", "cache"))
+    with pytest.raises(DmlError) as caught:
+        from_dict({"lr": 1, "data": {"rot": "x"}, "loss": 3}, "it")
+    assert all(part in str(caught.value) for part in ("optimizer.lr", "data.root", "loss = 3"))
+
+
+def test_settings_take_bare_words_numbers_and_nested_keys():
+    tables = with_settings({}, ["data.root=a b", "loss.options.temperature=3", "run.compile=true"])
+    assert tables == {
+        "data": {"root": "a b"}, "loss": {"options": {"temperature": 3}}, "run": {"compile": True},
+    }  # fmt: skip
+
+
+def test_another_loss_drops_the_options_of_the_presets_loss():
+    config, _ = resolve("cub-group", None, {"loss.name": "spce"})
+    assert config.loss == Loss(name="spce")
+    config, _ = resolve("cub-group", None, {"loss.name": "group"})
+    assert config.loss.options["temperature"] == 24.0
+
+
+def test_settings_come_after_flags():
+    config, _ = resolve("glyphs-ce", None, {"optimizer.lr": 0.5}, ["optimizer.lr=0.25"])
+    assert config.optimizer.lr == 0.25
+
+
+@pytest.mark.parametrize(
+    ("dataset", "loss", "preset"),
+    [
+        (None, None, "glyphs-ce"),
+        (None, "group", "glyphs-group"),
+        ("cub", "group", "cub-group"),
+        ("cub", "triplet", "cub-ce"),
+        ("idx", None, "fashion-spce"),
+        ("folder", "spce", "photos-ce"),
+    ],
+)
+def test_without_a_preset_the_fitting_one_is_taken(dataset, loss, preset):
+    assert default_preset(dataset, loss) == preset
+
+
+def test_a_file_is_read_and_bad_ones_are_named(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text('[loss]\nname = "spce"\n')
+    config, name = resolve(None, path, {})
+    assert (config, name) == (replace(Config(), loss=Loss(name="spce")), "my")
+    path.write_text("[loss")
+    with pytest.raises(DmlError, match=r"my\.toml is not TOML"):
+        read_toml(path)
+    with pytest.raises(DmlError, match="There is no configuration"):
+        read_toml(tmp_path / "none.toml")
+    with pytest.raises(DmlError, match="exclude each other"):
+        resolve("cub-ce", path, {})
+    with pytest.raises(DmlError) as caught:
+        resolve("cub-cee", None, {})
+    assert "--preset cub-ce?" in str(caught.value)
+
+
+def test_resuming_changes_only_what_the_result_does_not_depend_on():
+    saved = Config()
+    moved = resumed(saved, {"data.root": "/elsewhere"}, ["data.workers=3"])
+    assert (moved.data.root, moved.data.workers) == ("/elsewhere", 3)
+    with pytest.raises(DmlError, match=r"optimizer\.lr cannot be changed"):
+        resumed(saved, {"optimizer.lr": 1.0}, [])
+    with pytest.raises(DmlError, match=r"run\.seed cannot be changed"):
+        resumed(saved, {}, ["run.seed=3"])
+
+
+def test_every_field_has_a_default_that_is_sound():
+    for part in fields(Config):
+        assert list(getattr(Config(), part.name).problems()) == []
+    assert list(Input(crop=300).problems()) == [
+        "input.crop = 300 does not fit into input.resize = 256"
+    ]
+    assert list(Optimizer(momentum=1.0).problems())

@@ -1,0 +1,377 @@
+"""Runs: what they leave behind, how they end, and that they go on as if never interrupted."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from retrieval.errors import DmlError
+from trainer import checkpoint, optimizers, train
+from trainer.config import Batches, Data, Loss
+from trainer.history import read_metrics
+from trainer.setup import load_embedder
+from trainer.watch import Watch
+
+LOSSES = {
+    "ce": Loss("ce"),  # dropout draws
+    "group": Loss("group", classification_epochs=1),  # anchors are drawn
+    "spce": Loss("spce"),
+    "proxy_nca": Loss("proxy_nca"),  # parameters of its own
+}
+
+
+def weights(folder, name=checkpoint.LAST):
+    state = checkpoint.load(folder / name)
+    return {
+        f"{part}.{key}": value
+        for part in ("embedder", "loss")
+        for key, value in state[part].items()
+    }
+
+
+def assert_same_bits(a, b):
+    assert a.keys() == b.keys()
+    different = [key for key in a if not torch.equal(a[key], b[key])]
+    assert not different
+
+
+class Interruption(BaseException):
+    pass
+
+
+class Interrupting(Watch):
+    """Ends a run after so many steps."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def step(self, *_):
+        self.left -= 1
+        if self.left < 0:
+            raise Interruption
+
+
+def test_a_run_leaves_a_complete_folder(config, tmp_path):
+    folder = tmp_path / "new" / "run"
+    result = train.run(config, folder)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
+        "result.json",
+    }  # fmt: skip
+    records = read_metrics(folder)
+    assert [record["epoch"] for record in records] == [1, 2, 3]
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert records[0]["parts"].keys() == {"tightness", "contrastive"}
+    assert records[0]["scores"].keys() == {"cos", "l2"}
+    assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result))
+    assert result["test"]["distances"]["cos"]["recall"]["1"] > 0.5
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["versions"]["torch"]
+    assert environment["device"] == "cpu"
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_checkpoint_is_all_that_an_export_needs(config, tmp_path):
+    train.run(config, tmp_path / "run")
+    state = checkpoint.load(tmp_path / "run" / "best.pt")
+    assert state["config"] == config.to_dict()
+    assert len(state["label_names"]) == 6  # 10 classes, 2 for test, 2 for validation
+    assert state["preprocessing"].keys() >= {"mean", "std", "resize", "crop", "interpolation"}
+    embedder = load_embedder(state)
+    assert not embedder.training
+    assert embedder(torch.zeros(1, 3, 16, 16)).shape == (1, 16)
+
+
+def test_the_best_epoch_is_that_of_the_highest_validation_recall(change, tmp_path):
+    result = train.run(change(schedule={"epochs": 6}), tmp_path / "run")
+    scores = [record["scores"]["cos"] for record in read_metrics(tmp_path / "run")]
+    first = int(np.argmax(scores)) + 1
+    assert result["best_epoch"] == first
+    assert checkpoint.load(tmp_path / "run" / "best.pt")["epoch"] == first
+    assert checkpoint.load(tmp_path / "run" / "last.pt")["epoch"] == 6
+
+
+def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(config, change, tmp_path):
+    train.run(config, tmp_path / "a")
+    train.run(change(data={"workers": 2, "cache": "none"}), tmp_path / "b")
+    assert_same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
+def test_another_seed_gives_other_weights(config, change, tmp_path):
+    train.run(config, tmp_path / "a")
+    train.run(change(run={"seed": 1}), tmp_path / "b")
+    key = "embedder.projection.weight"
+    assert not torch.equal(weights(tmp_path / "a")[key], weights(tmp_path / "b")[key])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_run_interrupted_anywhere_goes_on_bit_for_bit(loss, change, tmp_path):
+    config = change(loss=LOSSES[loss], optimizer={"momentum": 0.9, "name": "sgd", "clip": 1.0})
+    if loss == "group":
+        config = change(loss=LOSSES[loss], batches=Batches(classes=4, images=4))
+    train.run(config, tmp_path / "whole")
+    steps = config.schedule.epochs * 3  # 48 images, 16 a batch
+    for after in sorted(random.Random(loss).sample(range(steps), 3)):
+        folder = tmp_path / f"cut{after}"
+        with pytest.raises(Interruption):
+            train.run(config, folder, Interrupting(after))
+        train.run(config, folder, resume=True)
+        assert_same_bits(weights(tmp_path / "whole"), weights(folder))
+        assert_same_bits(weights(tmp_path / "whole", "best.pt"), weights(folder, "best.pt"))
+        kept = ("epoch", "loss", "parts", "scores", "best", "lr")
+        for one, other in zip(read_metrics(tmp_path / "whole"), read_metrics(folder), strict=True):
+            assert [one[key] for key in kept] == [other[key] for key in kept]
+
+
+def start(*args):
+    command = [sys.executable, "-m", "cli", "train", *args]
+    return subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_weights(change, tmp_path):
+    config = change(schedule={"epochs": 12}, data={"workers": 1})
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    began = time.monotonic()
+    done = start("--config", str(tmp_path / "config.toml"), "--out", str(tmp_path / "whole"))
+    told = done.communicate(timeout=120)[1]
+    assert done.returncode == 0, told
+    seconds = time.monotonic() - began
+    folder, moments = tmp_path / "killed", random.Random(1)
+    args = ["--config", str(tmp_path / "config.toml"), "--out", str(folder)]
+    for _ in range(4):
+        process = start(*args)
+        while not (folder / "last.pt").exists() and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, seconds * 0.5))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+        assert checkpoint.load(folder)["epoch"] >= 0  # whole at any moment
+        args = ["--resume", str(folder)]
+    done = start(*args)
+    told = done.communicate(timeout=120)[1]
+    assert done.returncode == 0, told
+    assert_same_bits(weights(tmp_path / "whole"), weights(folder))
+    assert_same_bits(weights(tmp_path / "whole", "best.pt"), weights(folder, "best.pt"))
+    assert [r["epoch"] for r in read_metrics(folder)] == list(range(1, 13))
+
+
+def test_resuming_a_finished_run_changes_nothing(config, tmp_path):
+    first = train.run(config, tmp_path / "run")
+    before = (tmp_path / "run" / "last.pt").read_bytes()
+    assert train.run(config, tmp_path / "run", resume=True) == first
+    assert (tmp_path / "run" / "last.pt").read_bytes() == before
+
+
+def test_resuming_with_other_data_is_refused(config, change, tmp_path):
+    train.run(config, tmp_path / "run")
+    other = change(data={"options": {"seed": 3}})
+    with pytest.raises(DmlError, match="not the one"):
+        train.run(other, tmp_path / "run", resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(optimizers, "rate", lambda _, step, steps: 1.0 if step < steps else 1e30)
+    with pytest.raises(
+        DmlError, match=r"The loss is (nan|inf|-inf) at step 5 \(epoch 2,"
+    ) as caught:
+        train.run(config, tmp_path / "run")
+    assert "end of epoch 1" in str(caught.value)
+    state = checkpoint.load(tmp_path / "run")
+    assert state["epoch"] == 1
+    assert all(v.isfinite().all() for v in state["embedder"].values() if v.is_floating_point())
+
+
+def test_a_full_disk_is_told_and_earlier_checkpoints_stay(config, tmp_path, monkeypatch):
+    save, calls = torch.save, []
+
+    def full(state, file):
+        calls.append(state["epoch"])
+        if state["epoch"] == 2:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(DmlError) as caught:
+        train.run(config, tmp_path / "run")
+    assert "No space left on device" in str(caught.value)
+    assert "--resume" in caught.value.fix
+    assert calls == [0, 1, 2]
+    assert checkpoint.load(tmp_path / "run")["epoch"] == 1
+    assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
+    monkeypatch.undo()
+    train.run(config, tmp_path / "run", resume=True)
+    train.run(config, tmp_path / "whole")
+    assert_same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_a_disk_that_really_fills_up_leaves_no_half_checkpoint(tmp_path):
+    code = """
+import resource, signal, sys, torch
+from pathlib import Path
+from trainer import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+empty = {key: kind() for key, kind in checkpoint.KEYS.items()}
+folder = Path(sys.argv[1])
+checkpoint.save(folder, empty, best=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    checkpoint.save(folder, empty | {"epoch": 7, "loss": {"a": torch.zeros(10**6)}}, best=True)
+except Exception as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint of epoch 7 cannot be written" in done.stdout
+    assert "File too large. Earlier checkpoints are intact." in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", "last.pt"}
+    assert checkpoint.load(tmp_path)["epoch"] == 0
+
+
+def test_monitored_losses_are_recorded_beside_the_loss(change, tmp_path):
+    config = change(loss=Loss("ce", {"dropout": 0.0, "smoothing": 0.0}, monitor=("spce", "pce")))
+    train.run(config, tmp_path / "run")
+    monitor = read_metrics(tmp_path / "run")[0]["monitor"]
+    assert monitor.keys() >= {"spce", "spce/tightness", "spce/contrastive", "pce"}
+    assert all(np.isfinite(value) for value in monitor.values())
+
+
+def test_monitoring_does_not_change_the_result(config, change, tmp_path):
+    train.run(config, tmp_path / "a")
+    train.run(change(loss={"monitor": ("spce", "pce")}), tmp_path / "b")
+    assert_same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
+def test_the_first_epochs_of_a_two_phase_run_are_classification(change, tmp_path):
+    config = change(
+        loss=Loss("group", classification_epochs=1), batches=Batches(classes=4, images=4)
+    )
+    train.run(config, tmp_path / "run")
+    parts = [set(record["parts"]) for record in read_metrics(tmp_path / "run")]
+    assert parts == [{"ce"}, {"refined", "ce"}, {"refined", "ce"}]
+    with pytest.raises(DmlError, match="no head to classify with"):
+        train.run(change(loss=Loss("spce", classification_epochs=1)), tmp_path / "other")
+
+
+@pytest.mark.parametrize("select", ["test", "last"])
+def test_without_validation_all_training_classes_are_learnt(select, change, tmp_path):
+    result = train.run(change(run={"select": select}), tmp_path / "run")
+    state = checkpoint.load(tmp_path / "run" / "best.pt")
+    assert len(state["label_names"]) == 8
+    assert result["select"] == select
+    if select == "last":
+        assert (result["best_epoch"], result["scores"]) == (3, {})
+    else:
+        chosen = read_metrics(tmp_path / "run")[result["best_epoch"] - 1]["scores"]["cos"]
+        assert result["test"]["distances"]["cos"]["recall"]["1"] == chosen
+
+
+def test_queries_are_scored_against_the_gallery(change, tmp_path):
+    config = change(
+        data=Data("glyphs", options={"variant": "query", "size": 16}),
+        input={"crop": 16},
+        batches={"size": 512},
+        schedule={"epochs": 1},
+        run={"select": "test"},
+    )
+    result = train.run(config, tmp_path / "run")
+    assert result["test"]["queries"] > result["test"]["gallery"]
+    assert result["scores"]["cos"] == result["test"]["distances"]["cos"]["recall"]["1"]
+
+
+def test_half_precision_trains_and_the_loss_is_float32(change, tmp_path):
+    train.run(change(run={"precision": "bf16"}), tmp_path / "run")
+    records = read_metrics(tmp_path / "run")
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert all(v.dtype == torch.float32 for v in weights(tmp_path / "run").values() if v.ndim)
+
+
+def test_tensorboard_gets_the_same_records(change, tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    train.run(change(run={"tensorboard": True}), tmp_path / "run")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [e.step for e in events.Scalars("loss")] == [1, 2, 3]
+    wanted = [record["scores"]["cos"] for record in read_metrics(tmp_path / "run")]
+    np.testing.assert_allclose([e.value for e in events.Scalars("scores/cos")], wanted, rtol=1e-6)
+
+
+def test_two_processes_train_as_one(change, tmp_path):
+    """Frozen BatchNorm: torch has no synchronised one for the CPU."""
+    config = change(network={"freeze_batchnorm": True}, loss=Loss("spce"))
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    train.run(config, tmp_path / "one")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+            "-m", "cli", "train", "--config", str(tmp_path / "config.toml"),
+            "--out", str(tmp_path / "two"), "--json",
+        ],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)  # one process tells it
+    assert result["best_epoch"] == read_metrics(tmp_path / "two")[-1]["epoch"] or result["scores"]
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for key in one:
+        torch.testing.assert_close(one[key], two[key], rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(tmp_path):
+    from trainer.distributed import World
+    from trainer.steps import own_columns
+
+    plan = np.arange(30).reshape(2, 15)
+    with pytest.raises(DmlError, match="cannot be shared by 2"):
+        own_columns(plan, World(0, 2, 0))
+    shares = [own_columns(plan, World(rank, 3, rank)) for rank in range(3)]
+    assert np.array_equal(np.concatenate(shares, axis=1), plan)
+
+
+@pytest.mark.parametrize(
+    ("tables", "told"),
+    [
+        ({"data": {"root": "nowhere"}}, "nowhere"),
+        ({"data": {"val_fraction": 0.0}}, "no images to pick the best epoch by"),
+        ({"batches": {"classes": 20, "images": 4}}, "a batch wants 20 classes"),
+        ({"batches": {"classes": 4, "images": 40}}, "fewer than 40 images"),
+        ({"run": {"device": "cuda:7"}}, "'cuda:7' cannot be used"),
+        ({"loss": {"monitor": ("pce",), "name": "spce"}}, "pce needs a loss with a linear head"),
+        ({"loss": {"options": {"smoothin": 0.2}}}, "'smoothing'"),
+        ({"network": {"backbone": "resnet19"}}, "resnet1"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_written(tables, told, change, tmp_path):
+    with pytest.raises(DmlError) as caught:
+        train.run(change(**tables), tmp_path / "run")
+    assert told in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_something_in_it_is_not_used(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("x")
+    with pytest.raises(DmlError, match="exists already"):
+        train.run(config, tmp_path / "run")

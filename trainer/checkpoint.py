@@ -1,0 +1,123 @@
+"""Checkpoints: everything that a run needs to go on and an export needs to start, in one file.
+
+They hold tensors, numbers, texts, lists and dicts, and are read with weights_only=True: no code in
+a file is ever run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrieval.errors import DmlError
+from retrieval.writing import whole_file
+from trainer.config import Config
+from trainer.resolve import from_dict
+
+FORMAT, VERSION = "dmltool-checkpoint", 1
+BEST, LAST = "best.pt", "last.pt"
+KEYS = {
+    "epoch": int,
+    "config": dict,
+    "embedder": dict,
+    "loss": dict,
+    "optimizer": dict,
+    "label_names": list,
+    "data_sha256": str,
+    "preprocessing": dict,
+    "versions": dict,
+    "best": dict,
+}
+
+
+def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
+    """Writes last.pt, and best.pt as another name of the same file.
+
+    The best is named first: if the run is killed in between, the epoch is repeated from the old
+    last.pt and names it again.
+    """
+    missing = KEYS.keys() - state.keys()
+    assert not missing, missing
+    pending = folder / ".next.pt"
+    try:
+        with whole_file(pending) as file:
+            torch.save({"format": FORMAT, "version": VERSION, **state}, file)
+        if best:
+            link = folder / ".best.pt"
+            link.unlink(missing_ok=True)
+            os.link(pending, link)
+            os.replace(link, folder / BEST)
+        os.replace(pending, folder / LAST)
+        _sync(folder)
+    except (OSError, RuntimeError, DmlError) as error:
+        pending.unlink(missing_ok=True)
+        raise DmlError(
+            f"The checkpoint of epoch {state['epoch']} cannot be written to {folder}.",
+            f"{_reason(error)} Earlier checkpoints are intact.",
+            f"Make room, then go on: dmltool train --resume {folder}",
+        ) from error
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The checkpoint at a path; a folder means its last.pt."""
+    if path.is_dir():
+        path = path / LAST
+    if not path.exists():
+        raise DmlError(
+            f"There is no checkpoint {path}.",
+            "A folder made by `dmltool train`, or a checkpoint in it, was expected.",
+            "Look for last.pt or best.pt: ls runs/*",
+        )
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises nearly anything for a damaged or hostile file
+        why = str(error).split("\n", 1)[0]
+        if "weights_only" in str(error) or "Unsupported" in str(error):
+            why = "It holds objects other than tensors and plain values; code in it is never run."
+        raise DmlError(
+            f"{path} cannot be read as a checkpoint.", why, "Use one written by `dmltool train`."
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise DmlError(
+            f"{path} is not a checkpoint of dmltool.",
+            "It was written by another program.",
+            "For the weights of a network: --set network.weights=FILE",
+        )
+    if state.get("version") != VERSION:
+        raise DmlError(
+            f"{path} is a checkpoint of version {state.get('version')}.",
+            f"This dmltool reads version {VERSION}.",
+            "Use the dmltool that wrote it, or update this one.",
+        )
+    wrong = [key for key, kind in KEYS.items() if not isinstance(state.get(key), kind)]
+    if wrong:
+        raise DmlError(f"{path} is damaged.", f"Missing or odd in it: {', '.join(wrong)}.")
+    return state
+
+
+def load_config(path: Path) -> Config:
+    """The config that a run was started with."""
+    return from_dict(load(path)["config"], f"The checkpoint in {path}")
+
+
+def _reason(error: BaseException) -> str:
+    """torch hides the error of the file behind its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{cause.strerror}."
+        cause = cause.__cause__ or cause.__context__
+    return str(error).split("\n", 1)[0]
+
+
+def _sync(folder: Path) -> None:
+    """The new names reach the disk as well."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,58 @@
+"""Where and how numbers are computed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from retrieval.errors import DmlError
+from trainer.config import Config
+
+
+def to_input(images: Tensor, device: torch.device) -> Tensor:
+    """uint8 (B, 3, H, W) -> float in [0, 1] on the device."""
+    return images.to(device, non_blocking=True).float().div_(255)
+
+
+def precision(config: Config, device: torch.device) -> torch.dtype | None:
+    """The type of autocast; None: float32 throughout."""
+    name = config.run.precision
+    if name == "auto":
+        name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        return device
+    except (RuntimeError, AssertionError) as error:
+        raise DmlError(
+            f"The device {name!r} cannot be used.",
+            str(error).split("\n", 1)[0],
+            "Leave --device out: the best one is picked.",
+        ) from error
+
+
+@contextmanager
+def determinism(wanted: bool) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not wanted
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.benchmark = benchmark

@@ -1,0 +1,204 @@
+"""A config from a preset or a file, and from what the command line changes of it."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from retrieval.errors import DmlError
+from trainer.config import Config
+
+PRESETS = Path(__file__).parent / "presets"
+ANY_TIME = (
+    *("data.root", "data.cache", "data.workers"),
+    *("run.device", "run.compile", "run.tensorboard"),
+)
+"""What may change when a run is resumed: nothing that its result depends on."""
+
+
+def resolve(
+    preset: str | None, file: Path | None, flags: Mapping[str, Any], settings: Iterable[str] = ()
+) -> tuple[Config, str]:
+    """The config and the name of what it started from.
+
+    flags: values by dotted key, such as {"optimizer.lr": 0.1}; settings: `table.key=value`, which
+    come last. Without a preset or a file, the preset that fits the data set and the loss.
+    """
+    if preset and file:
+        raise DmlError("--preset and --config exclude each other.", "Both say where to start.")
+    loss, dataset = flags.get("loss.name"), flags.get("data.dataset")
+    if not file:
+        preset = preset or default_preset(dataset, loss)
+    tables = read_toml(file or preset_path(preset))
+    table = tables.get("loss", {})
+    if loss and isinstance(table, dict) and loss != table.get("name"):
+        # Options belong to a loss.
+        tables["loss"] = {k: v for k, v in table.items() if k == "monitor"}
+    for key, value in flags.items():
+        name, _, last = key.partition(".")
+        tables.setdefault(name, {})[last] = value
+    source = f"The configuration from {file or f'the preset {preset}'}"
+    return from_dict(with_settings(tables, settings), source), file.stem if file else preset
+
+
+def default_preset(dataset: str | None, loss: str | None) -> str:
+    """For a data set and a loss that were named without a preset."""
+    dataset, known = dataset or "glyphs", preset_names()
+    family = {"idx": "fashion"}.get(dataset, dataset)
+    wanted = [f"{family}-{loss}", f"{family}-ce", f"{family}-spce", "photos-ce"]
+    return next(name for name in wanted if name in known)
+
+
+def resumed(saved: Config, flags: Mapping[str, Any], settings: Iterable[str]) -> Config:
+    """The config of a checkpoint; only what its result does not depend on may be changed."""
+    tables = saved.to_dict()
+    given = [*flags, *(setting.partition("=")[0].strip() for setting in settings)]
+    fixed = [key for key in given if key not in ANY_TIME]
+    if fixed:
+        raise DmlError(
+            f"{fixed[0]} cannot be changed when a run is resumed.",
+            f"The result would be that of neither run. Free to change: {', '.join(ANY_TIME)}.",
+            "Start another run for it, with another --out.",
+        )
+    for key, value in flags.items():
+        name, _, last = key.partition(".")
+        tables[name][last] = value
+    return from_dict(with_settings(tables, settings), "The checkpoint's configuration")
+
+
+def from_dict(given: Mapping[str, Any], source: str) -> Config:
+    """A config from nested tables; unknown keys and wrong types are errors, told all at once."""
+    tables, found = {}, []
+    types = get_type_hints(Config)
+    for name, table in given.items():
+        if name not in types:
+            found.append(unknown(name, types))
+            continue
+        if not isinstance(table, Mapping):
+            found.append(f"{name} = {table!r}: a table of keys belongs here")
+            continue
+        hints = get_type_hints(types[name])
+        values = {}
+        for key, value in table.items():
+            if key not in hints:
+                found.append(unknown(key, hints, f"{name}."))
+                continue
+            try:
+                values[key] = converted(value, hints[key])
+            except ValueError as error:
+                found.append(f"{name}.{key} = {value!r}: {error}")
+        tables[name] = types[name](**values)
+    if found:
+        raise DmlError(
+            f"{source} cannot be used as a configuration.",
+            "\n  ".join(found),
+            "All keys and their defaults: dmltool train --dry-run",
+        )
+    return Config(**tables)
+
+
+def unknown(key: str, valid: Iterable[str], table: str = "") -> str:
+    """Names the nearest key, of this table or of another."""
+    everywhere = {
+        name: f"{part.name}.{name}"
+        for part in fields(Config)
+        for name in get_type_hints(get_type_hints(Config)[part.name])
+    }
+    if key in everywhere:
+        return f"there is no key {table}{key}; did you mean {everywhere[key]}?"
+    near = difflib.get_close_matches(key, list(valid), 1, 0.0)[0]
+    return f"there is no key {table}{key}; did you mean {table}{near}?"
+
+
+def converted(value: Any, kind: Any) -> Any:
+    """The value as the type of its field; ValueError says what was expected."""
+    if get_origin(kind) is tuple:
+        kinds = get_args(kind)
+        if not isinstance(value, list | tuple):
+            raise ValueError("a list belongs here, such as [1, 2]")
+        if kinds[-1] is Ellipsis:
+            return tuple(converted(item, kinds[0]) for item in value)
+        if len(value) != len(kinds):
+            raise ValueError(f"a list of {len(kinds)} belongs here")
+        return tuple(converted(item, k) for item, k in zip(value, kinds, strict=True))
+    if get_origin(kind) is dict:
+        if not isinstance(value, Mapping):
+            raise ValueError("a table of keys belongs here")
+        return dict(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+        raise ValueError(f"{names[kind]} belongs here")
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DmlError(
+            f"There is no configuration {path}.",
+            "A file in TOML was expected.",
+            "Make one: dmltool train --preset glyphs-ce --dry-run > my.toml",
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DmlError(f"{path} is not TOML.", f"{error}.") from error
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def preset_path(name: str) -> Path:
+    known = preset_names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1, 0.0)[0]
+        raise DmlError(
+            f"There is no preset {name!r}.", f"Presets: {', '.join(known)}.", f"--preset {near}?"
+        )
+    return PRESETS / f"{name}.toml"
+
+
+def preset_summary(name: str) -> str:
+    """The first line of a preset's header."""
+    first = preset_path(name).read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.removeprefix("#").strip()
+
+
+def with_settings(base: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """`table.key=value` for each setting; the value is TOML, or a bare word."""
+    result = {name: dict(table) for name, table in base.items()}
+    for setting in settings:
+        dotted, equals, text = setting.partition("=")
+        path = dotted.strip().split(".")
+        if not equals or not all(path):
+            raise DmlError(
+                f"--set {setting} is not understood.",
+                "It takes the form table.key=value.",
+                "For example --set optimizer.lr=0.01",
+            )
+        if len(path) == 1:
+            raise DmlError(
+                f"--set {setting} names no table.",
+                unknown(path[0], get_type_hints(Config)),
+                "For example --set optimizer.lr=0.01",
+            )
+        place = result
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise DmlError(f"--set {setting} is not understood.", f"{name} is not a table.")
+        place[path[-1]] = toml_value(text.strip())
+    return result
+
+
+def toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,51 @@
+"""Recall of a network on held-out images, by the engine of `retrieval`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrieval.errors import DmlError
+from retrieval.metrics import recall_at
+from retrieval.ranks import count_ranks
+from trainer.datasets import DataSet
+
+
+def embed(
+    embedder: nn.Module, batches: Iterable[Tensor], to_input: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """(n, D) float32 on the CPU, in evaluation mode."""
+    training = embedder.training
+    embedder.eval()
+    try:
+        with torch.inference_mode():
+            return torch.cat([embedder(to_input(images)).float().cpu() for images in batches])
+    finally:
+        embedder.train(training)
+
+
+def sides(data: DataSet, split: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows that are searched, and rows that ask; None: each asks all others."""
+    if split == "test" and not len(data.rows("test")):
+        return data.rows("gallery"), data.rows("query")
+    return data.rows(split), None
+
+
+def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) -> dict[str, float]:
+    """Recall@1 by cos and by l2; the first `gallery` rows are searched by the rest if it is given.
+
+    Vectors that are not finite stop training with a clear message instead of a score.
+    """
+    if not np.isfinite(vectors).all():
+        raise DmlError(
+            "The network gives NaN or infinite embeddings.",
+            "Training has diverged, although the loss was finite.",
+            "Try a smaller learning rate: --lr, or clipping: --set optimizer.clip=1",
+        )
+    asking = (None, None) if gallery is None else (vectors[gallery:], labels[gallery:])
+    searched = slice(None, gallery)
+    ranks = count_ranks(vectors[searched], labels[searched], *asking)
+    return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}

@@ -1,0 +1,116 @@
+"""What is checked and built before the first step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from retrieval.errors import DmlError
+from trainer import datasets, distributed
+from trainer.config import Config
+from trainer.datasets.splitting import check_batches, with_validation
+from trainer.distributed import World
+from trainer.embedder import Embedder
+from trainer.loading import Source, open_images
+from trainer.resolve import from_dict
+from trainer.scoring import sides
+from trainer.watch import Watch
+
+
+def open_data(config: Config, watch: Watch) -> Source:
+    """The data set with its validation classes, every image of it seen to be readable."""
+    data = datasets.load(config.data.dataset, config.data.root or None, **config.data.options)
+    if config.run.select == "val":
+        data = with_validation(data, config.data.val_fraction, config.data.val_seed)
+    source = open_images(
+        data,
+        config.input,
+        cache=config.data.cache,
+        skip_bad=config.data.skip_bad,
+        progress=lambda done, total: watch.stage("reading images", done, total),
+    )
+    data = source.data
+    check_splits(data, config.run.select)
+    if config.batches.classes:
+        check_batches(
+            data, config.batches.classes, config.batches.images, repeat=config.batches.repeat
+        )
+    for text in data.notes:
+        watch.note(text)
+    counts = (f"{n:,} {s} images of {c:,} classes" for s, (n, c) in data.counts().items())
+    watch.note(f"{data.name}: {', '.join(counts)}")
+    return source
+
+
+def check_splits(data: datasets.DataSet, select: str) -> None:
+    images, classes = data.counts().get("train", (0, 0))
+    if images < 2 or classes < 2:
+        raise DmlError(
+            f"{data.name}: {images} training images of {classes} classes are too few.",
+            "Training compares images of at least two classes.",
+            "Add images, or hold out fewer classes.",
+        )
+    if select != "last" and not len(sides(data, select)[0]):
+        raise DmlError(
+            f"{data.name} has no images to pick the best epoch by.",
+            f"--select {select} needs a {'validation' if select == 'val' else 'test'} set.",
+            "Hold out classes with --set data.val_fraction=0.1, or keep the last: --select last",
+        )
+
+
+def build_embedder(config: Config, pretrained: bool) -> Embedder:
+    """The network; a checkpoint brings its own weights, so none are fetched for it."""
+    network = config.network
+    return Embedder(
+        network.backbone,
+        weights=network.weights if pretrained else "none",
+        dim=network.dim,
+        batchnorm=network.batchnorm,
+        freeze_batchnorm=network.freeze_batchnorm,
+        channels=network.channels,
+        image_size=config.input.crop,
+    )
+
+
+def load_embedder(state: dict[str, Any]) -> Embedder:
+    """The trained network of a checkpoint, in evaluation mode."""
+    embedder = build_embedder(from_dict(state["config"], "The checkpoint"), pretrained=False)
+    embedder.load_state_dict(state["embedder"])
+    return embedder.eval()
+
+
+def wrapped(embedder: Embedder, config: Config, world: World, device: torch.device) -> nn.Module:
+    model = distributed.wrap(embedder, world, device)
+    return torch.compile(model) if config.run.compile else model
+
+
+def head_of(loss: nn.Module, name: str) -> nn.Linear:
+    head = getattr(loss, "head", None)
+    if not isinstance(head, nn.Linear):
+        raise DmlError(
+            f"The loss {name!r} has no head to classify with.",
+            "loss.classification_epochs starts with plain cross-entropy on it.",
+            "--set loss.classification_epochs=0, or --loss group",
+        )
+    return head
+
+
+def check_folder(folder: Path) -> None:
+    """Before long work: the folder is new or empty, and can be made."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DmlError(
+            f"{folder} exists already.",
+            "A run has a folder of its own.",
+            f"Choose another --out, or go on with that run: --resume {folder}",
+        )
+    above = folder
+    while not above.exists():
+        above = above.parent
+    if not os.access(above, os.W_OK):
+        raise DmlError(
+            f"{folder} cannot be made.", f"{above} is read-only.", "Choose another --out."
+        )
