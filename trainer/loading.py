@@ -204,6 +204,9 @@ class _Pool:
         self.pin = device.type == "cuda"
         self.tasks = _Tasks()
         self.loader: DataLoader | None = None
+        if self.workers:  # compiled here, once, where no folder can keep what was compiled
+            for size in (spec.crop + 1, max(spec.resize, spec.crop)):
+                transforms.for_training(np.zeros((size, size, 3), np.uint8), spec, Random(0))
 
     def read(self, tasks: list[Task]) -> Iterator[Tensor]:
         for batch in self._local(tasks) if self.workers == 0 else self._remote(tasks):
@@ -247,6 +250,7 @@ class _Pool:
                 pin_memory=self.pin,
                 worker_init_fn=_start_worker,
                 persistent_workers=True,
+                generator=torch.Generator(),  # else it draws from the one that dropout uses
                 # A forked process shares the kept images; a spawned one would copy them.
                 multiprocessing_context="fork" if sys.platform == "linux" else "spawn",
             )

@@ -1,7 +1,8 @@
 """What the network sees of an image: resizing, cropping and random changes.
 
 Images are (H, W, 3) uint8 arrays; `spec` is the `input` table of the config. Training, evaluation
-and export use these functions and no others.
+and export use these functions and no others. An image that was resized before (a kept one) gives
+the same pixels as the image itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from retrieval.errors import DmlError
 from trainer.config import Input
 from trainer.images import MAX_PIXELS
 
-_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _TRIES = 10  # as in torchvision
 
 
@@ -40,36 +40,32 @@ def resized_size(width: int, height: int, spec: Input) -> tuple[int, int]:
 
 def resized(image: np.ndarray, spec: Input) -> np.ndarray:
     """Antialiased; an image that has the size already is returned as it is."""
-    height, width = image.shape[:2]
-    size = resized_size(width, height, spec)
-    if size == (width, height):
-        return image
-    return np.asarray(Image.fromarray(image).resize(size, _FILTERS[spec.interpolation]))
+    width, height = resized_size(image.shape[1], image.shape[0], spec)
+    return part(image, spec, (width, height), 0, 0, width, height)
 
 
 def for_testing(image: np.ndarray, spec: Input) -> np.ndarray:
-    """(crop, crop, 3): resized, then its centre."""
-    image = resized(image, spec)
-    height, width = image.shape[:2]
-    return window(image, *centre(width, height, spec.crop), spec.crop)
+    """(crop, crop, 3): resized, then its centre. May be a view."""
+    size = resized_size(image.shape[1], image.shape[0], spec)
+    return square(image, spec, size, *centre(*size, spec.crop))
 
 
 def for_training(image: np.ndarray, spec: Input, rng: Random) -> np.ndarray:
     """(crop, crop, 3): resized, then cropped and changed at random. May be a view."""
-    image = resized(image, spec)
+    size = resized_size(image.shape[1], image.shape[0], spec)
+    left = top = 0
     if spec.train_crop == "resized":
-        left, top, width, height = random_part(image, spec, rng)
-        part = Image.fromarray(image[top : top + height, left : left + width])
-        image = np.asarray(part.resize((spec.crop, spec.crop), _FILTERS[spec.interpolation]))
-        left = top = 0
+        image = part(image, spec, size, *random_part(*size, spec, rng))
+        size = (spec.crop, spec.crop)
+        image = part(image, spec, size, 0, 0, *size)
     elif spec.train_crop == "random":
-        left, top = random_place(image, spec.crop, rng)
+        left, top = random_place(*size, spec.crop, rng)
     else:
-        left, top = centre(image.shape[1], image.shape[0], spec.crop)
+        left, top = centre(*size, spec.crop)
     if moves(spec):
-        image = moved(image, left, top, spec, rng)
+        image = moved(part(image, spec, size, 0, 0, *size), left, top, spec, rng)
     else:
-        image = window(image, left, top, spec.crop)
+        image = square(image, spec, size, left, top)
     if any(spec.jitter):
         image = jittered(image, spec.jitter, rng)
     if spec.flip and rng.random() < 0.5:
@@ -94,9 +90,8 @@ def _middle(length: int, crop: int) -> int:
     return round((length - crop) / 2) if length >= crop else -((crop - length) // 2)
 
 
-def random_place(image: np.ndarray, crop: int, rng: Random) -> tuple[int, int]:
+def random_place(width: int, height: int, crop: int, rng: Random) -> tuple[int, int]:
     """As `centre`, anywhere inside."""
-    height, width = image.shape[:2]
     left, top = centre(width, height, crop)
     if width > crop:
         left = below(width - crop + 1, rng)
@@ -105,17 +100,15 @@ def random_place(image: np.ndarray, crop: int, rng: Random) -> tuple[int, int]:
     return left, top
 
 
-def random_part(image: np.ndarray, spec: Input, rng: Random) -> tuple[int, int, int, int]:
+def random_part(W: int, H: int, spec: Input, rng: Random) -> tuple[int, int, int, int]:
     """Left, top, width and height with the distribution of torchvision's RandomResizedCrop."""
-    H, W = image.shape[:2]
     for _ in range(_TRIES):
         area = H * W * between(*spec.scale, rng)
         ratio = math.exp(between(math.log(spec.ratio[0]), math.log(spec.ratio[1]), rng))
         width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < width <= W and 0 < height <= H:
             return below(W - width + 1, rng), below(H - height + 1, rng), width, height
-    width, height = W, H
-    shape = W / H
+    width, height, shape = W, H, W / H
     if shape < spec.ratio[0]:
         height = max(1, round(W / spec.ratio[0]))
     elif shape > spec.ratio[1]:
@@ -123,16 +116,47 @@ def random_part(image: np.ndarray, spec: Input, rng: Random) -> tuple[int, int, 
     return (W - width) // 2, (H - height) // 2, width, height
 
 
-def window(image: np.ndarray, left: int, top: int, crop: int) -> np.ndarray:
-    """The square at a place; beyond the image it has the colour of its border."""
-    height, width = image.shape[:2]
+def part(
+    image: np.ndarray,
+    spec: Input,
+    size: tuple[int, int],
+    left: int,
+    top: int,
+    width: int,
+    height: int,
+) -> np.ndarray:
+    """(height, width, 3) at a place of the image resized to `size`; a view if it has that size."""
+    if size == (image.shape[1], image.shape[0]):
+        if size == (width, height):
+            return image
+        return image[top : top + height, left : left + width]
+    from trainer.resampling import resample
+
+    out = np.empty((height, width, 3), np.uint8)
+    resample(_constant(image), *size, left, top, spec.interpolation == "bicubic", out)
+    return out
+
+
+def square(
+    image: np.ndarray, spec: Input, size: tuple[int, int], left: int, top: int
+) -> np.ndarray:
+    """The crop at a place of the image resized to `size`; beyond it, the colour of its border."""
+    crop, (width, height) = spec.crop, size
     if left >= 0 and top >= 0 and left + crop <= width and top + crop <= height:
-        return image[top : top + crop, left : left + crop]
+        return part(image, spec, size, left, top, crop, crop)
+    image = part(image, spec, size, 0, 0, width, height)
     out = np.empty((crop, crop, 3), np.uint8)
     out[:] = border_colour(image)
     here = image[max(top, 0) : top + crop, max(left, 0) : left + crop]
     out[max(-top, 0) :, max(-left, 0) :][: here.shape[0], : here.shape[1]] = here
     return out
+
+
+def _constant(image: np.ndarray) -> np.ndarray:
+    """Contiguous and read-only: one kind of array, for which kernels are compiled once."""
+    image = np.ascontiguousarray(image).view()
+    image.flags.writeable = False
+    return image
 
 
 def border_colour(image: np.ndarray) -> np.ndarray:
@@ -155,7 +179,7 @@ def moved(image: np.ndarray, left: int, top: int, spec: Input, rng: Random) -> n
     One bilinear resampling; what lies around the square comes in, and beyond the image the colour
     of its border.
     """
-    from trainer.warp import warp  # numba takes a while to import
+    from trainer.resampling import warp
 
     a, b, c, d, e, f = affine(
         spec.crop,
@@ -166,7 +190,7 @@ def moved(image: np.ndarray, left: int, top: int, spec: Input, rng: Random) -> n
         spec.crop * between(-spec.shift, spec.shift, rng),
     )
     out = np.empty((spec.crop, spec.crop, 3), np.uint8)
-    warp(image, (a, b, c + left, d, e, f + top), border_colour(image), out)
+    warp(_constant(image), (a, b, c + left, d, e, f + top), border_colour(image), out)
     return out
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from retrieval.errors import DmlError
@@ -33,6 +35,13 @@ def picture(rng):
     return make
 
 
+def apart(ours, theirs):
+    """The largest difference. It is rounding: Pillow 13 and later begin with the columns where the
+    height shrinks most (Pillow pull request 9549), this code and earlier versions with the rows.
+    """
+    return np.abs(ours.astype(int) - np.asarray(theirs)).max()
+
+
 # Evaluation
 
 
@@ -46,8 +55,7 @@ def test_evaluation_is_resize_and_center_crop_of_torchvision(
     spec = replace(PLAIN, keep_ratio=keep_ratio, interpolation=interpolation)
     target = 64 if keep_ratio else (64, 64)
     theirs = T.Compose([T.Resize(target, MODES[interpolation]), T.CenterCrop(56)])
-    expected = np.asarray(theirs(Image.fromarray(image)))
-    assert (transforms.for_testing(image, spec) == expected).all()
+    assert apart(transforms.for_testing(image, spec), theirs(Image.fromarray(image))) <= 2
 
 
 def test_a_resized_image_is_not_resized_again(picture):
@@ -77,13 +85,45 @@ def test_an_image_too_long_to_be_resized_is_an_error():
         transforms.resized(np.zeros((9000, 2, 3), np.uint8), Input(resize=256))
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 90)] * 4),
+    st.booleans(),
+    st.tuples(*[st.floats(0, 1)] * 4),
+    st.integers(0, 99),
+)
+def test_any_window_has_the_pixels_of_pillow(sizes, cubic, place, seed):
+    height, width, new_height, new_width = sizes
+    image = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    kind = "bicubic" if cubic else "bilinear"
+    filter = getattr(Image, kind.upper())
+    rows = Image.fromarray(image).resize((new_width, height), filter)
+    whole = rows.resize((new_width, new_height), filter)  # one pass each: the same in any version
+    w, h = 1 + int(place[0] * (new_width - 1)), 1 + int(place[1] * (new_height - 1))
+    x, y = int(place[2] * (new_width - w)), int(place[3] * (new_height - h))
+    found = transforms.part(image, Input(interpolation=kind), (new_width, new_height), x, y, w, h)
+    assert (found == np.asarray(whole)[y : y + h, x : x + w]).all()
+
+
+@pytest.mark.parametrize("train_crop", ["resized", "random", "center"])
+@pytest.mark.parametrize("rotate", [0.0, 9.0])
+def test_a_kept_image_gives_the_pixels_of_the_image_itself(picture, train_crop, rotate):
+    spec = Input(resize=64, crop=56, train_crop=train_crop, rotate=rotate)
+    image = picture(150, 100)
+    small = transforms.resized(image, spec)
+    for key in range(10):
+        one, two = (transforms.for_training(i, spec, random.Random(key)) for i in (image, small))
+        assert (one == two).all()
+    assert (transforms.for_testing(image, spec) == transforms.for_testing(small, spec)).all()
+
+
 # Crops
 
 
 def test_parts_are_distributed_as_those_of_random_resized_crop(picture):
     spec = Input(resize=0, scale=(0.16, 1.0), ratio=(0.75, 4 / 3))
     image, rng = picture(96, 64), random.Random(5)
-    ours = np.array([transforms.random_part(image, spec, rng) for _ in range(4000)], float)
+    ours = np.array([transforms.random_part(96, 64, spec, rng) for _ in range(4000)], float)
     left, top, width, height = ours.T
     assert (left >= 0).all()
     assert (top >= 0).all()
@@ -115,7 +155,7 @@ def test_where_no_part_fits_the_middle_is_taken_as_by_torchvision(picture, size)
     spec = Input(resize=0, scale=(1.0, 1.0), ratio=(0.9, 0.95))
     image = picture(*size)
     y, x, h, w = T.RandomResizedCrop.get_params(Image.fromarray(image), spec.scale, spec.ratio)
-    assert transforms.random_part(image, spec, random.Random(0)) == (x, y, w, h)
+    assert transforms.random_part(*size, spec, random.Random(0)) == (x, y, w, h)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -124,9 +164,9 @@ def test_a_resized_crop_has_the_pixels_of_torchvision(picture, interpolation):
     image = picture(150, 100)
     small = F.resize(Image.fromarray(image), 64, MODES[interpolation])
     for key in range(20):
-        x, y, w, h = transforms.random_part(np.asarray(small), spec, random.Random(key))
+        x, y, w, h = transforms.random_part(*small.size, spec, random.Random(key))
         expected = F.resized_crop(small, y, x, h, w, [56, 56], MODES[interpolation])
-        assert (transforms.for_training(image, spec, random.Random(key)) == expected).all()
+        assert apart(transforms.for_training(image, spec, random.Random(key)), expected) <= 2
 
 
 def test_a_random_crop_reaches_every_place_equally_often():
@@ -235,7 +275,7 @@ def test_what_is_not_jittered_is_not_touched(monkeypatch, picture):
      (-23, 1.3, -8, -2, 6)],
 )  # fmt: skip
 def test_an_affine_change_is_that_of_torchvision(picture, angle, zoom, shear, right, down):
-    from trainer.warp import warp
+    from trainer.resampling import warp
 
     image = picture(48, 48)
     expected = F.affine(
