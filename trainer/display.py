@@ -42,7 +42,7 @@ class Display(Watch):
         self.bar.stop()
 
     def note(self, text: str) -> None:
-        self.console.print(escape(text), highlight=False)
+        self.console.print(escape(text), highlight=False, soft_wrap=True)
 
     def stage(self, name: str, done: int, total: int) -> None:
         self._show(name, done, total, "")
