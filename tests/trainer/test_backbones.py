@@ -81,6 +81,8 @@ def test_at_the_smallest_size_numbers_are_finite(name):
         features = module(torch.rand(2, 3, entry.smallest, entry.smallest))
     assert features.shape == (2, entry.features)
     assert features.isfinite().all()
+    # The dropout of a classifier is gone with it.
+    assert not [m for m in module.modules() if type(m) is torch.nn.Dropout and m.p > 0]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "convnext_tiny"])

@@ -143,15 +143,16 @@ def test_smallcnn_takes_many_sizes(size):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_onnx_of_any_batch_gives_the_same_embeddings(tmp_path):
+@pytest.mark.parametrize("size", [28, 40])  # maps of 4 x 4, and of 5 x 5 that do not halve
+def test_onnx_of_any_batch_gives_the_same_embeddings(tmp_path, size):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     embedder = small(dim=16, batchnorm=True, channels=1)
-    embedder(torch.rand(32, 3, 32, 32))  # statistics other than 0 and 1
+    embedder(torch.rand(32, 3, size, size))  # statistics other than 0 and 1
     embedder.eval()
     torch.onnx.export(
         embedder,
-        (torch.rand(2, 3, 32, 32),),
+        (torch.rand(2, 3, size, size),),
         tmp_path / "model.onnx",
         dynamo=True,
         external_data=False,
@@ -161,7 +162,7 @@ def test_onnx_of_any_batch_gives_the_same_embeddings(tmp_path):
     )
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     for batch in (1, 5):
-        pixels = torch.rand(batch, 3, 32, 32)
+        pixels = torch.rand(batch, 3, size, size)
         [found] = session.run(None, {"images": pixels.numpy()})
         with torch.no_grad():
             torch.testing.assert_close(

@@ -45,7 +45,7 @@ class Backbone(NamedTuple):
 BACKBONES = (
     Entry(
         "smallcnn",
-        256,
+        1024,
         "four convolutions for images of 28 to 64 pixels",
         smallest=16,
         normalisation=HALVES,
