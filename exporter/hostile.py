@@ -1,0 +1,277 @@
+"""Reading an ONNX file that anyone may have made: nothing is executed, nothing outside its folder
+is touched, and what is no model is refused before memory or time are spent on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
+
+from retrieval.errors import DmlError
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+MAX_BYTES = 2**31 - 1  # protobuf's own limit
+MAX_MESSAGES = 300_000
+"""Networks have some thousands. Two bytes of a file can become a hundred of memory, so that a file
+of empty messages would fill it."""
+_ANOTHER = "Use a file made by `dmltool export` or another exporter."
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file that can hold a model."""
+    try:
+        found = os.stat(path)
+        if stat.S_ISDIR(found.st_mode):
+            inside = sorted(path.glob("*.onnx"))
+            fix = f"Name the file: {inside[0]}" if inside else "Name an .onnx file."
+            raise DmlError(f"{path} is a folder.", "An ONNX file was expected.", fix)
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
+            raise DmlError(f"{path} is not a regular file.", "An ONNX file was expected.")
+        if found.st_size == 0:
+            raise DmlError(f"{path} is empty.", "An ONNX file was expected.", _ANOTHER)
+        if found.st_size > MAX_BYTES:
+            raise DmlError(
+                f"{path} has {found.st_size:,} bytes.",
+                "An ONNX file has at most 2 GB; larger weights lie in a file beside it.",
+                "Export it with external data.",
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise DmlError(
+            f"{path} cannot be read.", f"{error.strerror or error}.", "Name an .onnx file."
+        ) from error
+
+
+def parse(data: bytes, path: Path) -> ModelProto:
+    """The model in these bytes; path is for messages."""
+    from google.protobuf.message import DecodeError
+    from onnx import ModelProto
+
+    try:
+        count_messages(data)
+        model = ModelProto.FromString(data)
+    except (DecodeError, ValueError) as error:
+        raise DmlError(f"{path} is not a whole ONNX file.", _guess(data, error), _ANOTHER) from None
+    missing = [
+        name
+        for name, there in (
+            ("a version", model.ir_version > 0),
+            ("a graph", len(model.graph.node) > 0),
+            ("its operators' versions", len(model.opset_import) > 0),
+        )
+        if not there
+    ]
+    if missing:
+        raise DmlError(
+            f"{path} is not a whole ONNX file.", f"It lacks {', '.join(missing)}.", _ANOTHER
+        )
+    return model
+
+
+def _guess(data: bytes, error: Exception) -> str:
+    for magic, name in (
+        (b"PK\x03\x04", "a zip archive, such as a checkpoint of torch"),
+        (b"\x89HDF", "an HDF5 file"),
+        (b"\x89PNG", "a picture"),
+        (b"\xff\xd8\xff", "a picture"),
+        (b"version https://git-lfs", "a pointer of Git LFS instead of the file: git lfs pull"),
+        (b"<", "a web page"),
+    ):
+        if data.startswith(magic):
+            return f"It is {name}."
+    if isinstance(error, _TooMany):
+        return str(error)
+    if data[:1000].isascii() and data[:1000].decode("ascii").isprintable():
+        return "It is a text."
+    return "It is cut off, damaged, or of another kind."
+
+
+# Bombs
+
+
+class _TooMany(ValueError):
+    pass
+
+
+def count_messages(data: bytes, most: int = MAX_MESSAGES) -> int:
+    """How many messages parsing would create; ValueError beyond `most` or where data is broken.
+
+    Walks the wire format along the schema without building anything.
+    """
+    from onnx import ModelProto
+
+    tables: dict[str, dict[int, object]] = {}
+    seen, stack = 0, [(0, len(data), ModelProto.DESCRIPTOR)]
+    while stack:
+        at, end, kind = stack.pop()
+        parts = tables.get(kind.full_name)
+        if parts is None:
+            parts = {f.number: f.message_type for f in kind.fields if f.message_type is not None}
+            tables[kind.full_name] = parts
+        for number, start, stop in _fields(data, at, end):
+            seen += 1  # texts and numbers count too: each becomes an object or a slot
+            if number in parts:
+                stack.append((start, stop, parts[number]))
+            if seen > most:
+                raise _TooMany(f"It consists of more than {most:,} parts; networks have thousands.")
+    return seen
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, start and stop of each field of a message."""
+    while at < end:
+        key, at = _varint(data, at, end)
+        wire = key & 7
+        if wire == 0:
+            _, stop = _varint(data, at, end)
+        elif wire == 1:
+            stop = at + 8
+        elif wire == 5:
+            stop = at + 4
+        elif wire == 2:
+            length, at = _varint(data, at, end)
+            stop = at + length
+        else:
+            raise ValueError("broken")
+        if stop > end:
+            raise ValueError("broken")
+        yield (key >> 3 if wire == 2 else 0), at, stop
+        at = stop
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("broken")
+
+
+# What a model may refer to
+
+
+def external_files(model: ModelProto, path: Path) -> list[Path]:
+    """The files beside a model that hold its weights; one outside its folder is refused."""
+    folder = Path(os.path.abspath(path)).parent
+    found: dict[str, Path] = {}
+    for tensor in tensors(model):
+        if tensor.data_location != tensor.EXTERNAL and not tensor.external_data:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        if location not in found:
+            found[location] = _inside(location, folder, path)
+        _check_span(entries, found[location], path)
+    return [found[name] for name in sorted(found)]
+
+
+def _inside(location: str, folder: Path, path: Path) -> Path:
+    shown = repr(location[:200])
+    pure = PurePosixPath(location)
+    outside = (
+        not location
+        or "\0" in location
+        or pure.is_absolute()
+        or PureWindowsPath(location).anchor
+        or ".." in (*pure.parts, *PureWindowsPath(location).parts)
+    )
+    if not outside:  # a link may lead elsewhere
+        outside = not (folder / location).resolve().is_relative_to(folder.resolve())
+    if outside:
+        raise DmlError(
+            f"{path} wants to read weights outside its folder: {shown}.",
+            "A model may only use files beside it, and no links that lead elsewhere.",
+            "If you trust it, put that file itself beside the model and correct the name in it.",
+        )
+    if not (folder / location).is_file():
+        raise DmlError(
+            f"{path} lacks the file of its weights, {shown}.",
+            f"It is not in {folder}.",
+            "Copy it there; both files belong together.",
+        )
+    return folder / location
+
+
+def _check_span(entries: dict[str, str], file: Path, path: Path) -> None:
+    size = file.stat().st_size
+    try:
+        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
+    except ValueError:
+        offset, length = -1, 0
+    if offset < 0 or length < 0 or offset + length > size:
+        raise DmlError(
+            f"{path} and {file.name} do not belong together.",
+            f"Weights are said to lie beyond the {size:,} bytes of {file.name}; it may be cut off.",
+            "Copy both files again.",
+        )
+
+
+def check_operators(model: ModelProto, path: Path) -> None:
+    """EPContext makes a provider load a compiled engine, from any file that the node names."""
+    for node in nodes(model):
+        if node.op_type == "EPContext":
+            raise DmlError(
+                f"{path} holds code that was compiled for one device (EPContext).",
+                "Such code is not run from a file.",
+                "Use the plain ONNX model that it was made from.",
+            )
+
+
+def digest(data: bytes, beside: list[Path]) -> str:
+    """sha256 of the file; with weights beside it also of those."""
+    found = hashlib.sha256(data)
+    for path in beside:
+        found.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()
+
+
+def nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """Those of the graph, of graphs within nodes and of functions."""
+    stack = list(_roots(model))
+    while stack:
+        for node in stack.pop().node:
+            yield node
+            for attribute in node.attribute:
+                stack.extend(_graphs(attribute))
+
+
+def tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """All that may point to a file."""
+    stack = list(_roots(model))
+    while stack:
+        graph = stack.pop()
+        for sparse in getattr(graph, "sparse_initializer", ()):
+            yield from (sparse.values, sparse.indices)
+        yield from getattr(graph, "initializer", ())
+        attributes = [a for node in graph.node for a in node.attribute]
+        attributes += getattr(graph, "attribute_proto", ())  # defaults of a function
+        for attribute in attributes:
+            yield from attribute.tensors
+            if attribute.HasField("t"):
+                yield attribute.t
+            for sparse in (*attribute.sparse_tensors, attribute.sparse_tensor):
+                yield from (sparse.values, sparse.indices)
+            stack.extend(_graphs(attribute))
+
+
+def _roots(model: ModelProto) -> Iterator[GraphProto]:
+    yield model.graph
+    yield from model.functions
+    for training in model.training_info:
+        yield from (training.initialization, training.algorithm)
+
+
+def _graphs(attribute: AttributeProto) -> list[GraphProto]:
+    return [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]

@@ -1,0 +1,187 @@
+"""Which device runs a model: found by trying, because a build of ONNX Runtime lists what it was
+compiled for, not what the machine has; and in silence, because it tells of failures on stdout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from retrieval.errors import DmlError
+
+NAMES = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+CHOICES = ("auto", *NAMES)
+_quiet_lock = threading.RLock()
+
+
+def pick(provider: str = "auto") -> tuple[list[str], str]:
+    """Providers for a session, the wanted one first, and one line saying which and why.
+
+    auto takes CUDA where it works, else the CPU; TensorRT compiles a model for minutes and is taken
+    only when asked for. Asking for what cannot work is an error.
+    """
+    if provider not in CHOICES:
+        raise DmlError(
+            f"There is no provider {provider!r}.", f"There are: {', '.join(CHOICES)}.", "--provider"
+        )
+    if provider == "cpu":
+        return [NAMES["cpu"]], "CPU: asked for"
+    wanted = "cuda" if provider == "auto" else provider
+    missing = missing_for(wanted)
+    if missing is None:
+        chain = ["tensorrt", "cuda", "cpu"] if wanted == "tensorrt" else ["cuda", "cpu"]
+        reason = "it works on this machine" if provider == "auto" else "asked for, and it works"
+        return [NAMES[name] for name in chain], f"{_title(wanted)}: {reason}"
+    if provider == "auto":
+        return [NAMES["cpu"]], f"CPU: {missing[0]}"
+    raise DmlError(
+        f"{_title(wanted)} cannot be used here.", f"{missing[0].capitalize()}.", missing[1]
+    )
+
+
+def _title(name: str) -> str:
+    return {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}[name]
+
+
+@cache
+def missing_for(name: str) -> tuple[str, str] | None:
+    """What keeps a GPU provider from working and what to do about it; None where it works."""
+    fault = gpu_fault()
+    if fault is not None:
+        return fault, "Run on the CPU: --provider cpu"
+    runtime = load_runtime()
+    if NAMES[name] not in runtime.get_available_providers():
+        return (
+            f"this onnxruntime is built without {_title(name)}",
+            "In an environment of its own: pip install 'dmltool[gpu]'",
+        )
+    with quiet() as said:
+        if hasattr(runtime, "preload_dlls"):
+            runtime.preload_dlls()
+        try:
+            chain = [NAMES[name], NAMES["cpu"]]
+            session = runtime.InferenceSession(tiny_model(), silent_options(), providers=chain)
+            works = session.get_providers()[0] == NAMES[name]
+            if works:
+                session.run(None, {"x": _one()})
+        except Exception as error:  # the runtime has a class of its own for every failure
+            works = False
+            said.append(str(error))
+    if works:
+        return None
+    return (
+        f"{_title(name)} does not start: {last_words(said)}",
+        "Its libraries must fit: pip install 'onnxruntime-gpu[cuda,cudnn]'; or --provider cpu",
+    )
+
+
+def gpu_fault() -> str | None:
+    """Why there is no NVIDIA GPU to use, asked of the driver itself; None if there is one."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+    except OSError:
+        return f"no NVIDIA driver was found ({name})"
+    status = driver.cuInit(0)
+    if status == 100:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        extra = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
+        return f"the NVIDIA driver sees no GPU{extra}"
+    if status != 0:
+        return f"the NVIDIA driver does not start (cuInit: error {status})"
+    count = ctypes.c_int(0)
+    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value < 1:
+        return "the NVIDIA driver sees no GPU"
+    return None
+
+
+def load_runtime() -> Any:
+    """The module onnxruntime; a missing one is a DmlError that names the extras."""
+    try:
+        with quiet():  # it looks for devices and may remark on them
+            import onnxruntime
+
+            onnxruntime.set_default_logger_severity(4)
+    except ImportError as error:
+        raise DmlError(
+            "onnxruntime is not installed.",
+            f"{error}.",
+            "pip install 'dmltool[cpu]', or 'dmltool[gpu]' where there is an NVIDIA GPU",
+        ) from error
+    return onnxruntime
+
+
+def silent_options() -> Any:
+    options = load_runtime().SessionOptions()
+    options.log_severity_level = 4  # fatal; what fails raises anyway
+    return options
+
+
+@contextmanager
+def quiet() -> Iterator[list[str]]:
+    """Keeps the process from writing to stdout and stderr, also in C, and gives what was said.
+
+    The list is filled at the end. One thread at a time: the descriptors belong to the process.
+    """
+    said: list[str] = []
+    with _quiet_lock, tempfile.TemporaryFile() as file:
+        for stream in (sys.stdout, sys.stderr):
+            _flush(stream)
+        saved = []
+        try:
+            for descriptor in (1, 2):
+                try:
+                    saved.append((os.dup(descriptor), descriptor))
+                except OSError:  # closed, as in a daemon
+                    continue
+                os.dup2(file.fileno(), descriptor)
+            yield said
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                _flush(stream)
+            for copy, descriptor in saved:
+                os.dup2(copy, descriptor)
+                os.close(copy)
+            file.seek(0)
+            said.extend(file.read(20_000).decode("utf-8", "replace").splitlines())
+
+
+def _flush(stream: Any) -> None:
+    try:
+        stream.flush()
+    except (AttributeError, OSError, ValueError):
+        return  # none, or closed
+
+
+def last_words(said: list[str]) -> str:
+    """The most telling line of what a runtime wrote: the last that names a library or an error."""
+    lines = [line.strip() for line in said if line.strip()]
+    telling = [line for line in lines if ".so" in line or ".dll" in line or "rror" in line]
+    return (telling or lines or ["it gives no reason"])[-1][-300:]
+
+
+def tiny_model() -> bytes:
+    """y = x + x, for trying a provider."""
+    from onnx import TensorProto, helper
+
+    one, two = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "tiny", [one], [two])
+    opset = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+
+
+def _one() -> Any:
+    import numpy as np
+
+    return np.ones(1, np.float32)
