@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -68,8 +69,9 @@ class Store:
         size = height * width * 3
         return self.pixels.reshape(-1, height, width, 3)[self.starts[rows] // size]
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
+        """Whether all images have one shape."""
         return len(self) > 0 and bool((self.shapes == self.shapes[0]).all())
 
     def take(self, rows: np.ndarray) -> Store:

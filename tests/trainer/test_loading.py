@@ -406,6 +406,8 @@ def test_worker_processes_stay_until_the_end(data):
         again = [batch for batch, _ in loader.epoch(plan, keys)]
         assert workers_of(loader) == pids
         assert all(alive(pid) for pid in pids)
+        unfinished = loader.epoch(plan, keys)  # still held when the loader closes
+        next(unfinished)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(alive(pid) for pid in pids)
 
@@ -481,6 +483,17 @@ def test_ctrl_c_ends_all_processes_without_a_word(data, tmp_path):
     out, err = process.communicate(timeout=60)
     assert (out, err, process.returncode) == ("interrupted\n", "", 0)
     assert not any(alive(pid) for pid in pids)
+
+
+def test_ctrl_c_leaves_the_workers_to_a_parent_that_goes_on(data):
+    source = open_images(data, SPEC, cache="none")
+    rows, targets = data.rows("train"), data.targets("train")
+    plan = np.tile(np.arange(16), (30, 1))
+    with Loader(source, SPEC, rows, targets, 1) as loader:
+        steps = loader.epoch(plan, sampling.keys(0, 0, *plan.shape))
+        next(steps)
+        os.kill(workers_of(loader)[0], signal.SIGINT)
+        assert len(list(steps)) == 29
 
 
 def test_workers_are_chosen_by_device_and_cache(data, monkeypatch):
