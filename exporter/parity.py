@@ -1,0 +1,200 @@
+"""Does the exported model retrieve like the network it came from? Differences of numbers, then of
+what a user sees: Recall@1, and whether the nearest neighbour is still the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from retrieval.errors import DmlError
+from retrieval.metrics import recall_at
+from retrieval.ranks import count_ranks
+from trainer.device import to_input
+from trainer.embedder import Embedder
+
+TOLERANCE = {"fp32": 0.1, "fp16": 0.5, "int8": 1.0}
+"""Points of Recall@1 that a model of this precision may lose."""
+SAME_COSINE = 0.9999
+"""Below it a float32 model computes something else than the network; correct ones give 0.999999."""
+
+Progress = Callable[[str, int, int], None]
+Run = Callable[[np.ndarray], np.ndarray]
+
+
+class Runs(Protocol):
+    """What is needed of a session: uint8 (B, H, W, 3) -> (B, D)."""
+
+    def run(self, batch: np.ndarray) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Parity:
+    max_abs: float
+    """Largest difference of two numbers."""
+    max_rel: float
+    """Length of the difference over the length of the embedding, of the worst image."""
+    min_cosine: float
+    recall_torch: float
+    """Recall@1 by cosine among the real images, 0 to 1."""
+    recall_onnx: float
+    agreement: float
+    """Share of the real images whose nearest neighbour is the same."""
+    images: int
+    """Real ones."""
+    batches: tuple[int, ...]
+    """Batch sizes that were compared, each on real and on random images."""
+
+    @property
+    def drop(self) -> float:
+        """Points of Recall@1 that are lost; negative: won."""
+        return 100 * (self.recall_torch - self.recall_onnx)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self) | {"batches": list(self.batches)}
+
+
+def check(
+    embedder: Embedder,
+    session: Runs,
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    normalize: bool = False,
+    batch_sizes: Sequence[int] = (1, 3, 32),
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Parity:
+    """Compares on real images (N, H, W, 3), uint8, and their labels (N,), and on random ones."""
+    if len(images) < 2:
+        raise DmlError(
+            f"Parity cannot be checked on {len(images)} images.",
+            "Every image is searched among the others.",
+            "Choose a split with more images: --split train",
+        )
+    network = torch_runner(embedder, normalize)
+    rng = np.random.default_rng(seed)
+    pieces = [
+        batch
+        for size in batch_sizes
+        for batch in (
+            rng.integers(0, 256, (size, *images.shape[1:]), np.uint8),
+            images[rng.integers(0, len(images), size)],
+        )
+    ]
+    whole = max(batch_sizes)
+    starts = range(0, len(images), whole)
+    pieces += [images[at : at + whole] for at in starts]
+    found = []
+    for done, batch in enumerate(pieces, 1):
+        found.append((network(batch), session.run(batch)))
+        if progress:
+            progress("comparing the model with the network", done, len(pieces))
+    differences = [difference(*pair) for pair in found]
+    ours, theirs = (np.concatenate(side) for side in zip(*found[-len(starts) :], strict=True))
+    ours_recall, ours_nearest = retrieved(ours, labels)
+    theirs_recall, theirs_nearest = retrieved(theirs, labels)
+    return Parity(
+        max_abs=max(d[0] for d in differences),
+        max_rel=max(d[1] for d in differences),
+        min_cosine=min(d[2] for d in differences),
+        recall_torch=ours_recall,
+        recall_onnx=theirs_recall,
+        agreement=float(agreement(ours, ours_nearest, theirs_nearest).mean()),
+        images=len(images),
+        batches=tuple(batch_sizes),
+    )
+
+
+def torch_runner(embedder: Embedder, normalize: bool = False) -> Run:
+    """The network as a function of uint8 (B, H, W, 3), in evaluation mode; a copy of it is run."""
+    # channels_last is a third faster on a CPU, and the layout of what comes in.
+    network = copy.deepcopy(embedder).eval().to(memory_format=torch.channels_last)
+    device = network.pixel_mean.device
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            pixels = torch.tensor(batch).permute(0, 3, 1, 2)
+            found = network(to_input(pixels, device))
+            if normalize:
+                found = torch.nn.functional.normalize(found)
+            found = found.float().cpu().numpy()
+        if not np.isfinite(found).all():
+            raise DmlError(
+                "The network gives NaN or infinite embeddings.",
+                "Its training has diverged, so there is nothing to compare a model with.",
+                "Export another checkpoint, or train with a smaller learning rate.",
+            )
+        return found
+
+    return run
+
+
+def difference(right: np.ndarray, given: np.ndarray) -> tuple[float, float, float]:
+    """Largest difference, largest relative difference of a row, lowest cosine of two rows."""
+    if right.shape != given.shape:
+        raise DmlError(
+            f"The model gives embeddings of shape {given.shape}, the network {right.shape}.",
+            "They are not the same network.",
+        )
+    right, given = right.astype(np.float64), given.astype(np.float64)
+    delta = given - right
+    length = np.linalg.norm(right, axis=1)
+    relative = np.linalg.norm(delta, axis=1) / np.maximum(length, 1e-12)
+    both = length * np.linalg.norm(given, axis=1)
+    cosine = np.where(both > 0, (right * given).sum(1) / np.maximum(both, 1e-300), 0)
+    cosine[(delta == 0).all(1)] = 1  # two rows of zeros as well
+    return float(np.abs(delta).max()), float(relative.max()), float(cosine.min())
+
+
+def retrieved(vectors: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
+    """Recall@1 by cosine, each asking all others, and the nearest other row of each (N,)."""
+    _, codes = np.unique(labels, return_inverse=True)
+    ranks = count_ranks(vectors, codes, distances=("cos",))["cos"]
+    # With one class for all, the nearest right item is the nearest item.
+    one = count_ranks(vectors, np.zeros_like(codes), distances=("cos",))["cos"]
+    return float(recall_at(ranks.rank, [1])[1]), one.nearest
+
+
+def agreement(vectors: np.ndarray, nearest: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """(N,) whether the other nearest row is as near; one of equally near ones is no change."""
+    rows = vectors.astype(np.float64)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+    mine, theirs = ((rows * rows[index]).sum(1) for index in (nearest, other))
+    return (nearest == other) | (theirs >= mine)
+
+
+def judge(parity: Parity, precision: str, max_recall_drop: float | None = None) -> None:
+    """A DmlError with the numbers, where the model is not what the network is.
+
+    max_recall_drop: points of Recall@1, in place of the TOLERANCE of the precision.
+    """
+    allowed = TOLERANCE[precision] if max_recall_drop is None else max_recall_drop
+    numbers = (
+        f"Recall@1 {100 * parity.recall_torch:.2f} with torch, {100 * parity.recall_onnx:.2f} with "
+        f"ONNX ({parity.images:,} images); the nearest neighbour agrees for "
+        f"{100 * parity.agreement:.1f} %; lowest cosine {parity.min_cosine:.7f}, largest "
+        f"difference {parity.max_abs:.2g} ({parity.max_rel:.2g} relative)."
+    )
+    # Written so that NaN fails; 1e-9: a tenth of a point is no binary number.
+    if not parity.drop <= allowed + 1e-9:
+        raise DmlError(
+            f"The {precision} model loses {parity.drop:.2f} points of Recall@1; "
+            f"{allowed:g} are allowed.",
+            numbers,
+            "--precision fp32"
+            if precision != "fp32"
+            else "Allow more, if you know why: --max-recall-drop POINTS",
+        )
+    if precision == "fp32" and not parity.min_cosine > SAME_COSINE:
+        raise DmlError(
+            "The model does not compute what the network computes: a cosine of "
+            f"{parity.min_cosine:.5f}; above {SAME_COSINE} is expected.",
+            numbers,
+            "Please report it, with the versions of torch and onnxruntime.",
+        )
