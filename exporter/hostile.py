@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retrieval.errors import DmlError
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 MAX_BYTES = 2**31 - 1  # protobuf's own limit
-MAX_MESSAGES = 300_000
-"""Networks have some thousands. Two bytes of a file can become a hundred of memory, so that a file
-of empty messages would fill it."""
+MAX_PARTS = 500_000
+"""Networks have tens of thousands. Two bytes of a file can become a hundred of memory, so that a
+file of empty messages would fill it."""
 _ANOTHER = "Use a file made by `dmltool export` or another exporter."
 
 
@@ -54,7 +54,7 @@ def parse(data: bytes, path: Path) -> ModelProto:
     from onnx import ModelProto
 
     try:
-        count_messages(data)
+        count_parts(data)
         model = ModelProto.FromString(data)
     except (DecodeError, ValueError) as error:
         raise DmlError(f"{path} is not a whole ONNX file.", _guess(data, error), _ANOTHER) from None
@@ -99,50 +99,43 @@ class _TooMany(ValueError):
     pass
 
 
-def count_messages(data: bytes, most: int = MAX_MESSAGES) -> int:
-    """How many messages parsing would create; ValueError beyond `most` or where data is broken.
-
-    Walks the wire format along the schema without building anything.
+def count_parts(data: bytes, most: int = MAX_PARTS) -> int:
+    """How many values and messages parsing would create, found by walking along the wire format
+    and the schema without building any; ValueError beyond `most` or where the data is broken.
     """
     from onnx import ModelProto
 
-    tables: dict[str, dict[int, object]] = {}
+    tables: dict[str, dict[int, Any]] = {}
     seen, stack = 0, [(0, len(data), ModelProto.DESCRIPTOR)]
     while stack:
         at, end, kind = stack.pop()
-        parts = tables.get(kind.full_name)
-        if parts is None:
-            parts = {f.number: f.message_type for f in kind.fields if f.message_type is not None}
-            tables[kind.full_name] = parts
-        for number, start, stop in _fields(data, at, end):
-            seen += 1  # texts and numbers count too: each becomes an object or a slot
-            if number in parts:
-                stack.append((start, stop, parts[number]))
+        inner = tables.get(kind.full_name)
+        if inner is None:
+            inner = {f.number: f.message_type for f in kind.fields if f.message_type is not None}
+            tables[kind.full_name] = inner
+        while at < end:
+            seen += 1
             if seen > most:
-                raise _TooMany(f"It consists of more than {most:,} parts; networks have thousands.")
+                raise _TooMany(f"It has more than {most:,} parts; networks have some ten thousand.")
+            key = data[at]
+            at += 1
+            if key > 127:
+                key, at = _varint(data, at - 1, end)
+            wire = key & 7
+            if wire == 2:
+                length, at = _varint(data, at, end)
+                if key >> 3 in inner:
+                    stack.append((at, at + length, inner[key >> 3]))
+                at += length
+            elif wire == 0:
+                _, at = _varint(data, at, end)
+            elif wire in (1, 5):
+                at += 8 if wire == 1 else 4
+            else:  # groups are no part of ONNX
+                raise ValueError(f"wire type {wire}")
+            if at > end:
+                raise ValueError("cut off")
     return seen
-
-
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and stop of each field of a message."""
-    while at < end:
-        key, at = _varint(data, at, end)
-        wire = key & 7
-        if wire == 0:
-            _, stop = _varint(data, at, end)
-        elif wire == 1:
-            stop = at + 8
-        elif wire == 5:
-            stop = at + 4
-        elif wire == 2:
-            length, at = _varint(data, at, end)
-            stop = at + length
-        else:
-            raise ValueError("broken")
-        if stop > end:
-            raise ValueError("broken")
-        yield (key >> 3 if wire == 2 else 0), at, stop
-        at = stop
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
@@ -154,7 +147,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         shift += 7
-    raise ValueError("broken")
+    raise ValueError("cut off")
 
 
 # What a model may refer to
@@ -261,7 +254,8 @@ def tensors(model: ModelProto) -> Iterator[TensorProto]:
             yield from attribute.tensors
             if attribute.HasField("t"):
                 yield attribute.t
-            for sparse in (*attribute.sparse_tensors, attribute.sparse_tensor):
+            alone = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+            for sparse in (*attribute.sparse_tensors, *alone):
                 yield from (sparse.values, sparse.indices)
             stack.extend(_graphs(attribute))
 

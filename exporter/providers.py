@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -46,7 +46,9 @@ def pick(provider: str = "auto") -> tuple[list[str], str]:
     if provider == "auto":
         return [NAMES["cpu"]], f"CPU: {missing[0]}"
     raise DmlError(
-        f"{_title(wanted)} cannot be used here.", f"{missing[0].capitalize()}.", missing[1]
+        f"{_title(wanted)} cannot be used here.",
+        f"{missing[0][:1].upper()}{missing[0][1:]}.",
+        missing[1],
     )
 
 
@@ -108,11 +110,16 @@ def gpu_fault() -> str | None:
 
 def load_runtime() -> Any:
     """The module onnxruntime; a missing one is a DmlError that names the extras."""
-    try:
-        with quiet():  # it looks for devices and may remark on them
-            import onnxruntime
+    # Looking for devices, it may remark on them when it is first imported.
+    with nullcontext() if "onnxruntime" in sys.modules else quiet():
+        return _import_runtime()
 
-            onnxruntime.set_default_logger_severity(4)
+
+def _import_runtime() -> Any:
+    try:
+        import onnxruntime
+
+        onnxruntime.set_default_logger_severity(4)
     except ImportError as error:
         raise DmlError(
             "onnxruntime is not installed.",
