@@ -102,16 +102,22 @@ class _TooMany(ValueError):
 def count_parts(data: bytes, most: int = MAX_PARTS) -> int:
     """How many values and messages parsing would create, found by walking along the wire format
     and the schema without building any; ValueError beyond `most` or where the data is broken.
+
+    Texts must be UTF-8: protobuf hands out others as bytes, which code for texts trips over.
     """
     from onnx import ModelProto
 
-    tables: dict[str, dict[int, Any]] = {}
+    tables: dict[str, dict[int, Any]] = {}  # kind: {field: kind of message, or None for a text}
     seen, stack = 0, [(0, len(data), ModelProto.DESCRIPTOR)]
     while stack:
         at, end, kind = stack.pop()
         inner = tables.get(kind.full_name)
         if inner is None:
-            inner = {f.number: f.message_type for f in kind.fields if f.message_type is not None}
+            inner = {
+                f.number: f.message_type
+                for f in kind.fields
+                if f.message_type is not None or f.type == f.TYPE_STRING
+            }
             tables[kind.full_name] = inner
         while at < end:
             seen += 1
@@ -125,7 +131,11 @@ def count_parts(data: bytes, most: int = MAX_PARTS) -> int:
             if wire == 2:
                 length, at = _varint(data, at, end)
                 if key >> 3 in inner:
-                    stack.append((at, at + length, inner[key >> 3]))
+                    message = inner[key >> 3]
+                    if message is not None:
+                        stack.append((at, at + length, message))
+                    else:
+                        str(data[at : at + length], "utf-8")
                 at += length
             elif wire == 0:
                 _, at = _varint(data, at, end)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -22,6 +23,10 @@ NAMES = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 CHOICES = ("auto", *NAMES)
+_LIBRARIES = {
+    "cuda": "'onnxruntime-gpu[cuda,cudnn]'",
+    "tensorrt": "'onnxruntime-gpu[cuda,cudnn]' tensorrt",
+}
 _quiet_lock = threading.RLock()
 
 
@@ -84,7 +89,7 @@ def missing_for(name: str) -> tuple[str, str] | None:
         return None
     return (
         f"{_title(name)} does not start: {last_words(said)}",
-        "Its libraries must fit: pip install 'onnxruntime-gpu[cuda,cudnn]'; or --provider cpu",
+        f"Its libraries must fit: pip install {_LIBRARIES[name]}; or --provider cpu",
     )
 
 
@@ -172,10 +177,15 @@ def _flush(stream: Any) -> None:
 
 
 def last_words(said: list[str]) -> str:
-    """The most telling line of what a runtime wrote: the last that names a library or an error."""
-    lines = [line.strip() for line in said if line.strip()]
-    telling = [line for line in lines if ".so" in line or ".dll" in line or "rror" in line]
-    return (telling or lines or ["it gives no reason"])[-1][-300:]
+    """The most telling of what a runtime wrote: libraries that it lacks, or the last complaint."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(said))
+    lacking = re.findall(r"([\w.+-]+\.(?:so[\w.]*|dll)\b)[^\n]*?cannot open shared object", text)
+    if lacking:
+        return f"{', '.join(dict.fromkeys(lacking))} cannot be loaded"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"rror|ailed|lease", line)]
+    words = (telling or lines or ["it gives no reason"])[-1]
+    return words[-300:].strip(" .")
 
 
 def tiny_model() -> bytes:
