@@ -53,7 +53,10 @@ def describe(path: Path | str, output_name: str | None = None) -> Model:
     beside = hostile.external_files(proto, path)
     hostile.check_operators(proto, path)
     properties = {entry.key: entry.value for entry in proto.metadata_props}
-    metadata = read_properties(properties)
+    try:
+        metadata = read_properties(properties)
+    except DmlError as error:
+        raise DmlError(f"{path} cannot be used. {error.what}", error.why, error.fix) from error
     name, dtype, dims = _find_input(proto, path)
     layout = _layout(dims)
     if metadata is not None and layout == "":

@@ -5,13 +5,14 @@ compiled for, not what the machine has; and in silence, because it tells of fail
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import re
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import cache
 from typing import Any
 
@@ -142,11 +143,12 @@ def silent_options() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[list[str]]:
-    """Keeps the process from writing to stdout and stderr, also in C, and gives what was said.
+    """Keeps Python and C from writing to stdout and stderr, and gives what they said.
 
     The list is filled at the end. One thread at a time: the descriptors belong to the process.
     """
     said: list[str] = []
+    text = io.StringIO()
     with _quiet_lock, tempfile.TemporaryFile() as file:
         for stream in (sys.stdout, sys.stderr):
             _flush(stream)
@@ -158,15 +160,16 @@ def quiet() -> Iterator[list[str]]:
                 except OSError:  # closed, as in a daemon
                     continue
                 os.dup2(file.fileno(), descriptor)
-            yield said
+            # Python's streams may have been replaced and lead elsewhere.
+            with redirect_stdout(text), redirect_stderr(text):
+                yield said
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                _flush(stream)
             for copy, descriptor in saved:
                 os.dup2(copy, descriptor)
                 os.close(copy)
             file.seek(0)
-            said.extend(file.read(20_000).decode("utf-8", "replace").splitlines())
+            written = file.read(20_000).decode("utf-8", "replace")
+            said.extend((text.getvalue() + written).splitlines())
 
 
 def _flush(stream: Any) -> None:
@@ -179,7 +182,7 @@ def _flush(stream: Any) -> None:
 def last_words(said: list[str]) -> str:
     """The most telling of what a runtime wrote: libraries that it lacks, or the last complaint."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(said))
-    lacking = re.findall(r"([\w.+-]+\.(?:so[\w.]*|dll)\b)[^\n]*?cannot open shared object", text)
+    lacking = re.findall(r"([\w.+-]+\.so[\w.]*): cannot open shared object", text)
     if lacking:
         return f"{', '.join(dict.fromkeys(lacking))} cannot be loaded"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
