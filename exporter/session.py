@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,9 @@ class Session:
                 found = np.asarray(self.session.run([name], feed, self.options)[0])
             self._warm = True
         except Exception as error:  # the runtime has a class of its own for every failure
+            side = " x ".join(map(str, batch.shape[1:3]))
             raise DmlError(
-                f"{path} cannot be run on {len(batch)} images of {batch.shape[1:3]} pixels.",
+                f"{path} cannot be run on a batch of {len(batch)}, {side} pixels each.",
                 _first_line(error),
                 "Try --batch-size 1; on a GPU that lacks memory, --provider cpu",
             ) from error
@@ -151,5 +153,8 @@ def _padded(piece: np.ndarray, length: int) -> np.ndarray:
 
 
 def _first_line(error: Exception) -> str:
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-    return "".join(c if c.isprintable() else "?" for c in line)
+    """What the runtime says, without its codes and the places in its source."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
+    line = re.sub(r"/\S+\.(?:cc|h):\d+ .*\) (?=[A-Z])", "", line)
+    return "".join(c if c.isprintable() else "?" for c in line[:300])

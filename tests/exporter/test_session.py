@@ -115,8 +115,9 @@ def test_a_frozen_batch_inside_the_graph_is_told(saved, images):
 
 def test_images_of_another_size_are_an_error_not_a_traceback(saved, images):
     session = Session(describe(saved(mean_model(properties=PROPERTIES))), "cpu")
-    with pytest.raises(DmlError, match="cannot be run"):
+    with pytest.raises(DmlError, match="batch of 5, 4 x 8 pixels each") as caught:
         session.run(images[:, :4])
+    assert caught.value.why.startswith("Got invalid dimensions for input")
 
 
 def test_an_operator_unknown_to_the_runtime_is_an_error(saved):
