@@ -12,6 +12,7 @@ import click
 
 from retrieval.errors import DmlError
 
+EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "onnxscript")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -43,6 +44,12 @@ def _fail(error: Exception) -> None:
         )
     if isinstance(error, MemoryError):
         error = DmlError("Out of memory.", str(error), "Try a smaller --memory, or --queries 5000.")
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        error = DmlError(
+            f"This command needs {error.name}.",
+            "It is not installed.",
+            'pip install "dmltool[cpu]", or "dmltool[gpu]" where there is a GPU.',
+        )
     if not isinstance(error, DmlError):
         error = DmlError(
             f"Unexpected {type(error).__name__}: {error}",

@@ -5,6 +5,8 @@ on them. torchrun starts the ranks, on one machine or several; only its variable
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -232,6 +234,16 @@ def agree(flag: bool, world: World) -> bool:
     votes = torch.tensor([int(flag)], device=carrier_device(world))
     distributed.all_reduce(votes, distributed.ReduceOp.MAX)
     return bool(votes.item())
+
+
+@contextmanager
+def first_alone(world: World) -> Iterator[None]:
+    """Rank 0 goes through the block first, then the others: they find what it left on the disk."""
+    if world.rank:
+        agree(False, world)
+    yield
+    if world.rank == 0:
+        agree(False, world)
 
 
 def carrier_device(world: World) -> torch.device:

@@ -20,6 +20,7 @@ class Monitors:
         self.watched = watched
         self.head = head
         self.notes: list[str] = []
+        self.told = 0
 
     @torch.no_grad()
     def measure(self, embeddings: Tensor, labels: Tensor) -> dict[str, float]:
@@ -43,6 +44,11 @@ class Monitors:
                 if known and loss.note and not self.notes:
                     self.notes.append(loss.note)
         return values
+
+    def news(self) -> list[str]:
+        """Notes since the last call."""
+        new, self.told = self.notes[self.told :], len(self.notes)
+        return new
 
 
 def build_monitors(names: Iterable[str], num_classes: int, dim: int, loss: nn.Module) -> Monitors:

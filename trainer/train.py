@@ -69,7 +69,8 @@ def prepare(
 ) -> Training:
     if state is None:
         check_folder(folder)
-    source = open_data(config, watch)
+    with distributed.first_alone(world):  # it checks images and fills the cache on the disk
+        source = open_data(config, watch)
     data = source.data
     targets = data.targets("train")
     classes = data.classes("train")
