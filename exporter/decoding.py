@@ -1,0 +1,132 @@
+"""Images decoded ahead of the model, by threads: decoders and resampling run outside Python's lock.
+
+Worker processes would have to hand every batch over; on two cores one thread does as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from retrieval.threads import processors
+from trainer import store, transforms
+from trainer.config import Input
+from trainer.datasets.records import FileReader
+
+if TYPE_CHECKING:  # it imports torch, which embedding needs not
+    from trainer.loading import Source
+
+CHUNK = 4  # images in one task: small, so that all threads work on the batch that comes next
+MOST_WORKERS = 8
+
+Run = Callable[[np.ndarray], np.ndarray]  # uint8 (B, H, W, 3) -> (B, D)
+Task = tuple[str, np.ndarray]  # a split, and places (B,) in it
+Bad = list[tuple[int, DmlError]]  # place in the split, and what is wrong
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of one batch; `places` are those of its images that could be read."""
+
+    split: str
+    places: np.ndarray  # (b,)
+    vectors: np.ndarray | None  # (b, D); None if no image could be read
+    bad: Bad
+
+
+def chosen_workers(source: Source) -> int:
+    """One core is left to the model; readers that are not of files need not bear threads."""
+    if source.store is not None or not isinstance(source.data.reader, FileReader):
+        return 1
+    return min(max(1, processors() - 1), MOST_WORKERS)
+
+
+def check_store(source: Source, spec: Input) -> None:
+    """Kept images were resized before: as the model wants them, or they are of no use."""
+    if source.store is None:
+        return
+    for name in ("resize", "keep_ratio", "interpolation"):
+        kept, wanted = getattr(source.spec, name), getattr(spec, name)
+        if kept != wanted:
+            raise DmlError(
+                f"The kept images have {name} = {kept}, the model wants {wanted}.",
+                "They would give embeddings that look right and are not.",
+                "Decode the images anew: --cache none",
+            )
+
+
+def prepared(source: Source, spec: Input, row: int) -> np.ndarray:
+    """(crop, crop, 3) uint8: what `for_testing` makes of an image, kept or read now."""
+    if source.store is not None:
+        return transforms.for_testing(source.store.image(row), spec)
+    path = source.data.paths[row]
+    try:
+        image = source.data.image(row, store.short_side(spec))
+        return transforms.for_testing(image, spec)
+    except DmlError as error:
+        named = error if path in error.what else DmlError(f"{path}: {error.what}", error.why)
+        raise named from error
+
+
+def run_batches(
+    run: Run,
+    source: Source,
+    spec: Input,
+    rows: dict[str, np.ndarray],
+    tasks: Iterable[Task],
+    workers: int,
+    lanes: int,
+) -> Iterator[Done]:
+    """Batches in order; `lanes` of them are in the model at a time, two more are being decoded.
+
+    rows: of the data set, for each split.
+    """
+
+    def decode(split: str, places: np.ndarray) -> tuple[np.ndarray, Bad]:
+        """(n, crop, crop, 3), of bad images whatever was in memory"""
+        images, bad = np.empty((len(places), spec.crop, spec.crop, 3), np.uint8), []
+        for n, place in enumerate(places.tolist()):
+            try:
+                images[n] = prepared(source, spec, int(rows[split][place]))
+            except DmlError as error:
+                bad.append((place, error))
+        return images, bad
+
+    def compute(task: Task, parts: list[Future]) -> Done:
+        split, places = task
+        decoded = [part.result() for part in parts]
+        bad = [each for _, found in decoded for each in found]
+        images = np.concatenate([images for images, _ in decoded])
+        if bad:
+            good = ~np.isin(places, [place for place, _ in bad])
+            places, images = places[good], images[good]
+        return Done(split, places, run(images) if len(places) else None, bad)
+
+    running: deque[Future[Done]] = deque()
+    with _pool(lanes) as models, _pool(workers) as decoders:
+        for task in tasks:
+            split, places = task
+            chunks = (places[at : at + CHUNK] for at in range(0, len(places), CHUNK))
+            parts = [decoders.submit(decode, split, chunk) for chunk in chunks]
+            running.append(models.submit(compute, task, parts))
+            if len(running) >= lanes + 2:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+@contextmanager
+def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """After an error or an interrupt nothing that waits is begun."""
+    pool = ThreadPoolExecutor(threads)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,261 @@
+"""Several embedding files of the same items as one: each row l2-normalised, then side by side.
+
+Cosines of the result are the means of the cosines of its parts. Rows are in the order of the first
+file; those of the others are found by path, or by position where a file has no paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.embeddings import Embeddings, Split, load
+from retrieval.errors import DmlError
+from retrieval.formats.arrays import blocks
+from retrieval.formats.hdf5 import Writer
+from retrieval.formats.labels import alike
+from retrieval.formats.opening import Sources, split_key
+from retrieval.threads import StageProgress
+from retrieval.writing import check_target
+
+SHOWN = 3
+BYTES = 8  # of a number while rows are normalised
+
+Order = dict[str, np.ndarray | None]  # for each split: rows (N,) in the order of the first file
+
+
+@dataclass(frozen=True)
+class Merged:
+    path: Path
+    splits: dict[str, int]
+    """Rows of each split."""
+    dims: tuple[int, ...]
+    """Of each source; their sum is that of the file."""
+    matched: dict[str, str]
+    """For each split: by paths, or by position."""
+
+
+def merge(
+    paths: Sequence[str | Path],
+    target: str | Path,
+    force: bool = False,
+    progress: StageProgress | None = None,
+) -> Merged:
+    """Items, splits and labels must agree. A killed merge goes on when it is called again."""
+    if len(paths) < 2:
+        raise DmlError(
+            f"{len(paths)} file cannot be merged.",
+            "At least two are needed.",
+            "dmltool merge A.h5 B.h5 --out C.h5",
+        )
+    target = check_target(target, force, [split_key(path)[0] for path in paths])
+    sources = Sources(*map(str, paths))
+    hashes = [_sha256(file, progress) for file in sources.files]
+    data = [load(path) for path in paths]
+    orders = [_order(data[0], other) for other in data]
+    dims = tuple(_dim(each) for each in data)
+    first = data[0].splits
+    lengths = {split: len(part.vectors) for split, part in first.items()}
+    out = Writer(
+        target,
+        {split: (part.labels, part.paths) for split, part in first.items()},
+        sum(dims),
+        "float32",
+        data[0].label_names,
+        _attrs(data, dims, hashes),
+        force=force,
+        resume=not force,
+        lengths=lengths,
+    )
+    with out:
+        _write(out, data, orders, progress)
+        sources.check_unchanged()
+    matched = {
+        split: "position" if any(order[split] is None for order in orders) else "paths"
+        for split in lengths
+    }
+    return Merged(target, lengths, dims, matched)
+
+
+def _sha256(path: Path, progress: StageProgress | None) -> str:
+    digest, done = hashlib.sha256(), 0
+    if not path.is_file():
+        return ""  # reading it will tell what is wrong
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+            done += len(block)
+            if progress:
+                progress(f"reading {path.name}", done, path.stat().st_size)
+    return digest.hexdigest()
+
+
+def _dim(data: Embeddings) -> int:
+    dims = {split: part.vectors.shape[1] for split, part in data.splits.items()}
+    if len(set(dims.values())) != 1:
+        raise DmlError(f"The splits of {data.source} differ in dimension.", f"{dims}")
+    return next(iter(dims.values()))
+
+
+def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> dict[str, object]:
+    """`normalized` is False: a row of k unit vectors has the length sqrt(k)."""
+    sources = [
+        {"file": each.source.name, "sha256": sha256, "dim": dim}
+        | {k: each.attrs[k] for k in ("model", "model_sha256", "dataset") if k in each.attrs}
+        for each, dim, sha256 in zip(data, dims, hashes, strict=True)
+    ]
+    attrs: dict[str, object] = {
+        "model": " + ".join(str(each.attrs.get("model", each.source.name)) for each in data),
+        # Stands for all of them, so that a merge of other files does not go on with this one.
+        "model_sha256": hashlib.sha256(" ".join(hashes).encode()).hexdigest(),
+        "merged": sources,
+        "normalized": False,
+    }
+    named = {str(each.attrs["dataset"]) for each in data if "dataset" in each.attrs}
+    return attrs | ({"dataset": named.pop()} if len(named) == 1 else {})
+
+
+def _write(
+    out: Writer, data: list[Embeddings], orders: list[Order], progress: StageProgress | None
+) -> None:
+    done, total = 0, sum(out.lengths.values())
+    for split, count in out.lengths.items():
+        there = out.done(split)
+        for part in blocks(count, out.dim * BYTES):
+            if not there[part].all():
+                rows = [
+                    _units(each, split, part, order[split])
+                    for each, order in zip(data, orders, strict=True)
+                ]
+                out.write(split, part.start, np.concatenate(rows, axis=1))
+            done += part.stop - part.start
+            if progress:
+                progress("merging", done, total)
+
+
+def _units(data: Embeddings, split: str, part: slice, order: np.ndarray | None) -> np.ndarray:
+    """(n, D) float32 rows of length 1; a row of zeros has no direction and stays."""
+    vectors = data.splits[split].vectors
+    rows = np.asarray(vectors[part if order is None else order[part]], np.float64)
+    finite = np.isfinite(rows).all(axis=1)
+    if not finite.all():
+        row = part.start + int(np.argmin(finite))
+        raise DmlError(
+            f"{data.source}: row {row if order is None else order[row]} of {split} holds NaN or "
+            "Inf.",
+            "It has no direction.",
+            "Embed this item again.",
+        )
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    rows /= np.where(largest > 0, largest, 1)  # else the squares of huge numbers overflow
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return (rows / np.where(norms > 0, norms, 1)).astype(np.float32)
+
+
+# Do the items agree?
+
+
+def _order(first: Embeddings, other: Embeddings) -> Order:
+    """Where the items of the first file are in the other; None: at the same position."""
+    if set(first.splits) != set(other.splits):
+        raise DmlError(
+            f"{first.source} and {other.source} have different splits.",
+            f"{', '.join(first.splits)} are not {', '.join(other.splits)}.",
+            "Choose one split of each with FILE::SPLIT, or embed the same ones.",
+        )
+    return {split: _matched(split, first, other) for split in first.splits}
+
+
+def _matched(split: str, first: Embeddings, other: Embeddings) -> np.ndarray | None:
+    a, b = first.splits[split], other.splits[split]
+    order = None
+    if a.paths is not None and b.paths is not None:
+        order = _by_path(split, a.paths, b.paths, (first.source, other.source))
+    elif len(a.vectors) != len(b.vectors):
+        raise DmlError(
+            f"{split} has {len(a.vectors):,} items in {first.source} and {len(b.vectors):,} in "
+            f"{other.source}.",
+            "Without paths in both files items are matched by position.",
+        )
+    elif a.labels is None or b.labels is None:
+        raise DmlError(
+            f"{first.source} and {other.source} cannot be matched.",
+            f"Items of {split} have neither paths nor labels in both files: nothing tells whether "
+            "they are the same.",
+        )
+    if a.labels is not None and b.labels is not None:
+        _check_labels(split, order, first, other)
+    return order
+
+
+def _by_path(split: str, a: np.ndarray, b: np.ndarray, files: tuple[Path, Path]) -> np.ndarray:
+    if np.array_equal(a, b):  # also where a path occurs twice
+        return np.arange(len(a))
+    for paths, file in zip((a, b), files, strict=True):
+        ordered = np.sort(paths)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            raise DmlError(
+                f"{file} has {twice[0]} more than once in {split}.",
+                "The files have their items in different orders, so paths must tell them apart.",
+            )
+    alone = [(np.setdiff1d(a, b), files[0]), (np.setdiff1d(b, a), files[1])]
+    if any(len(paths) for paths, _ in alone):
+        raise DmlError(
+            f"The items of {split} differ.",
+            "\n  ".join(f"only in {has}: {_some(paths)}" for paths, has in alone if len(paths)),
+            "Embed the same images with both models.",
+        )
+    places = np.argsort(b)
+    return places[np.searchsorted(b, a, sorter=places)]
+
+
+def _some(values: np.ndarray) -> str:
+    more = f" and {len(values) - SHOWN:,} more" if len(values) > SHOWN else ""
+    return ", ".join(map(str, values[:SHOWN])) + more
+
+
+def _check_labels(
+    split: str, order: np.ndarray | None, first: Embeddings, other: Embeddings
+) -> None:
+    a, b = first.splits[split].labels, other.splits[split].labels
+    named = [each for each in (first, other) if _has_names(each, split)]
+    if len(named) == 2:  # numbers may count through different lists of names
+        a, b = _names(first, split), _names(other, split)
+    b = b if order is None else b[order]
+    a, b = alike(a, b)
+    wrong = np.flatnonzero(a != b)
+    if len(wrong):
+        items = first.splits[split]
+        raise DmlError(
+            f"{len(wrong):,} labels of {split} differ.",
+            "\n  ".join(
+                f"{_item(items, row)}: {a[row]} in {first.source}, {b[row]} in {other.source}"
+                for row in wrong[:SHOWN].tolist()
+            ),
+            "Embed both with the same list of labels.",
+        )
+
+
+def _has_names(data: Embeddings, split: str) -> bool:
+    return data.label_names is not None or data.splits[split].labels.dtype.kind == "U"
+
+
+def _names(data: Embeddings, split: str) -> np.ndarray:
+    values, names = data.splits[split].labels, data.label_names
+    if values.dtype.kind == "U":
+        return values
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
+        raise DmlError(
+            f"{data.source} has labels that are not among its {len(names)} label names.",
+            f"They go from {values.min()} to {values.max()}.",
+        )
+    return names[values]
+
+
+def _item(items: Split, row: int) -> str:
+    return f"row {row}" if items.paths is None else str(items.paths[row])
