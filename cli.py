@@ -563,6 +563,160 @@ def training_display() -> Iterator:
         yield display
 
 
+class Triple(click.ParamType):
+    """0.485,0.456,0.406"""
+
+    name = "R,G,B"
+
+    def convert(self, value, param, ctx) -> tuple[float, ...]:
+        try:
+            numbers = tuple(float(part) for part in value.split(","))
+        except ValueError:
+            numbers = ()
+        if len(numbers) != 3:
+            self.fail(f"{value!r} is not three numbers such as 0.485,0.456,0.406", param, ctx)
+        return numbers
+
+
+embedding_options = options(
+    click.option(
+        "--split", "splits", multiple=True,
+        type=click.Choice(["train", "val", "test", "query", "gallery"]),
+        help="May be repeated.  [default: test, or query and gallery]",
+    ),
+    click.option(
+        "--provider", type=click.Choice(["auto", "cpu", "cuda", "tensorrt"]), default="auto",
+        show_default=True, help="auto: a GPU if one works.",
+    ),
+    click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True),
+    click.option("--half", is_flag=True, help="Store float16; says what that does to Recall@1."),
+    click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read."),
+    click.option("--resume", is_flag=True, help="Compute only what an interrupted run left out."),
+    click.option("--force", is_flag=True, help="Overwrite existing files."),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+)  # fmt: skip
+
+
+@main.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option("--onnx/--no-onnx", default=True, help="Write model.onnx, the default.")
+@click.option(
+    "--embeddings/--no-embeddings", default=True, help="Write embeddings.h5.  [default: yes]"
+)
+@click.option(
+    "--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="fp32", show_default=True,
+    help="Of the model. int8 is calibrated on training images.",
+)  # fmt: skip
+@click.option("--normalize", is_flag=True, help="Embeddings of length 1, inside the graph.")
+@click.option(
+    "--input", type=click.Choice(["uint8-nhwc", "float-nchw"]), default="uint8-nhwc",
+    show_default=True, help="What the model takes; scaling and mean are inside either way.",
+)  # fmt: skip
+@click.option(
+    "--max-recall-drop", type=float, metavar="POINTS",
+    help="How much worse the model may retrieve.  [default: 0.1, fp16 0.5, int8 1.0]",
+)  # fmt: skip
+@click.option(
+    "--backend", type=click.Choice(["onnx", "torch"]), default="onnx", show_default=True,
+    help="What computes the embeddings.",
+)  # fmt: skip
+@click.option("--data", metavar="PATH", help="Where the data set is now, if it has moved.")
+@click.option("--out", metavar="FOLDER", help="[default: the folder of the run]")
+@embedding_options
+def export(runs, out, as_json, **given) -> None:
+    """Export a trained run: model.onnx, checked, and the embeddings of its test set.
+
+    The model is compared with the network on real and random images, down to Recall@1 and the
+    nearest neighbours; where it falls short, no model is left behind. Several runs become one
+    model whose embeddings are theirs side by side.
+
+    \b
+    Examples:
+      dmltool export runs/glyphs-ce
+      dmltool export runs/glyphs-ce --precision int8 --no-embeddings --force
+      dmltool export runs/a runs/b runs/c --out ensemble
+    """
+    from pathlib import Path
+
+    from exporter.run import Settings
+    from exporter.run import export as run_export
+    from exporter.tables import export_tables
+
+    with progress_bar() as report:
+        result = run_export(
+            [Path(run) for run in runs], out and Path(out), Settings(**given), report
+        )
+    _tell_export(result, as_json, export_tables)
+
+
+@main.command()
+@click.argument("model", metavar="MODEL.onnx")
+@click.argument("data", metavar="DATA")
+@click.option("--out", metavar="FILE", required=True, help="The embedding file (.h5).")
+@click.option("--size", type=click.IntRange(1), help="Side of the input in pixels.")
+@click.option("--resize", type=click.IntRange(1), help="Short side before cropping.")
+@click.option("--mean", type=Triple(), help="Subtracted from colours in 0 to 1.")
+@click.option("--std", type=Triple(), help="Divided by after that.")
+@click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Order of the input's axes.")
+@click.option("--output-name", metavar="NAME", help="Which output holds the embeddings.")
+@embedding_options
+def embed(model, data, out, as_json, **given) -> None:
+    """Embed images with any ONNX model, of dmltool or of another program.
+
+    DATA is a folder with a folder for each class, a table (.csv with path and label), `glyphs`, or
+    NAME:FOLDER of a data set (cub:CUB_200_2011). A model of dmltool says itself how images are
+    prepared; for others --size, --mean and --std say it.
+
+    \b
+    Examples:
+      dmltool embed runs/glyphs-ce/model.onnx photos --out photos.h5
+      dmltool embed net.onnx photos --out p.h5 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
+    """
+    from pathlib import Path
+
+    from exporter.any_model import embed_with
+    from exporter.tables import embeddings_table
+
+    with progress_bar() as report:
+        result = embed_with(Path(model), data, Path(out), progress=report, **given)
+    _tell_export(
+        {"embeddings": result}, as_json, lambda found: embeddings_table(found["embeddings"])
+    )
+
+
+def _tell_export(result: dict, as_json: bool, tables: Callable) -> None:
+    """The result on stdout; who computed it and what was left out on stderr."""
+    found = result.get("embeddings") or result["model"]
+    click.echo(f"Runs on {found.get('run_by') or found.get('provider_why', '')}", err=True)
+    for path, reason in found.get("skipped", ()):
+        click.echo(f"! left out: {path}: {reason}", err=True)
+    if as_json:
+        click.echo(to_json(result), nl=False)
+        return
+    stdout_console().print(tables(result))
+
+
+@main.command()
+@click.argument("files", metavar="FILE FILE...", nargs=-1, required=True)
+@click.option("--out", metavar="FILE", required=True, help="The new embedding file (.h5).")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def merge(files, out, force) -> None:
+    """Join embedding files of the same items: an ensemble.
+
+    Rows are l2-normalised and put side by side, after items and labels have been found to agree.
+
+    \b
+    Example:
+      dmltool merge a.h5 b.h5 --out both.h5
+    """
+    from retrieval.merging import merge as join
+
+    with progress_bar() as report:
+        found = join(files, out, force, report)
+    rows = ", ".join(f"{n:,} {split}" for split, n in found.splits.items())
+    click.echo(f"{found.path}: {rows} rows of {' + '.join(map(str, found.dims))} dimensions")
+
+
 @main.command("list")
 @click.argument("kind", type=click.Choice(["presets", "losses", "datasets", "backbones"]))
 @click.option("--json", "as_json", is_flag=True, help="Print names and summaries as JSON.")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from trainer.watch import Watch
 
@@ -103,10 +104,10 @@ class Display(Watch):
             self.note(f"{name}: {100 * done // max(total, 1)}% {text}".rstrip())
 
 
-def result_table(result: dict[str, Any]) -> Table:
+def result_table(result: dict[str, Any]) -> Group:
     """Recall of the best epoch; percent, as everywhere."""
     title = f"{result['run']}: epoch {result['best_epoch']} of {result['epochs']}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for name in ("cos", "l2"):
         table.add_column(name, justify="right")
@@ -121,4 +122,4 @@ def result_table(result: dict[str, Any]) -> Table:
         for name, key in (("MAP@R", "map_at_r"), ("R-precision", "r_precision")):
             cells = (f"{100 * found[d][key]:.2f}" for d in ("cos", "l2"))
             table.add_row(f"{name} (test)", *cells)
-    return table
+    return Group(Text(title, style="bold", no_wrap=True), table)

@@ -23,11 +23,8 @@ from trainer.watch import Watch
 
 def open_data(config: Config, watch: Watch) -> Source:
     """The data set with its validation classes, every image of it seen to be readable."""
-    data = datasets.load(config.data.dataset, config.data.root or None, **config.data.options)
-    if config.run.select == "val":
-        data = with_validation(data, config.data.val_fraction, config.data.val_seed)
     source = open_images(
-        data,
+        load_data(config),
         config.input,
         cache=config.data.cache,
         skip_bad=config.data.skip_bad,
@@ -44,6 +41,14 @@ def open_data(config: Config, watch: Watch) -> Source:
     counts = (f"{n:,} {s} images of {c:,} classes" for s, (n, c) in data.counts().items())
     watch.note(f"{data.name}: {', '.join(counts)}")
     return source
+
+
+def load_data(config: Config) -> datasets.DataSet:
+    """The data set, its validation classes cut off where they pick the best epoch."""
+    data = datasets.load(config.data.dataset, config.data.root or None, **config.data.options)
+    if config.run.select == "val":
+        data = with_validation(data, config.data.val_fraction, config.data.val_seed)
+    return data
 
 
 def check_splits(data: datasets.DataSet, select: str) -> None:
@@ -79,8 +84,19 @@ def build_embedder(config: Config, pretrained: bool) -> Embedder:
 def load_embedder(state: dict[str, Any]) -> Embedder:
     """The trained network of a checkpoint, in evaluation mode."""
     embedder = build_embedder(from_dict(state["config"], "The checkpoint"), pretrained=False)
-    embedder.load_state_dict(state["embedder"])
+    load_weights(embedder, state["embedder"])
     return embedder.eval()
+
+
+def load_weights(module: nn.Module, weights: dict[str, Any]) -> None:
+    try:
+        module.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError) as error:  # missing, odd or misshapen ones
+        raise DmlError(
+            "The checkpoint's weights do not fit its network.",
+            " ".join(str(error).split())[:300],
+            "The file is damaged, or from another version of dmltool; see its `versions`.",
+        ) from error
 
 
 def wrapped(embedder: Embedder, config: Config, world: World, device: torch.device) -> nn.Module:

@@ -20,7 +20,14 @@ from trainer.distributed import World
 from trainer.loading import Loader, testing_batches
 from trainer.monitor import build_monitors
 from trainer.scoring import embed, recall, sides
-from trainer.setup import build_embedder, check_folder, head_of, open_data, wrapped
+from trainer.setup import (
+    build_embedder,
+    check_folder,
+    head_of,
+    load_weights,
+    open_data,
+    wrapped,
+)
 from trainer.steps import Training, epoch_plan, train_epoch
 from trainer.watch import Watch
 
@@ -128,8 +135,8 @@ def restore(training: Training, state: dict[str, Any]) -> None:
             "Images or classes were added, removed or renamed.",
             "Restore them, or start anew with another --out.",
         )
-    training.embedder.load_state_dict(state["embedder"])
-    training.loss.load_state_dict(state["loss"])
+    load_weights(training.embedder, state["embedder"])
+    load_weights(training.loss, state["loss"])
     training.optimizer.load_state_dict(state["optimizer"])
     training.scaler.load_state_dict(state["scaler"])
     training.epoch = state["epoch"]

@@ -1,0 +1,95 @@
+"""`embed_with`: any ONNX model that embeds images, on any images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exporter.embedding import embed
+from exporter.foreign import foreign_preprocessing
+from exporter.model import describe
+from exporter.run import chosen_splits
+from exporter.session import Session
+from retrieval.errors import DmlError
+from retrieval.threads import StageProgress
+from trainer.datasets import DATASETS, DataSet, load
+from trainer.loading import Source
+
+
+def embed_with(
+    model: Path,
+    data: str,
+    target: Path,
+    *,
+    size: int | None = None,
+    resize: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    layout: str | None = None,
+    output_name: str | None = None,
+    provider: str = "auto",
+    splits: Sequence[str] = (),
+    progress: StageProgress | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """data: a folder with a folder for each class, a table, or the name of a data set.
+
+    options: batch_size, half, force, resume and skip_bad of `embed`.
+    """
+    described = describe(model, output_name)
+    prepared = foreign_preprocessing(described, size, mean, std, layout, resize=resize)
+    images = find_data(data)
+    rows = all_or_chosen(images, splits)
+    session = Session(described, provider, preprocessing=prepared)
+    own = described.metadata
+    attrs = {
+        "model": model.name,
+        "model_sha256": described.sha256,
+        "normalized": bool(own and own.normalized),
+        "backend": "onnx",
+    }
+    found = embed(
+        session.run,
+        session.dim,
+        Source(images, prepared.spec()),
+        prepared,
+        rows,
+        target,
+        attrs=attrs,
+        progress=progress,
+        **options,
+    )
+    return asdict(found) | {"path": str(found.path), "run_by": session.why}
+
+
+def find_data(text: str) -> DataSet:
+    """`photos/`, `images.csv`, `glyphs`, or `cub:CUB_200_2011`."""
+    name, colon, root = text.partition(":")
+    names = {entry.name: entry for entry in DATASETS}
+    if colon and name in names:
+        return load(name, root)
+    path = Path(text)
+    if path.is_dir():
+        return load("folder", path, test_fraction=0.0)
+    if path.is_file():
+        return load("csv", path)
+    if text in names and not names[text].needs_root:
+        return load(text)
+    fix = f"{text}:FOLDER" if text in names else f"One of {', '.join(names)} goes as NAME:FOLDER."
+    raise DmlError(
+        f"There is nothing to embed at {text}.",
+        "A folder with a folder for each class, a table (.csv), or the name of a data set.",
+        fix,
+    )
+
+
+def all_or_chosen(data: DataSet, splits: Sequence[str]) -> dict[str, np.ndarray]:
+    """Images that are not divided are one split, called test: they are there to be searched."""
+    there = data.counts()
+    if not splits and set(there) == {"train"}:
+        return {"test": data.rows("train")}
+    return chosen_splits(data, splits)
