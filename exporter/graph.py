@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from exporter.metadata import INPUTS
+from exporter.providers import quiet
 from retrieval.errors import DmlError
 from retrieval.writing import whole_file
 from trainer.embedder import Embedder
@@ -67,15 +69,16 @@ def write_model(
 
 def traced(embedder: Embedder, size: int, input: str, normalize: bool) -> ModelProto:
     check_weights(embedder)
+    # Where the weights lie, and how, must not show in the file.
+    network = copy.deepcopy(embedder).cpu().to(memory_format=torch.contiguous_format)
     layout, dtype = INPUTS[input]
-    shape = (2, size, size, 3) if layout == "nhwc" else (2, 3, size, size)
     # Two images: the exporter takes a batch of one for a constant.
-    example = torch.zeros(shape, dtype=getattr(torch, dtype), device=embedder.pixel_mean.device)
-    training = embedder.training
+    shape = (2, size, size, 3) if layout == "nhwc" else (2, 3, size, size)
+    example = torch.zeros(shape, dtype=getattr(torch, dtype))
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), _silence():
             program = torch.onnx.export(
-                Pixels(embedder, input, normalize).eval(),
+                Pixels(network, input, normalize).eval(),
                 (example,),
                 dynamo=True,
                 dynamic_shapes=({0: BATCH},),
@@ -93,8 +96,6 @@ def traced(embedder: Embedder, size: int, input: str, normalize: bool) -> ModelP
             f"torch's exporter says: {reason[:300]}",
             "Train one of the backbones that `dmltool list backbones` names.",
         ) from error
-    finally:
-        embedder.train(training)
 
 
 def check_weights(module: nn.Module) -> None:
@@ -168,8 +169,8 @@ def add_properties(path: Path, properties: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on torch's own code."""
-    with warnings.catch_warnings():
+def _silence() -> Iterator[None]:
+    """Without the exporter's remarks on torch's own code, and its prints where it fails."""
+    with quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
         yield

@@ -119,7 +119,7 @@ def torch_runner(embedder: Embedder, normalize: bool = False) -> Run:
 
     def run(batch: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            pixels = torch.tensor(batch).permute(0, 3, 1, 2)
+            pixels = torch.tensor(np.ascontiguousarray(batch)).permute(0, 3, 1, 2)
             found = network(to_input(pixels, device))
             if normalize:
                 found = torch.nn.functional.normalize(found)

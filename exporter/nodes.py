@@ -1,0 +1,112 @@
+"""Parts of an ONNX graph: where pixels become input, where embeddings are made; and its order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+# What turns pixels into the network's input, and embeddings into ones of length 1. In few bits
+# these would lose more than all the layers between them, and they cost next to nothing.
+PIXELS = {"Cast", "Transpose", "Div", "Sub", "Mul", "Add", "ReduceMean", "Identity", "Expand"}
+LENGTHS = {"Div", "ReduceL2", "LpNormalization", "Clip", "Max", "Expand", "Shape", "Identity"}
+
+POOLING = {
+    "AveragePool", "BatchNormalization", "Cast", "Flatten", "Gather", "Gemm", "GlobalAveragePool",
+    "LayerNormalization", "ReduceMean", "Reshape", "Squeeze", "Transpose",
+}  # fmt: skip
+
+
+def head(model: ModelProto) -> list[NodeProto]:
+    """The nodes between the pixels and the first layer."""
+    reached = {value.name for value in model.graph.input}
+    constants = {tensor.name for tensor in model.graph.initializer} | {""}
+    reached -= constants
+    found = []
+    for node in model.graph.node:  # in the order of computation
+        given = set(node.input) - constants
+        if node.op_type in PIXELS and given and given <= reached:
+            found.append(node)
+            reached.update(node.output)
+    return found
+
+
+def tail(model: ModelProto) -> list[NodeProto]:
+    """The nodes that bring embeddings to length 1; none in models that leave them as they are."""
+    maker = {name: node for node in model.graph.node for name in node.output}
+    open_, found = [value.name for value in model.graph.output], {}
+    while open_:
+        node = maker.get(open_.pop())
+        if node is not None and node.op_type in LENGTHS and node.name not in found:
+            found[node.name] = node
+            open_ += node.input
+    return list(found.values())
+
+
+def last(model: ModelProto) -> list[NodeProto]:
+    """The tail and, before it, projection and pooling, up to the last layer with many numbers.
+
+    They make the embedding itself, of which 8 bits are too coarse for neighbours that lie close.
+    """
+    maker = {name: node for node in model.graph.node for name in node.output}
+    found = {node.name: node for node in tail(model)}
+    node = maker.get(model.graph.output[0].name)
+    products = 0
+    while node is not None and node.op_type in LENGTHS | POOLING:
+        products += node.op_type == "Gemm"
+        if products > 1:
+            break
+        found[node.name] = node
+        node = maker.get(node.input[0])
+    return list(found.values())
+
+
+def straighten(model: ModelProto) -> None:
+    """Takes out the detours over float16 between two nodes that compute in float32, which the
+    converter leaves, and brings its new nodes into the order of computation.
+    """
+    from onnx import TensorProto
+
+    nodes = list(model.graph.node)
+    casts = {n.output[0]: n for n in nodes if n.op_type == "Cast"}
+    kinds = {name: node.attribute[0].i for name, node in casts.items()}
+    way = {}
+    for name, node in casts.items():
+        before = casts.get(node.input[0])
+        if kinds[name] == TensorProto.FLOAT and before is not None:
+            wide = before.name.endswith("_cast_to_fp16_node")  # what it rounds is float32
+            if wide and kinds[before.output[0]] == TensorProto.FLOAT16:
+                way[name] = before.input[0]
+    ends = {value.name for value in model.graph.output}
+    for node in nodes:
+        for at, name in enumerate(node.input):
+            node.input[at] = way.get(name, name)
+        if node.op_type == "Cast" and node.output[0] in way and node.output[0] in ends:
+            node.op_type = "Identity"
+            del node.attribute[:]
+            node.input[0] = way[node.output[0]]
+    used = {name for node in nodes for name in node.input} | ends
+    nodes = [n for n in nodes if n.op_type != "Cast" or n.output[0] in used]
+    used = {name for node in nodes for name in node.input} | ends
+    nodes = [n for n in nodes if n.op_type != "Cast" or n.output[0] in used]
+    del model.graph.node[:]
+    del model.graph.value_info[:]  # some of them wrong by now
+    model.graph.node.extend(in_order(nodes))
+
+
+def in_order(nodes: list[NodeProto]) -> list[NodeProto]:
+    """Every node after those that it needs, as near to the given order as that allows."""
+    maker = {name: node.name for node in nodes for name in node.output}
+    by_name = {node.name: node for node in nodes}
+    done: dict[str, NodeProto] = {}
+    stack = [node.name for node in reversed(nodes)]
+    while stack:
+        name = stack[-1]
+        needs = {maker[i] for i in by_name[name].input if i in maker} - done.keys()
+        if name in done or not needs:
+            done.setdefault(name, by_name[name])
+            stack.pop()
+        else:
+            stack += sorted(needs)
+    return list(done.values())

@@ -1,0 +1,54 @@
+"""Small networks whose numbers depend on their images, and images for them."""
+
+import numpy as np
+import torch
+
+from exporter.metadata import to_properties
+from trainer.embedder import BATCHNORMS, Embedder
+
+
+def stripes(count=80, classes=10, size=16, seed=0):
+    """uint8 (count, size, size, 3) and labels: a class is a direction and a colour."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    colours = np.random.default_rng(0).uniform(0.3, 1, (classes, 3))
+    y, x = np.mgrid[:size, :size]
+    angle = np.pi * labels[:, None, None] / classes
+    phase = rng.uniform(0, 6, (count, 1, 1))
+    wave = 0.5 + 0.5 * np.sin(x * np.cos(angle) + y * np.sin(angle) + phase)
+    pictures = wave[..., None] * colours[labels][:, None, None]
+    pictures += rng.normal(0, 0.1, pictures.shape)
+    return np.uint8(np.clip(pictures, 0, 1) * 255), labels
+
+
+def settled(backbone="smallcnn", size=16, seed=0, **options):
+    """A network in evaluation mode that lets differences of images through.
+
+    Fresh ones have BatchNorm statistics that fit nothing and blocks that are switched off.
+    """
+    torch.manual_seed(seed)
+    embedder = Embedder(backbone, image_size=size, **{"dim": 16} | options)
+    for name, parameter in embedder.named_parameters():
+        if "layer_scale" in name:
+            torch.nn.init.ones_(parameter)
+    norms = [module for module in embedder.modules() if isinstance(module, BATCHNORMS)]
+    if norms:
+        for module in norms:
+            module.momentum = 1.0
+        with torch.no_grad():
+            embedder.train()(torch.rand(8, 3, size, size))
+    return embedder.eval()
+
+
+def properties(embedder, size=16, input="uint8-nhwc", normalize=False, **others):
+    """The metadata of a model, as `describe_checkpoint` makes it."""
+    layout, dtype = {"uint8-nhwc": ("nhwc", "uint8"), "float-nchw": ("nchw", "float32")}[input]
+    return to_properties(
+        {
+            "schema": 1, "arch": "smallcnn", "embedding_dim": embedder.dim,
+            "l2_normalized": normalize, "input_layout": layout, "input_dtype": dtype,
+            "normalizes_input": True, "resize": 0, "keep_ratio": True, "crop": size,
+            "interpolation": "bilinear", **embedder.preprocessing, "precision": "fp32",
+        }
+        | others
+    )  # fmt: skip

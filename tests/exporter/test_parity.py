@@ -1,0 +1,168 @@
+"""Parity: what it measures equals arithmetic by hand, and wrong models do not pass."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from exporter import parity
+from exporter.parity import Parity, check, judge
+from exporter.session import Session, describe
+from retrieval.errors import DmlError
+from tests.exporter.networks import stripes
+
+GOOD = Parity(1e-6, 1e-6, 0.9999999, 0.8, 0.8, 1.0, 1000, (1, 3, 32))
+
+
+class Model:
+    """The network itself, with what a broken export may do to it."""
+
+    def __init__(self, embedder, before=lambda images: images, after=lambda found: found):
+        self.network = parity.torch_runner(embedder)
+        self.before, self.after = before, after
+        self.seen = []
+
+    def run(self, batch):
+        self.seen.append(batch)
+        return self.after(self.network(self.before(batch)))
+
+
+def test_a_model_retrieves_as_its_network(embedder, exported):
+    images, labels = stripes()
+    found = check(embedder, Session(describe(exported), "cpu", 1), images, labels)
+    assert 0 < found.max_abs < 1e-4
+    assert 0 < found.max_rel < 1e-5
+    assert found.min_cosine > 0.9999999
+    assert found.recall_torch == found.recall_onnx
+    assert 0.2 < found.recall_torch < 1  # neither trivial nor by chance
+    assert (found.agreement, found.images, found.batches) == (1, 80, (1, 3, 32))
+    judge(found, "fp32")
+
+
+def test_every_batch_size_meets_real_and_random_images_and_every_image_is_compared(embedder):
+    images, labels = stripes(40)
+    model, told = Model(embedder), []
+    check(embedder, model, images, labels, batch_sizes=(1, 3, 16),
+          progress=lambda *a: told.append(a))  # fmt: skip
+    assert [len(batch) for batch in model.seen] == [1, 1, 3, 3, 16, 16, 16, 16, 8]
+    known = {image.tobytes() for image in images}
+    real = [{image.tobytes() for image in batch} <= known for batch in model.seen]
+    assert real == [False, True, False, True, False, True, True, True, True]
+    assert {image.tobytes() for batch in model.seen[6:] for image in batch} == known
+    assert [done for _, done, _ in told] == list(range(1, 10))
+    assert {total for *_, total in told} == {9}
+
+
+def test_differences_are_those_computed_by_hand():
+    right = np.array([[3.0, 4.0], [1.0, 0.0]], np.float32)
+    given = np.array([[3.0, 4.5], [1.0, 0.1]], np.float32)
+    largest, relative, cosine = parity.difference(right, given)
+    assert largest == 0.5
+    assert relative == pytest.approx(0.1)  # 0.5 / 5 and 0.1 / 1
+    assert cosine == pytest.approx(1 / np.sqrt(1.01))
+    zeros = np.zeros((1, 2), np.float32)
+    assert parity.difference(zeros, zeros) == (0, 0, 1)
+    assert parity.difference(right[1:], zeros)[2] == 0
+
+
+def test_recall_and_neighbours_are_those_of_brute_force(clustered):
+    vectors, labels = clustered
+    unit = vectors.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -2)
+    nearest = cosines.argmax(1)
+    recall, found = parity.retrieved(vectors, labels + 100)
+    assert recall == (labels[nearest] == labels).mean()
+    assert (found == nearest).all()
+
+
+def test_agreement_counts_changed_neighbours_but_not_equal_ones():
+    vectors = np.array([[1, 0], [1, 0.01], [1, 0.01], [0, 1]], np.float32)
+    nearest = np.array([1, 2, 1, 1])
+    other = np.array([2, 2, 1, 0])  # 2 is as near to 0 as 1 is; 0 is farther from 3 than 1
+    assert parity.agreement(vectors, nearest, other).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda images: images[..., ::-1], lambda found: found),  # BGR
+        (lambda images: images.transpose(0, 2, 1, 3), lambda found: found),
+        (lambda images: images // 2, lambda found: found),
+        (lambda images: images, lambda found: found[:, ::-1]),
+        (lambda images: images, lambda found: np.full_like(found, 0)),
+        (lambda images: images, lambda found: found + 0.05 * np.abs(found).max()),
+    ],
+)
+def test_a_broken_model_does_not_pass(embedder, before, after):
+    images, labels = stripes()
+    found = check(embedder, Model(embedder, before, after), images, labels)
+    with pytest.raises(DmlError):
+        judge(found, "fp32")
+
+
+def test_the_network_is_left_as_it_is(embedder):
+    images, labels = stripes(8)
+    network = copy.deepcopy(embedder).train()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    check(network, Model(embedder), images, labels, batch_sizes=(4,))
+    assert network.training
+    assert all(torch.equal(before[key], value) for key, value in network.state_dict().items())
+    assert network.backbone.layers[0].weight.is_contiguous()
+
+
+def test_length_1_is_compared_with_length_1(embedder, unit):
+    images, labels = stripes(12)
+    session = Session(describe(unit), "cpu", 1)
+    assert check(embedder, session, images, labels, normalize=True).max_rel < 1e-5
+    assert check(embedder, session, images, labels).max_rel > 0.1
+
+
+def test_a_network_that_gives_nan_is_told(embedder):
+    images, labels = stripes(8)
+    broken = copy.deepcopy(embedder)
+    with torch.no_grad():
+        broken.projection.weight[0, 0] = torch.nan
+    with pytest.raises(DmlError, match="NaN or infinite"):
+        check(broken, Model(embedder), images, labels)
+
+
+def test_other_dimensions_and_single_images_are_errors(embedder):
+    images, labels = stripes(8)
+    with pytest.raises(DmlError, match="embeddings of shape"):
+        check(embedder, Model(embedder, after=lambda found: found[:, :3]), images, labels)
+    with pytest.raises(DmlError, match="cannot be checked on 1 image"):
+        check(embedder, Model(embedder), images[:1], labels[:1])
+
+
+@pytest.mark.parametrize(
+    ("precision", "allowed"), [("fp32", 0.1), ("fp16", 0.5), ("int8", 1.0), ("other", 2.5)]
+)
+def test_points_of_recall_beyond_tolerance_fail_and_are_named(precision, allowed):
+    given = allowed if precision == "other" else None
+    precision = "int8" if precision == "other" else precision
+    judge(replace(GOOD, recall_onnx=0.8 - allowed / 100), precision, given)
+    judge(replace(GOOD, recall_onnx=0.9), precision, given)
+    with pytest.raises(DmlError, match=f"{allowed + 0.01:.2f} points of Recall@1") as caught:
+        judge(replace(GOOD, recall_onnx=0.8 - (allowed + 0.01) / 100), precision, given)
+    assert f"{allowed:g} are allowed" in caught.value.what
+    for number in ("80.00", "1,000 images", "100.0 %", "0.9999999", "1e-06"):
+        assert number in caught.value.why
+
+
+def test_float32_must_compute_the_same_and_nan_never_passes():
+    low = replace(GOOD, min_cosine=0.9998)
+    judge(low, "int8")
+    with pytest.raises(DmlError, match=r"a cosine of 0\.99980"):
+        judge(low, "fp32")
+    for broken in (replace(GOOD, min_cosine=np.nan), replace(GOOD, recall_onnx=np.nan)):
+        with pytest.raises(DmlError):
+            judge(broken, "fp32")
+
+
+def test_numbers_go_into_json():
+    assert GOOD.to_dict()["batches"] == [1, 3, 32]
+    assert GOOD.drop == 0
