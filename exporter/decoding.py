@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # it imports torch, which embedding needs not
 
 CHUNK = 4  # images in one task: small, so that all threads work on the batch that comes next
 MOST_WORKERS = 8
+MOST_LANES = 4  # each holds a batch and what the model makes of it
 
 Run = Callable[[np.ndarray], np.ndarray]  # uint8 (B, H, W, 3) -> (B, D)
 Task = tuple[str, np.ndarray]  # a split, and places (B,) in it
@@ -46,6 +47,18 @@ def chosen_workers(source: Source) -> int:
     if source.store is not None or not isinstance(source.data.reader, FileReader):
         return 1
     return min(max(1, processors() - 1), MOST_WORKERS)
+
+
+def lanes_and_threads(provider: str) -> tuple[int, int | None]:
+    """Runs of the model side by side, and threads of each.
+
+    On a processor, single threads with a batch each waste nothing: threads that share a batch wait
+    for one another at every layer, the more so when decoding takes a core away from one of them.
+    """
+    if provider != "cpu":
+        return 1, None
+    lanes = min(processors(), MOST_LANES)
+    return lanes, max(1, processors() // lanes)
 
 
 def check_store(source: Source, spec: Input) -> None:
