@@ -76,7 +76,7 @@ def find_data(text: str) -> DataSet:
     if path.is_dir():
         return load("folder", path, test_fraction=0.0)
     if path.is_file():
-        return load("csv", path)
+        return load("csv", path, test_fraction=0.0)
     if text in names and not names[text].needs_root:
         return load(text)
     fix = f"{text}:FOLDER" if text in names else f"One of {', '.join(names)} goes as NAME:FOLDER."

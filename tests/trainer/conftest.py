@@ -27,6 +27,19 @@ def draw_pictures(root, classes=10, images=8, size=16):
     return root
 
 
+def small_config(pictures):
+    """Three epochs of a second."""
+    return Config(
+        data=Data("folder", str(pictures), val_fraction=0.2, workers=0, cache="ram"),
+        input=Input(resize=0, crop=16, train_crop="center", rotate=10.0, shift=0.05, flip=False),
+        network=Network("smallcnn", dim=16),
+        batches=Batches(size=16),
+        optimizer=Optimizer(lr=3e-3),
+        schedule=Schedule(epochs=3),
+        run=Run(device="cpu", recall_at=(1, 2)),
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """Networks this small gain nothing from more, and wait for each other on a busy machine."""
@@ -40,15 +53,7 @@ def pictures(tmp_path_factory):
 
 @pytest.fixture
 def config(pictures):
-    return Config(
-        data=Data("folder", str(pictures), val_fraction=0.2, workers=0, cache="ram"),
-        input=Input(resize=0, crop=16, train_crop="center", rotate=10.0, shift=0.05, flip=False),
-        network=Network("smallcnn", dim=16),
-        batches=Batches(size=16),
-        optimizer=Optimizer(lr=3e-3),
-        schedule=Schedule(epochs=3),
-        run=Run(device="cpu", recall_at=(1, 2)),
-    )
+    return small_config(pictures)
 
 
 @pytest.fixture
