@@ -32,10 +32,25 @@ def head(model: ModelProto) -> list[NodeProto]:
     return found
 
 
-def tail(model: ModelProto) -> list[NodeProto]:
-    """The nodes that bring embeddings to length 1; none in models that leave them as they are."""
+def joints(model: ModelProto) -> tuple[list[NodeProto], list[str]]:
+    """The nodes that only join embeddings, in ensembles, and the names of what they join."""
     maker = {name: node for node in model.graph.node for name in node.output}
-    open_, found = [value.name for value in model.graph.output], {}
+    joined, ends, open_ = [], [], [value.name for value in model.graph.output]
+    while open_:
+        node = maker.get(name := open_.pop())
+        if node is not None and node.op_type == "Concat":
+            joined.append(node)
+            open_ += node.input
+        else:
+            ends.append(name)
+    return joined, ends
+
+
+def tail(model: ModelProto) -> list[NodeProto]:
+    """The nodes that bring embeddings to length 1 and join them; in most models there are none."""
+    maker = {name: node for node in model.graph.node for name in node.output}
+    joined, open_ = joints(model)
+    found = {node.name: node for node in joined}
     while open_:
         node = maker.get(open_.pop())
         if node is not None and node.op_type in LENGTHS and node.name not in found:
@@ -51,14 +66,14 @@ def last(model: ModelProto) -> list[NodeProto]:
     """
     maker = {name: node for node in model.graph.node for name in node.output}
     found = {node.name: node for node in tail(model)}
-    node = maker.get(model.graph.output[0].name)
-    products = 0
-    while node is not None and node.op_type in LENGTHS | POOLING:
-        products += node.op_type == "Gemm"
-        if products > 1:
-            break
-        found[node.name] = node
-        node = maker.get(node.input[0])
+    for end in joints(model)[1]:
+        node, products = maker.get(end), 0
+        while node is not None and node.op_type in LENGTHS | POOLING:
+            products += node.op_type == "Gemm"
+            if products > 1:
+                break
+            found[node.name] = node
+            node = maker.get(node.input[0])
     return list(found.values())
 
 
@@ -79,15 +94,13 @@ def straighten(model: ModelProto) -> None:
             if wide and kinds[before.output[0]] == TensorProto.FLOAT16:
                 way[name] = before.input[0]
     ends = {value.name for value in model.graph.output}
+    renamed = {way[name]: name for name in way if name in ends}
+    nodes = [n for n in nodes if n.output[0] not in way]
     for node in nodes:
-        for at, name in enumerate(node.input):
-            node.input[at] = way.get(name, name)
-        if node.op_type == "Cast" and node.output[0] in way and node.output[0] in ends:
-            node.op_type = "Identity"
-            del node.attribute[:]
-            node.input[0] = way[node.output[0]]
-    used = {name for node in nodes for name in node.input} | ends
-    nodes = [n for n in nodes if n.op_type != "Cast" or n.output[0] in used]
+        for names in (node.input, node.output):
+            for at, name in enumerate(names):
+                name = way.get(name, name)
+                names[at] = renamed.get(name, name)
     used = {name for node in nodes for name in node.input} | ends
     nodes = [n for n in nodes if n.op_type != "Cast" or n.output[0] in used]
     del model.graph.node[:]

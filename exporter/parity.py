@@ -14,6 +14,7 @@ import torch
 from retrieval.errors import DmlError
 from retrieval.metrics import recall_at
 from retrieval.ranks import count_ranks
+from retrieval.threads import StageProgress
 from trainer.device import to_input
 from trainer.embedder import Embedder
 
@@ -22,7 +23,6 @@ TOLERANCE = {"fp32": 0.1, "fp16": 0.5, "int8": 1.0}
 SAME_COSINE = 0.9999
 """Below it a float32 model computes something else than the network; correct ones give 0.999999."""
 
-Progress = Callable[[str, int, int], None]
 Run = Callable[[np.ndarray], np.ndarray]
 
 
@@ -68,7 +68,7 @@ def check(
     normalize: bool = False,
     batch_sizes: Sequence[int] = (1, 3, 32),
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> Parity:
     """Compares on real images (N, H, W, 3), uint8, and their labels (N,), and on random ones."""
     if len(images) < 2:

@@ -10,7 +10,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,10 @@ from exporter.parity import retrieved
 from exporter.providers import load_runtime
 from exporter.session import Model, Session, describe
 from retrieval.errors import DmlError
+from retrieval.threads import StageProgress
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-Progress = Callable[[str, int, int], None]
 
 
 def to_fp16(source: Path, target: Path) -> None:
@@ -51,7 +50,7 @@ def to_int8(
     target: Path,
     calibration: Iterable[np.ndarray],
     *,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     total: int = 0,
 ) -> None:
     """Static quantisation: convolutions and products of matrices in 8 bits.
@@ -92,7 +91,11 @@ class Reader:
     """Calibration images as ONNX Runtime asks for them."""
 
     def __init__(
-        self, model: Model, batches: Iterable[np.ndarray], progress: Progress | None, total: int
+        self,
+        model: Model,
+        batches: Iterable[np.ndarray],
+        progress: StageProgress | None,
+        total: int,
     ) -> None:
         if model.preprocessing is None:
             raise DmlError(
@@ -141,7 +144,7 @@ def compare(
     *,
     provider: str = "auto",
     batch_size: int = 8,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> list[Row]:
     """The models by precision, side by side on the same images (N, H, W, 3)."""
     sessions = {name: Session(describe(path), provider) for name, path in models.items()}

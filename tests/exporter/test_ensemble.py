@@ -11,7 +11,8 @@ from onnx import numpy_helper
 from exporter import ensemble
 from exporter.ensemble import write_ensemble
 from exporter.graph import add_properties, save
-from exporter.precision import to_fp16
+from exporter.nodes import tail
+from exporter.precision import to_fp16, to_int8
 from exporter.session import Session, describe
 from retrieval.errors import DmlError
 from tests.exporter.models import mean_model
@@ -88,6 +89,22 @@ def test_members_may_have_length_1_already_be_float16_or_ensembles(exported, oth
     assert describe(tmp_path / "two.onnx").metadata.precision == "fp32 + fp16"
     right = np.hstack([two / np.sqrt(2), unit_rows(run(exported, images))])
     np.testing.assert_allclose(three, right, atol=1e-6)
+
+
+def test_an_ensemble_can_be_float16_or_int8_and_keeps_its_lengths(exported, other, tmp_path):
+    plain, half, eighth = (tmp_path / f"{name}.onnx" for name in ("fp32", "fp16", "int8"))
+    write_ensemble([exported, other], plain)
+    to_fp16(plain, half)
+    images, _ = stripes(64, seed=1)
+    to_int8(plain, eighth, iter([images]))
+    for path, tolerance in ((half, 1e-5), (eighth, 0.02)):
+        found, right = run(path, images), run(plain, images)
+        for part in (slice(0, 16), slice(16, 24)):
+            np.testing.assert_allclose(np.linalg.norm(found[:, part], axis=1), 1, rtol=1e-5)
+        assert ((found * right).sum(1) / 2).min() > 1 - tolerance
+        spared = {node.op_type for node in tail(onnx.load(path))}
+        assert spared == {"Concat", "Div", "Max", "ReduceL2"}
+    assert len(np.unique(run(eighth, images))) > 1000  # not 256 steps
 
 
 def test_an_embedding_of_zeros_stays_zeros(exported, tmp_path):
