@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def run(
             if training.board:
                 training.board.close()
             if world.rank == 0:
-                history.draw_curves(folder, training.records)
+                with suppress(DmlError):  # a full disk has been told already
+                    history.draw_curves(folder, training.records)
         distributed.leave(world)
 
 
