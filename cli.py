@@ -446,10 +446,11 @@ class Batch(click.ParamType):
 
 def _train_flags(given: dict) -> dict:
     """Dotted keys of the configuration from the options that were given."""
-    flags = {FLAGS[name]: value for name, value in given.items() if name in FLAGS and value}
-    for name in ("workers", "seed", "dim"):  # 0 is a value
-        if given[name] is not None:
-            flags[FLAGS[name]] = given[name]
+    flags = {
+        FLAGS[name]: value
+        for name, value in given.items()
+        if name in FLAGS and value is not None and value is not False  # 0 is a value
+    }
     if given["monitor"]:
         flags["loss.monitor"] = [part.strip() for part in given["monitor"].split(",")]
     return flags | (given["batch"] or {})
@@ -518,6 +519,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
         from trainer.checkpoint import load_config
 
         folder = Path(resume)
+        folder = folder.parent if folder.is_file() else folder
         config = resumed(load_config(folder), flags, settings)
     else:
         config, name = resolve(preset, file and Path(file), flags, settings)
@@ -526,10 +528,17 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
         click.echo(config.to_toml(), nl=False)
         return
     with training_display() as watch:
+        from trainer.saving import FolderTaken
         from trainer.train import run
 
         try:
             result = run(config, folder, watch, resume=bool(resume))
+        except FolderTaken:
+            if out:
+                raise
+            # Started at the same moment, another run has taken the name.
+            folder = new_folder(Path("runs"), name)
+            result = run(config, folder, watch)
         except KeyboardInterrupt:
             watch.interrupted(folder)
             raise click.exceptions.Exit(130) from None

@@ -40,13 +40,13 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
     done = dmltool("train", "--dataset", "folder", "--data", photos, *SMALL, "--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
-    assert result["run"] == "runs/photos-ce"
+    assert result["run"] == "runs/folder-ce"
     assert result["test"]["distances"]["cos"]["recall"]["1"] > 0.2
-    assert (tmp_path / "runs" / "photos-ce" / "best.pt").exists()
+    assert (tmp_path / "runs" / "folder-ce" / "best.pt").exists()
     assert "48 train images of 6 classes" in done.stderr
     again = dmltool("train", "--dataset", "folder", "--data", photos, *SMALL)
     assert again.exit_code == 0, again.output
-    assert "runs/photos-ce-2: epoch" in again.stdout
+    assert "runs/folder-ce-2: epoch" in again.stdout
     assert "Recall@1 (test)" in again.stdout
 
 

@@ -7,6 +7,7 @@ a file is ever run.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ KEYS = {
     "embedder": dict,
     "loss": dict,
     "optimizer": dict,
+    "scaler": dict,
+    "threads": int,
+    "processes": int,
     "label_names": list,
     "data_sha256": str,
     "preprocessing": dict,
@@ -49,17 +53,35 @@ def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
         if best:
             link = folder / ".best.pt"
             link.unlink(missing_ok=True)
-            os.link(pending, link)
+            _second_name(pending, link)
             os.replace(link, folder / BEST)
         os.replace(pending, folder / LAST)
         _sync(folder)
     except (OSError, RuntimeError, DmlError) as error:
-        pending.unlink(missing_ok=True)
+        remove_leftovers(folder)
+        first = not (folder / LAST).exists()
         raise DmlError(
             f"The checkpoint of epoch {state['epoch']} cannot be written to {folder}.",
-            f"{_reason(error)} Earlier checkpoints are intact.",
-            f"Make room, then go on: dmltool train --resume {folder}",
+            _reason(error) + ("" if first else " Earlier checkpoints are intact."),
+            "Make room there, or choose another --out."
+            if first
+            else f"Make room, then go on: dmltool train --resume {folder}",
         ) from error
+
+
+def _second_name(path: Path, name: Path) -> None:
+    try:
+        os.link(path, name)
+    except OSError:  # exFAT and some network file systems have no links
+        with path.open("rb") as source, whole_file(name) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a killed run was writing."""
+    for pattern in (".*.pt", "..*.pt.*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def load(path: Path) -> dict[str, Any]:

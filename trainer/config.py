@@ -176,7 +176,7 @@ class Schedule:
     name: str = "cosine"
     """cosine: to 0; step: times `factor` after each of the `milestones`; constant."""
     warmup: int = 0
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises from 0; a tenth of the run at most."""
     milestones: tuple[int, ...] = ()
     """Epochs."""
     factor: float = 0.1
@@ -186,6 +186,8 @@ class Schedule:
         yield from within("schedule.epochs", self.epochs, 1, 10**6)
         yield from within("schedule.warmup", self.warmup, 0, 10**9)
         yield from within("schedule.factor", self.factor, 0, 1)
+        for epoch in self.milestones:
+            yield from within("schedule.milestones", epoch, 1, 10**6)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ on them. torchrun starts the ranks, on one machine or several; only its variable
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from retrieval.errors import DmlError
 
+T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)
 """The others wait while rank 0 checks images or writes; torchrun ends them if a rank dies."""
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -153,8 +154,12 @@ def share_buffers(module: nn.Module, world: World) -> None:
             distributed.broadcast(buffer, src=0)
 
 
-def gather_batch(embeddings: Tensor, labels: Tensor, world: World) -> tuple[Tensor, Tensor]:
-    """The shares of all ranks, in rank order: (b, D), (b,) -> (B, D), (B,). Sizes may differ.
+def gather_batch(
+    embeddings: Tensor, labels: Tensor, world: World, even: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The shares of all ranks, in rank order: (b, D), (b,) -> (B, D), (B,).
+
+    Sizes may differ; where they are known to be even, nobody has to ask for them.
 
     All ranks have to compute the same loss on the result, from the same state of torch's
     generators. Then no gradient needs to be sent: each rank has the one of its own rows. It is
@@ -162,8 +167,11 @@ def gather_batch(embeddings: Tensor, labels: Tensor, world: World) -> tuple[Tens
     """
     if world.size == 1:
         return embeddings, labels
-    size = torch.tensor([len(labels)], device=labels.device)
-    sizes = torch.cat(all_gather(size, world)).tolist()
+    if even:
+        sizes = [len(labels)] * world.size
+    else:
+        size = torch.tensor([len(labels)], device=labels.device)
+        sizes = torch.cat(all_gather(size, world)).tolist()
     gathered = _Gather.apply(embeddings, sizes, world)
     return gathered, concatenated(labels, sizes, world)
 
@@ -238,12 +246,21 @@ def agree(flag: bool, world: World) -> bool:
 
 @contextmanager
 def first_alone(world: World) -> Iterator[None]:
-    """Rank 0 goes through the block first, then the others: they find what it left on the disk."""
-    if world.rank:
+    """On each machine the first process goes ahead; the others find what it left on the disk."""
+    if world.local_rank:
         agree(False, world)
     yield
-    if world.rank == 0:
+    if world.local_rank == 0:
         agree(False, world)
+
+
+def from_first(make: Callable[[], T], world: World) -> T:
+    """What rank 0 makes, on every rank. The others wait for it, so it is made after all before."""
+    if world.size == 1:
+        return make()
+    box = [make() if world.rank == 0 else None]
+    distributed.broadcast_object_list(box, src=0, device=carrier_device(world))
+    return box[0]
 
 
 def carrier_device(world: World) -> torch.device:

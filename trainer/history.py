@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 from retrieval.errors import DmlError
 from retrieval.writing import whole_file, write_text
 
-METRICS, CURVES = "metrics.jsonl", "curves.png"
+METRICS, CURVES, BOARD = "metrics.jsonl", "curves.png", "tensorboard"
 PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning", "numpy", "pillow")
 
 
@@ -35,14 +36,24 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_metrics(folder: Path, records: Sequence[dict[str, Any]]) -> None:
-    lines = (json.dumps(record, allow_nan=False) + "\n" for record in records)
-    write_text(folder / METRICS, "".join(lines), force=True)
+    write_text(folder / METRICS, "".join(map(_line, records)), force=True)
+
+
+def _line(record: dict[str, Any]) -> str:
+    """JSON has no NaN, which monitored losses may be: null."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: known(item) for key, item in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(known(record), allow_nan=False) + "\n"
 
 
 def add_metrics(folder: Path, record: dict[str, Any]) -> None:
     try:
         with open(folder / METRICS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -63,13 +74,14 @@ class Board:
             raise DmlError(
                 "--tensorboard needs TensorBoard.", f"{error}.", "pip install tensorboard"
             ) from error
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
+        self.writer = SummaryWriter(str(folder / BOARD), purge_step=epoch + 1)
 
     def add(self, record: dict[str, Any]) -> None:
         for key in ("loss", "lr", "images_per_second", "parts", "monitor", "scores"):
             value = record[key]
             for name, number in (value if isinstance(value, dict) else {"": value}).items():
-                self.writer.add_scalar(f"{key}/{name}".rstrip("/"), number, record["epoch"])
+                if number is not None and math.isfinite(number):
+                    self.writer.add_scalar(f"{key}/{name}".rstrip("/"), number, record["epoch"])
         self.writer.flush()
 
     def close(self) -> None:
@@ -151,5 +163,5 @@ def _series(records: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str,
             for name, number in (value if isinstance(value, dict) else {key: value}).items():
                 epochs, values = found.setdefault(name, ([], []))
                 epochs.append(record["epoch"])
-                values.append(number)
+                values.append(math.nan if number is None else number)
     return found

@@ -45,15 +45,17 @@ def of_rank(module: nn.Module, ranks: range) -> list[nn.Parameter]:
 def rate(spec: config.Schedule, step: int, steps_per_epoch: int) -> float:
     """What the learning rate is multiplied with in `step`, counted from 0 over all epochs.
 
-    Warm-up ends at the full rate; its first step is not 0, which would be a step for nothing.
+    Warm-up ends at the full rate; its first step is not 0, which would be a step for nothing. It
+    takes a tenth of the run at most: small data sets have few steps.
     """
     total = spec.epochs * steps_per_epoch
-    warm = min(1.0, (step + 1) / spec.warmup) if spec.warmup else 1.0
+    warmup = min(spec.warmup, total // 10)
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     if spec.name == "step":
         passed = sum(step // steps_per_epoch >= epoch for epoch in spec.milestones)
         return warm * spec.factor**passed
-    if spec.name == "cosine" and step >= spec.warmup:
-        done = (step - spec.warmup) / (total - spec.warmup) if step < total else 1.0
+    if spec.name == "cosine" and step >= warmup:
+        done = (step - warmup) / (total - warmup) if step < total else 1.0
         return (1 + math.cos(math.pi * done)) / 2
     return warm
 

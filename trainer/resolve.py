@@ -17,13 +17,13 @@ ANY_TIME = (
     *("data.root", "data.cache", "data.workers"),
     *("run.device", "run.compile", "run.tensorboard"),
 )
-"""What may change when a run is resumed: nothing that its result depends on."""
+"""What may change when a run is resumed. Another device or compiler rounds differently."""
 
 
 def resolve(
     preset: str | None, file: Path | None, flags: Mapping[str, Any], settings: Iterable[str] = ()
 ) -> tuple[Config, str]:
-    """The config and the name of what it started from.
+    """The config and a name for its run.
 
     flags: values by dotted key, such as {"optimizer.lr": 0.1}; settings: `table.key=value`, which
     come last. Without a preset or a file, the preset that fits the data set and the loss.
@@ -31,9 +31,17 @@ def resolve(
     if preset and file:
         raise DmlError("--preset and --config exclude each other.", "Both say where to start.")
     loss, dataset = flags.get("loss.name"), flags.get("data.dataset")
-    if not file:
-        preset = preset or default_preset(dataset, loss)
+    named = bool(preset or file)
+    if not named:
+        preset = default_preset(dataset, loss)
     tables = read_toml(file or preset_path(preset))
+    odd = [name for name, table in tables.items() if not isinstance(table, dict)]
+    if odd:
+        raise DmlError(
+            f"{file} cannot be used as a configuration.",
+            "\n  ".join(unknown(name, get_type_hints(Config)) for name in odd),
+            "Keys belong into tables, such as [schedule]: see docs/settings.md",
+        )
     table = tables.get("loss", {})
     if loss and isinstance(table, dict) and loss != table.get("name"):
         # Options belong to a loss.
@@ -42,7 +50,10 @@ def resolve(
         name, _, last = key.partition(".")
         tables.setdefault(name, {})[last] = value
     source = f"The configuration from {file or f'the preset {preset}'}"
-    return from_dict(with_settings(tables, settings), source), file.stem if file else preset
+    config = from_dict(with_settings(tables, settings), source)
+    if named:
+        return config, file.stem if file else preset
+    return config, f"{config.data.dataset}-{config.loss.name}".replace(":", "-").replace("/", "-")
 
 
 def default_preset(dataset: str | None, loss: str | None) -> str:

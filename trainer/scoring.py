@@ -6,23 +6,25 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from retrieval.errors import DmlError
 from retrieval.metrics import recall_at
 from retrieval.ranks import count_ranks
 from trainer.datasets import DataSet
+from trainer.embedder import Embedder
 
 
 def embed(
-    embedder: nn.Module, batches: Iterable[Tensor], to_input: Callable[[Tensor], Tensor]
+    embedder: Embedder, batches: Iterable[Tensor], to_input: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """(n, D) float32 on the CPU, in evaluation mode."""
     training = embedder.training
     embedder.eval()
     try:
         with torch.inference_mode():
-            return torch.cat([embedder(to_input(images)).float().cpu() for images in batches])
+            found = [embedder(to_input(images)).float().cpu() for images in batches]
+            return torch.cat([torch.empty(0, embedder.dim), *found])
     finally:
         embedder.train(training)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,6 +57,13 @@ def check_splits(data: datasets.DataSet, select: str) -> None:
             "Training compares images of at least two classes.",
             "Add images, or hold out fewer classes.",
         )
+    sides_there = [split for split in ("query", "gallery") if len(data.rows(split))]
+    if len(sides_there) == 1:
+        raise DmlError(
+            f"{data.name} has {sides_there[0]} images, but none to go with them.",
+            "Queries are searched in a gallery.",
+            "Name both splits, query and gallery, or one, test.",
+        )
     if select != "last" and not len(sides(data, select)[0]):
         raise DmlError(
             f"{data.name} has no images to pick the best epoch by.",
@@ -113,20 +118,3 @@ def head_of(loss: nn.Module, name: str) -> nn.Linear:
             "--set loss.classification_epochs=0, or --loss group",
         )
     return head
-
-
-def check_folder(folder: Path) -> None:
-    """Before long work: the folder is new or empty, and can be made."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DmlError(
-            f"{folder} exists already.",
-            "A run has a folder of its own.",
-            f"Choose another --out, or go on with that run: --resume {folder}",
-        )
-    above = folder
-    while not above.exists():
-        above = above.parent
-    if not os.access(above, os.W_OK):
-        raise DmlError(
-            f"{folder} cannot be made.", f"{above} is read-only.", "Choose another --out."
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from trainer.config import Config
 from trainer.device import precision, to_input
 from trainer.distributed import World
 from trainer.embedder import Embedder
-from trainer.history import Board
+from trainer.history import Board, draw_curves
 from trainer.loading import Loader, Source
 from trainer.monitor import Monitors
 from trainer.watch import Watch
@@ -48,6 +49,14 @@ class Training:
     best: dict[str, Any] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
 
+    def close(self) -> None:
+        self.loader.close()
+        if self.board:
+            self.board.close()
+        if self.world.rank == 0:
+            with suppress(DmlError, OSError):  # a full disk has been told already
+                draw_curves(self.folder, self.records)
+
 
 def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
     """One pass over the training images; what metrics.jsonl says of it."""
@@ -57,7 +66,7 @@ def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
     torch.manual_seed(sampling.mix(config.run.seed, epoch))  # dropout and anchors; on every rank
     training.model.train()
     training.loss.train()
-    meter = Meter(training, epoch, len(plan))
+    meter = Meter(training, epoch, *plan.shape)
     for step, (images, targets) in enumerate(
         training.loader.epoch(own_columns(plan, world), own_columns(keys, world))
     ):
@@ -76,7 +85,7 @@ def train_step(
     with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
         embeddings = training.model(to_input(images, device))
     targets = targets.to(device, non_blocking=True)
-    batch = distributed.gather_batch(embeddings.float(), targets, training.world)
+    batch = distributed.gather_batch(embeddings.float(), targets, training.world, even=True)
     if epoch < config.loss.classification_epochs:
         parts = {"ce": classification(training.loss, *batch)}
     else:
@@ -107,12 +116,11 @@ def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
 def own_columns(plan: np.ndarray, world: World) -> np.ndarray:
     """The part of each batch that this process takes."""
     size = plan.shape[1]
-    whole = size // world.size * world.size
-    if size != whole:
+    if size % world.size:
         raise DmlError(
             f"A batch of {size} images cannot be shared by {world.size} processes.",
             "Each takes the same number.",
-            f"Use a batch size that {world.size} divides: --batch {whole or world.size}",
+            f"Use a number that {world.size} divides (of CxM, one of C and M): --batch N|CxM",
         )
     own = size // world.size
     return plan[:, world.rank * own : (world.rank + 1) * own]
@@ -127,8 +135,8 @@ def classification(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Tenso
 class Meter:
     """Means over an epoch. Values are fetched from a GPU only now and then: fetching waits."""
 
-    def __init__(self, training: Training, epoch: int, steps: int) -> None:
-        self.training, self.epoch, self.steps = training, epoch, steps
+    def __init__(self, training: Training, epoch: int, steps: int, batch: int) -> None:
+        self.training, self.epoch, self.steps, self.batch = training, epoch, steps, batch
         self.every = 1 if training.device.type == "cpu" else 20
         self.monitor_every = max(1, steps // MONITORED_STEPS)
         self.pending: list[dict[str, Tensor]] = []
@@ -175,7 +183,7 @@ class Meter:
         )
 
     def images_per_second(self) -> float:
-        images = self.done * self.training.config.batches.total
+        images = self.done * self.batch
         return images / max(time.perf_counter() - self.began, 1e-9)
 
     def record(self) -> dict[str, Any]:

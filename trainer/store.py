@@ -30,7 +30,7 @@ from retrieval.formats.arrays import available_memory
 from retrieval.threads import processors
 from trainer.config import Input
 from trainer.datasets.records import DataSet
-from trainer.images import Progress
+from trainer.images import Progress, check_images
 from trainer.transforms import resized
 
 VERSION = 1
@@ -128,7 +128,7 @@ def on_disk(
     """From the file that an earlier run has left, or into a new one."""
     path = cache_folder() / f"{fingerprint(data, spec)}.images"
     found = _opened(path, len(data))
-    if found is None:
+    if found is None or not _still_bad(data, found[1]):
         with _new_file(path) as file:
             _write(file, data, spec, _read_all(data, spec, workers, progress))
         found = _opened(path, len(data))
@@ -326,8 +326,17 @@ def remembered(data: DataSet) -> Bad | None:
     """What a check of the same files has found; None if there was none."""
     with suppress(OSError, ValueError, TypeError):
         text = (cache_folder() / f"{fingerprint(data)}.checked").read_text()
-        return [(int(row), str(why)) for row, why in json.loads(text)]
+        bad = [(int(row), str(why)) for row, why in json.loads(text)]
+        return bad if _still_bad(data, bad) else None
     return None
+
+
+def _still_bad(data: DataSet, bad: Bad) -> bool:
+    """Whether all of these are: new permissions, or a disk that is back, change no file's date."""
+    files = data.files()
+    if files is None:
+        return True
+    return len(check_images([files[row] for row, _ in bad])) == len(bad)
 
 
 def remember(data: DataSet, bad: Bad) -> None:

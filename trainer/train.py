@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from contextlib import suppress
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
 from retrieval.writing import write_text
-from trainer import checkpoint, datasets, distributed, history, losses, optimizers
+from trainer import checkpoint, distributed, history, losses, optimizers, saving
 from trainer.config import Config
 from trainer.device import determinism, pick_device, precision, to_input
 from trainer.distributed import World
@@ -23,13 +22,12 @@ from trainer.monitor import build_monitors
 from trainer.scoring import embed, recall, sides
 from trainer.setup import (
     build_embedder,
-    check_folder,
     head_of,
     load_weights,
     open_data,
     wrapped,
 )
-from trainer.steps import Training, epoch_plan, train_epoch
+from trainer.steps import Training, epoch_plan, own_columns, train_epoch
 from trainer.watch import Watch
 
 CURVES_EVERY = 30.0  # seconds
@@ -49,22 +47,17 @@ def run(
     if device.type == "cuda" and world.size > 1:
         device = torch.device("cuda", world.local_rank)
     watch = watch if watch is not None and world.rank == 0 else Watch()
-    state = checkpoint.load(folder / checkpoint.LAST) if resume else None
-    training = None
+    own = saving.claimed(folder) if world.rank == 0 and not resume else nullcontext()
     try:
-        with determinism(config.run.deterministic):
-            training = prepare(config, folder, world, device, watch, state)
-            fit(training)
-            result = finish(training)
+        with own, determinism(config.run.deterministic):
+            state = None
+            if resume:
+                state = distributed.from_first(lambda: checkpoint.load(folder), world)
+            with closing(prepare(config, folder, world, device, watch, state)) as training:
+                fit(training)
+                result = finish(training)
             return result if world.rank == 0 else None
     finally:
-        if training is not None:
-            training.loader.close()
-            if training.board:
-                training.board.close()
-            if world.rank == 0:
-                with suppress(DmlError):  # a full disk has been told already
-                    history.draw_curves(folder, training.records)
         distributed.leave(world)
 
 
@@ -76,8 +69,6 @@ def prepare(
     watch: Watch,
     state: dict[str, Any] | None,
 ) -> Training:
-    if state is None:
-        check_folder(folder)
     with distributed.first_alone(world):  # it checks images and fills the cache on the disk
         source = open_data(config, watch)
     data = source.data
@@ -109,45 +100,14 @@ def prepare(
         ),
         monitors=monitors,
     )  # fmt: skip
-    if state is None:
-        start(training)
-    else:
-        restore(training, state)
+    own_columns(epoch_plan(config, targets, 0), world)  # what cannot be shared is said now
     if config.run.tensorboard and world.rank == 0:
-        training.board = history.Board(folder, training.epoch)
+        training.board = history.Board(folder, state["epoch"] if state else 0)
+    if state is None:
+        saving.start(training)
+    else:
+        saving.restore(training, state)
     return training
-
-
-def start(training: Training) -> None:
-    """The folder and a first checkpoint: what can fail for lack of room fails now."""
-    config, folder = training.config, training.folder
-    if training.world.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "config.toml", config.to_toml(), force=True)
-        found = history.environment(str(training.device), training.world.size)
-        write_text(folder / "environment.json", to_json(found), force=True)
-        history.write_metrics(folder, [])
-    save(training, best=False)
-
-
-def restore(training: Training, state: dict[str, Any]) -> None:
-    if state["data_sha256"] != fingerprint(training.source.data):
-        raise DmlError(
-            f"The data set is not the one that {training.folder} was trained on.",
-            "Images or classes were added, removed or renamed.",
-            "Restore them, or start anew with another --out.",
-        )
-    load_weights(training.embedder, state["embedder"])
-    load_weights(training.loss, state["loss"])
-    training.optimizer.load_state_dict(state["optimizer"])
-    training.scaler.load_state_dict(state["scaler"])
-    training.epoch = state["epoch"]
-    training.best = state["best"]
-    # A killed run may have told of an epoch whose checkpoint it did not finish.
-    found = history.read_metrics(training.folder)
-    training.records = [record for record in found if record["epoch"] <= training.epoch]
-    if training.world.rank == 0:
-        history.write_metrics(training.folder, training.records)
 
 
 def fit(training: Training) -> None:
@@ -157,11 +117,12 @@ def fit(training: Training) -> None:
     training.watch.begin(training.folder, config.schedule.epochs, steps, training.epoch)
     for epoch in range(training.epoch, config.schedule.epochs):
         record = train_epoch(training, epoch)
+        check_sound(training, epoch)
         scores = validate(training)
-        better = (
+        better = (  # of equals the later one: it has learnt for longer
             config.run.select == "last"
             or not training.best
-            or scores["cos"] > training.best["scores"]["cos"]
+            or scores["cos"] >= training.best["scores"]["cos"]
         )
         training.epoch = epoch + 1
         if better:
@@ -172,11 +133,26 @@ def fit(training: Training) -> None:
             history.add_metrics(training.folder, record)
         if training.board:
             training.board.add(record)
-        save(training, better)
+        saving.save(training, better)
         training.watch.epoch(record)
         if training.world.rank == 0 and time.monotonic() - drawn > CURVES_EVERY:
             history.draw_curves(training.folder, training.records)
             drawn = time.monotonic()
+
+
+def check_sound(training: Training, epoch: int) -> None:
+    """Before a checkpoint replaces the last: the last step of an epoch may have ruined it."""
+    modules = (training.embedder, training.loss)
+    tensors = [t.detach() for m in modules for t in (*m.parameters(), *m.buffers())]
+    sound = all(t.isfinite().all() for t in tensors if t.is_floating_point())
+    some = training.source.data.rows("train")[:64]
+    if not sound or not np.isfinite(embed_rows(training, some)).all():
+        raise DmlError(
+            f"The network gives NaN or infinite embeddings after epoch {epoch + 1}.",
+            f"Training has diverged. {training.folder / checkpoint.LAST} holds the end of epoch "
+            f"{epoch}, which was sound.",
+            "Start anew with a smaller --lr, or with --set optimizer.clip=1",
+        )
 
 
 def validate(training: Training) -> dict[str, float]:
@@ -189,11 +165,14 @@ def validate(training: Training) -> dict[str, float]:
     rows = gallery if queries is None else np.concatenate([gallery, queries])
     distributed.share_buffers(training.embedder, training.world)
     vectors = embed_rows(training, rows)
-    return recall(vectors, data.labels[rows], None if queries is None else len(gallery))
+    split_at = None if queries is None else len(gallery)
+    return distributed.from_first(
+        lambda: recall(vectors, data.labels[rows], split_at), training.world
+    )
 
 
-def embed_rows(training: Training, rows: np.ndarray) -> np.ndarray:
-    """(n, D) of these rows, shared among the processes."""
+def embed_rows(training: Training, rows: np.ndarray, full: bool = False) -> np.ndarray:
+    """(n, D) of these rows, computed by all processes; full: in float32, as an export is."""
     config, world = training.config, training.world
     own = rows[world.rank :: world.size]
     batches = testing_batches(
@@ -204,7 +183,7 @@ def embed_rows(training: Training, rows: np.ndarray) -> np.ndarray:
         config.data.workers,
         training.device,
     )
-    half = precision(config, training.device)
+    half = None if full else precision(config, training.device)
     with torch.autocast(training.device.type, half or torch.bfloat16, enabled=half is not None):
         vectors = embed(
             training.embedder, batches, lambda images: to_input(images, training.device)
@@ -227,11 +206,11 @@ def finish(training: Training) -> dict[str, Any]:
     }
     gallery, queries = sides(data, "test")
     if len(gallery):
-        best = checkpoint.load(folder / checkpoint.BEST)
-        training.embedder.load_state_dict(best["embedder"])
+        best = distributed.from_first(lambda: saving.best_weights(folder), training.world)
+        load_weights(training.embedder, best)
         training.watch.stage("scoring the test set", 0, 1)
         rows = gallery if queries is None else np.concatenate([queries, gallery])
-        vectors, labels = embed_rows(training, rows), data.labels[rows]
+        vectors, labels = embed_rows(training, rows, full=True), data.labels[rows]
         n = len(rows) if queries is None else len(queries)
         pair = (None, None) if queries is None else (vectors[n:], labels[n:])
         if training.world.rank == 0:
@@ -239,46 +218,5 @@ def finish(training: Training) -> dict[str, Any]:
                 vectors[:n], labels[:n], *pair, recall_at=config.run.recall_at, nmi=False
             )
     if training.world.rank == 0:
-        write_text(folder / "result.json", to_json(result), force=True)
+        write_text(folder / saving.RESULT, saving.to_json(result), force=True)
     return result
-
-
-def save(training: Training, best: bool) -> None:
-    if training.world.rank != 0:
-        return
-    data = training.source.data
-    state = {
-        "epoch": training.epoch,
-        "config": training.config.to_dict(),
-        "embedder": training.embedder.state_dict(),
-        "loss": training.loss.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
-        "scaler": training.scaler.state_dict(),
-        "label_names": [data.label_names[c] for c in data.classes("train")],
-        "data_sha256": fingerprint(data),
-        "preprocessing": training.embedder.preprocessing | preprocessing(training.config),
-        "versions": history.versions(),
-        "best": training.best,
-    }
-    checkpoint.save(training.folder, state, best)
-
-
-def preprocessing(config: Config) -> dict[str, Any]:
-    """What turns an image file into what the network sees, apart from mean and std."""
-    names = ("resize", "keep_ratio", "crop", "interpolation")
-    return {name: getattr(config.input, name) for name in names} | {"antialias": True}
-
-
-def fingerprint(data: datasets.DataSet) -> str:
-    """Of paths, labels and splits; not of pixels, nor of where the data set lies."""
-    digest = hashlib.sha256()
-    for text in (*data.paths, "", *data.label_names):
-        digest.update(text.encode() + b"\0")
-    digest.update(data.labels.tobytes() + data.splits.tobytes())
-    return digest.hexdigest()
-
-
-def to_json(result: dict[str, Any]) -> str:
-    import json
-
-    return json.dumps(result, indent=2, ensure_ascii=False) + "\n"

@@ -9,6 +9,8 @@ from PIL import Image
 
 from trainer.config import Batches, Config, Data, Input, Network, Optimizer, Run, Schedule
 
+NOISE = 0.35  # hard enough that epochs differ
+
 
 def draw_pictures(root, classes=10, images=8, size=16):
     """Stripes: a class is a direction and a colour, an image a phase and noise."""
@@ -21,7 +23,7 @@ def draw_pictures(root, classes=10, images=8, size=16):
         for n in range(images):
             angle, phase = np.pi * c / classes, rng.uniform(0, 6)
             wave = 0.5 + 0.5 * np.sin(x * np.cos(angle) + y * np.sin(angle) + phase)
-            picture = wave[..., None] * colour + rng.normal(0, 0.05, (size, size, 3))
+            picture = wave[..., None] * colour + rng.normal(0, NOISE, (size, size, 3))
             pixels = np.uint8(np.clip(picture, 0, 1) * 255)
             Image.fromarray(pixels).save(folder / f"{n}.png")
     return root

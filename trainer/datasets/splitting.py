@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ SPLIT_WORDS = {
 
 def shuffled(names: Iterable[str], seed: int) -> list[str]:
     """An order that depends on names and seed alone, not on versions or on who else is there."""
-    return sorted(names, key=lambda name: hashlib.sha256(f"{seed}\0{name}".encode()).digest())
+    return sorted(names, key=lambda name: hashlib.sha256(os.fsencode(f"{seed}\0{name}")).digest())
 
 
 def held_out(classes: int, fraction: float, option: str) -> int:

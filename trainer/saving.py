@@ -1,0 +1,185 @@
+"""The run folder: made, filled and found again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrieval.errors import DmlError
+from retrieval.writing import write_text
+from trainer import checkpoint, history
+from trainer.checkpoint import BEST, LAST
+from trainer.config import Config
+from trainer.datasets import DataSet
+from trainer.setup import load_weights
+from trainer.steps import Training
+
+CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
+BEFORE = (CONFIG, ENVIRONMENT, history.METRICS)  # what is there before the first checkpoint
+
+
+class FolderTaken(DmlError):
+    """Another run has it."""
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Makes the folder of a new run. If the run fails before its first checkpoint, it goes again.
+
+    Of several runs that want the same folder, one gets it.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise FileExistsError
+        (folder / CONFIG).open("x").close()
+    except FileExistsError:
+        raise _taken(folder) from None
+    except OSError as error:
+        raise DmlError(
+            f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
+        ) from error
+    try:
+        yield
+    except BaseException:
+        if not (folder / LAST).exists():
+            for name in BEFORE:
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / history.BOARD, ignore_errors=True)
+            for path in made:
+                with suppress(OSError):
+                    path.rmdir()
+        raise
+
+
+def _taken(folder: Path) -> FolderTaken:
+    fix = f"Choose another --out, or go on with that run: --resume {folder}"
+    if folder.is_dir() and not (folder / LAST).exists():
+        fix = "Choose another --out, or remove it: it holds no checkpoint."
+    return FolderTaken(f"{folder} exists already.", "A run has a folder of its own.", fix)
+
+
+def start(training: Training) -> None:
+    """What a run begins with, and a first checkpoint: lack of room is found now."""
+    if training.world.rank != 0:
+        return
+    folder = training.folder
+    write_text(folder / CONFIG, training.config.to_toml(), force=True)
+    write_environment(training, {})
+    history.write_metrics(folder, [])
+    save(training, best=False)
+    check_room(training)
+
+
+def check_room(training: Training) -> None:
+    """A checkpoint is written beside the last one, and will hold the optimiser's state as well."""
+    spec = training.config.optimizer
+    slots = int(spec.momentum > 0) if spec.name == "sgd" else 2
+    weights = [p for group in training.optimizer.param_groups for p in group["params"]]
+    first = (training.folder / LAST).stat().st_size
+    each = first + slots * sum(p.numel() * p.element_size() for p in weights)
+    free = shutil.disk_usage(training.folder).free
+    if free < 2 * each - first:
+        (training.folder / LAST).unlink()
+        raise DmlError(
+            f"There is too little room for checkpoints in {training.folder}.",
+            f"Two of them take {2 * each / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free.",
+            "Make room there, or choose another --out.",
+        )
+
+
+def restore(training: Training, state: dict[str, Any]) -> None:
+    """Goes on where a checkpoint ends."""
+    folder = training.folder
+    if state["data_sha256"] != fingerprint(training.source.data):
+        raise DmlError(
+            f"The data set is not the one that {folder} was trained on.",
+            "Images or classes were added, removed or renamed.",
+            "Restore them, or start anew with another --out.",
+        )
+    load_weights(training.embedder, state["embedder"])
+    load_weights(training.loss, state["loss"])
+    try:
+        training.optimizer.load_state_dict(state["optimizer"])
+        training.scaler.load_state_dict(state["scaler"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise DmlError(
+            f"{folder / LAST} is damaged.", f"The optimiser's state: {error}."
+        ) from error
+    training.epoch = state["epoch"]
+    training.best = state["best"]
+    for name, now in (("threads", torch.get_num_threads()), ("processes", training.world.size)):
+        if state[name] != now:
+            training.watch.note(
+                f"{state[name]} {name} before, {now} now: the result will differ in its last bits"
+            )
+    # A killed run may have told of an epoch whose checkpoint it did not finish.
+    found = history.read_metrics(folder)
+    training.records = [record for record in found if record["epoch"] <= training.epoch]
+    if training.world.rank == 0:
+        checkpoint.remove_leftovers(folder)
+        history.write_metrics(folder, training.records)
+        with suppress(OSError, ValueError):
+            write_environment(training, json.loads((folder / ENVIRONMENT).read_text()))
+
+
+def write_environment(training: Training, before: dict[str, Any]) -> None:
+    """Where the run is going on now is added to where it was started."""
+    now = history.environment(str(training.device), training.world.size)
+    if before:
+        now = before | {"resumed": [*before.get("resumed", []), now | {"epoch": training.epoch}]}
+    write_text(training.folder / ENVIRONMENT, to_json(now), force=True)
+
+
+def save(training: Training, best: bool) -> None:
+    if training.world.rank != 0:
+        return
+    data = training.source.data
+    state = {
+        "epoch": training.epoch,
+        "config": training.config.to_dict(),
+        "embedder": training.embedder.state_dict(),
+        "loss": training.loss.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "scaler": training.scaler.state_dict(),
+        "threads": torch.get_num_threads(),
+        "processes": training.world.size,
+        "label_names": [data.label_names[c] for c in data.classes("train")],
+        "data_sha256": fingerprint(data),
+        "preprocessing": training.embedder.preprocessing | preprocessing(training.config),
+        "versions": history.versions(),
+        "best": training.best,
+    }
+    checkpoint.save(training.folder, state, best)
+
+
+def best_weights(folder: Path) -> dict[str, Any]:
+    return checkpoint.load(folder / BEST)["embedder"]
+
+
+def preprocessing(config: Config) -> dict[str, Any]:
+    """What turns an image file into what the network sees, apart from mean and std."""
+    names = ("resize", "keep_ratio", "crop", "interpolation")
+    return {name: getattr(config.input, name) for name in names} | {"antialias": True}
+
+
+def fingerprint(data: DataSet) -> str:
+    """Of paths, labels and splits; not of pixels, nor of where the data set lies."""
+    digest = hashlib.sha256()
+    for text in (*data.paths, "", *data.label_names):
+        digest.update(os.fsencode(text) + b"\0")
+    digest.update(data.labels.tobytes() + data.splits.tobytes())
+    return digest.hexdigest()
+
+
+def to_json(result: dict[str, Any]) -> str:
+    return json.dumps(result, indent=2) + "\n"
