@@ -37,7 +37,7 @@ from trainer.watch import Watch
 
 LOSSES = ("ce", "group", "spce")
 SEEDS = (0, 1, 2)
-EPOCHS = {"ce": 60, "group": 40, "spce": 40}  # on Omniglot
+EPOCHS = {"ce": 45, "group": 30, "spce": 30}  # on Omniglot
 WHERE = machine("torch")
 
 

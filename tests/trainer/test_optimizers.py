@@ -183,11 +183,11 @@ def test_cosine_is_that_of_torch():
 def test_cosine_after_warmup_is_that_of_torch():
     def make(optimizer):
         warm = optim.lr_scheduler.LinearLR(optimizer, 1 / 6, total_iters=5)
-        cosine = optim.lr_scheduler.CosineAnnealingLR(optimizer, 35 - 6)
+        cosine = optim.lr_scheduler.CosineAnnealingLR(optimizer, 70 - 6)
         return optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [6])
 
-    schedule = Schedule(epochs=5, name="cosine", warmup=6)
-    assert rates(schedule, 7) == pytest.approx(torch_rates(make, 35), abs=1e-12)
+    schedule = Schedule(epochs=10, name="cosine", warmup=6)
+    assert rates(schedule, 7) == pytest.approx(torch_rates(make, 70), abs=1e-12)
 
 
 def test_step_is_multistep_of_torch():
@@ -204,21 +204,28 @@ def test_step_falls_after_the_milestone_epoch():
 
 
 def test_warmup_rises_from_its_first_step_to_the_full_rate():
-    schedule = Schedule(epochs=2, name="constant", warmup=4)
-    assert rates(schedule, 3) == [0.25, 0.5, 0.75, 1, 1, 1]
-    schedule = Schedule(epochs=2, name="step", warmup=4, milestones=(1,), factor=0.5)
-    assert rates(schedule, 3) == [0.25, 0.5, 0.75, 0.5, 0.5, 0.5]
+    schedule = Schedule(epochs=20, name="constant", warmup=4)
+    assert rates(schedule, 3)[:6] == [0.25, 0.5, 0.75, 1, 1, 1]
+    schedule = Schedule(epochs=20, name="step", warmup=4, milestones=(1,), factor=0.5)
+    assert rates(schedule, 3)[:6] == [0.25, 0.5, 0.75, 0.5, 0.5, 0.5]
 
 
 def test_cosine_by_hand():
-    schedule = Schedule(epochs=2, name="cosine", warmup=2)
+    schedule = Schedule(epochs=18, name="cosine", warmup=2)
     half = math.sqrt(0.5)
-    expected = [0.5, 1, 1, (1 + half) / 2, 0.5, (1 - half) / 2]
-    assert rates(schedule, 3) == pytest.approx(expected)
-    assert rate(schedule, 6, 3) == 0
-    assert rate(schedule, 60, 3) == 0
+    found = rates(schedule, 1)  # 16 steps after 2 of warm-up, which are a tenth: only 1
+    assert found[0] == 1
+    schedule = Schedule(epochs=9, name="cosine", warmup=1)
+    found = rates(schedule, 2)  # 17 steps after 1
+    assert found[:2] == [1, 1]
+    schedule = Schedule(epochs=8, name="cosine")
+    found = rates(schedule, 1)
+    assert found[::2] == pytest.approx([1, (1 + half) / 2, 0.5, (1 - half) / 2])
+    assert rate(schedule, 8, 1) == 0
+    assert rate(schedule, 60, 1) == 0
 
 
-def test_warmup_longer_than_the_run_never_ends():
-    assert rates(Schedule(epochs=1, warmup=10), 3) == pytest.approx([0.1, 0.2, 0.3])
+def test_warmup_takes_a_tenth_of_a_short_run_at_most():
+    assert rates(Schedule(epochs=20, name="constant", warmup=50), 1)[:3] == [0.5, 1, 1]
+    assert rates(Schedule(epochs=1, warmup=10), 3)[0] == 1
     assert rate(Schedule(epochs=1, warmup=3), 3, 3) == 0
