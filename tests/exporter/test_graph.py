@@ -18,7 +18,7 @@ from trainer.backbones import BACKBONES
 # One of each family, of the parts that all of the family are made of. The exporter takes 10 to 40
 # seconds for each of the others, which is more than all other tests together.
 ALWAYS = {
-    "smallcnn", "resnet18", "resnet50", "googlenet", "densenet121", "mobilenet_v3_small",
+    "smallcnn", "resnet50", "googlenet", "densenet121", "mobilenet_v3_small",
     "efficientnet_b0", "convnext_tiny", "swin_t", "vit_b_32",
 }  # fmt: skip
 REST = pytest.mark.skipif(
@@ -43,9 +43,15 @@ def test_every_backbone_gives_the_network_s_embeddings_for_any_batch(entry, tmp_
     found = session.run(images)
     assert found.std(0).max() > 1e-3 * np.abs(found).max()  # images make a difference
     numbers = parity.check(network, session, images, labels, batch_sizes=(1, 3, 7))
-    assert numbers.max_rel < 1e-4
     assert numbers.min_cosine > 0.999999
     parity.judge(numbers, "fp32")
+    # Deep networks of random weights magnify rounding: nearly as close to the truth as torch is.
+    near = parity.torch_runner(network)(images)
+    with torch.no_grad():
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).double() / 255
+        exact = network.double()(pixels).numpy()
+    error, usual = (parity.difference(exact, each)[1] for each in (found, near))
+    assert error < max(2e-5, 3 * usual)
 
 
 def test_the_file_holds_nothing_of_this_machine(exported):
