@@ -45,6 +45,21 @@ def test_shell_snippets_of_the_readme_run_in_order(tmp_path):
     assert (tmp_path / "shop.json").stat().st_size > 0
 
 
+@pytest.mark.parametrize("loss", ["ce", "spce", "group"])
+def test_the_readme_trains_each_loss_on_embedded_data(loss, tmp_path):
+    """Its lines as they stand, cut to one epoch of small letters."""
+    line = "dmltool train" + (f" --loss {loss}" if loss != "ce" else "")
+    assert re.search(rf"^{line} +#", (ROOT / "README.md").read_text(), re.M)
+    short = "--epochs 1 --set data.options.size=16 --set input.crop=16 --json"
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [Path(sys.executable).parent / "dmltool", *line.split()[1:], *short.split()],
+        cwd=tmp_path, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / f"glyphs-{loss}" / "best.pt").exists()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

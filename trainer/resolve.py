@@ -157,6 +157,8 @@ def read_toml(path: Path) -> dict[str, Any]:
             "A file in TOML was expected.",
             "Make one: dmltool train --preset glyphs-ce --dry-run > my.toml",
         ) from None
+    except OSError as error:
+        raise DmlError(f"{path} cannot be read.", f"{error.strerror}.", "Name a file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DmlError(f"{path} is not TOML.", f"{error}.") from error
 

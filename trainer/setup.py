@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
-from trainer import datasets, distributed
+from trainer import datasets, distributed, losses
 from trainer.config import Config
 from trainer.datasets.splitting import check_batches, with_validation
 from trainer.distributed import World
@@ -33,6 +33,16 @@ def open_data(config: Config, watch: Watch) -> Source:
     if config.batches.classes:
         check_batches(
             data, config.batches.classes, config.batches.images, repeat=config.batches.repeat
+        )
+    batch, classes = config.batches.size, len(data.classes("train"))
+    if (
+        losses.find(config.loss.name).compares
+        and not config.batches.classes
+        and batch < 2 * classes
+    ):
+        watch.note(
+            f"{name} compares the images of a batch; random ones of {batch} hold few of each of "
+            f"{classes:,} classes: --batch 16x4 draws 4 of each of 16"
         )
     for text in data.notes:
         watch.note(text)

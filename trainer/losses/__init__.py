@@ -26,6 +26,8 @@ class Entry:
     summary: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Options that differ from the defaults of the class; the user's options come last."""
+    compares: bool = True
+    """It compares the images of a batch with each other, so classes need several in it."""
 
 
 LOSSES = (
@@ -33,6 +35,7 @@ LOSSES = (
         "ce",
         "trainer.losses.ce:CrossEntropy",
         "softmax cross-entropy on a linear head, smoothed labels, dropout",
+        compares=False,
     ),
     Entry(
         "spce",
@@ -43,6 +46,7 @@ LOSSES = (
         "pce",
         "trainer.losses.pce:PairwiseCrossEntropy",
         "pairwise cross-entropy behind ce; to watch rather than to train with",
+        compares=False,
     ),
     Entry(
         "group",
@@ -57,14 +61,27 @@ LOSSES = (
     Entry("contrastive", PML, "pairs: pull same, push different", {"loss": "ContrastiveLoss"}),
     Entry("triplet", PML, "triplets with a margin", {"loss": "TripletMarginLoss"}),
     Entry("multi_similarity", PML, "soft weights on hard pairs", {"loss": "MultiSimilarityLoss"}),
-    Entry("proxy_nca", PML, "NCA against one learned proxy a class", {"loss": "ProxyNCALoss"}),
+    Entry(
+        "proxy_nca",
+        PML,
+        "NCA against one learned proxy a class",
+        {"loss": "ProxyNCALoss"},
+        compares=False,
+    ),
     Entry(
         "norm_softmax",
         PML,
         "cross-entropy on cosines, with a temperature",
         {"loss": "NormalizedSoftmaxLoss"},
+        compares=False,
     ),
-    Entry("soft_triple", PML, "several learned centres a class", {"loss": "SoftTripleLoss"}),
+    Entry(
+        "soft_triple",
+        PML,
+        "several learned centres a class",
+        {"loss": "SoftTripleLoss"},
+        compares=False,
+    ),
     Entry("n_pairs", PML, "one positive against a negative of each class", {"loss": "NPairsLoss"}),
     Entry("lifted", PML, "all negatives of each positive pair", {"loss": "LiftedStructureLoss"}),
     Entry("angular", PML, "bounds the angle at the negative", {"loss": "AngularLoss"}),
@@ -82,7 +99,13 @@ LOSSES = (
         "margin between the set of positives and of negatives",
         {"loss": "RankedListLoss", "margin": 0.4, "Tn": 5.0},
     ),
-    Entry("arcface", PML, "cross-entropy on angles, with a margin", {"loss": "ArcFaceLoss"}),
+    Entry(
+        "arcface",
+        PML,
+        "cross-entropy on angles, with a margin",
+        {"loss": "ArcFaceLoss"},
+        compares=False,
+    ),
 )
 
 
