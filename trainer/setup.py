@@ -41,7 +41,7 @@ def open_data(config: Config, watch: Watch) -> Source:
         and batch < 2 * classes
     ):
         watch.note(
-            f"{name} compares the images of a batch; random ones of {batch} hold few of each of "
+            f"{config.loss.name} compares images of a batch; random ones of {batch} hold few of each of "
             f"{classes:,} classes: --batch 16x4 draws 4 of each of 16"
         )
     for text in data.notes:
