@@ -41,8 +41,8 @@ def open_data(config: Config, watch: Watch) -> Source:
         and batch < 2 * classes
     ):
         watch.note(
-            f"{config.loss.name} compares images of a batch; random ones of {batch} hold few of each of "
-            f"{classes:,} classes: --batch 16x4 draws 4 of each of 16"
+            f"{config.loss.name} compares images of a batch; random ones of {batch} hold few of "
+            f"each of {classes:,} classes: --batch 16x4 draws 4 of each of 16"
         )
     for text in data.notes:
         watch.note(text)
