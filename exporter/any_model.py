@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from exporter.decoding import side_by_side
 from exporter.embedding import embed
 from exporter.foreign import foreign_preprocessing
 from exporter.model import describe
 from exporter.run import chosen_splits
-from exporter.session import Session
 from retrieval.errors import DmlError
 from retrieval.threads import StageProgress
 from trainer.datasets import DATASETS, DataSet, load
@@ -44,7 +44,7 @@ def embed_with(
     prepared = foreign_preprocessing(described, size, mean, std, layout, resize=resize)
     images = find_data(data)
     rows = all_or_chosen(images, splits)
-    session = Session(described, provider, preprocessing=prepared)
+    session, lanes = side_by_side(described, provider, prepared)
     own = described.metadata
     attrs = {
         "model": model.name,
@@ -60,6 +60,7 @@ def embed_with(
         rows,
         target,
         attrs=attrs,
+        lanes=lanes,
         progress=progress,
         **options,
     )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from exporter.metadata import Preprocessing
+from exporter.session import Model, Session, pick
 from retrieval.errors import DmlError
 from retrieval.threads import processors
 from trainer import store, transforms
@@ -59,6 +61,15 @@ def lanes_and_threads(provider: str) -> tuple[int, int | None]:
         return 1, None
     lanes = min(processors(), MOST_LANES)
     return lanes, max(1, processors() // lanes)
+
+
+def side_by_side(
+    model: Model, provider: str, preprocessing: Preprocessing | None = None
+) -> tuple[Session, int]:
+    """A session for many images, and how many threads should call it at once."""
+    chain, _ = pick(provider)
+    lanes, threads = lanes_and_threads("cpu" if chain[0] == "CPUExecutionProvider" else "gpu")
+    return Session(model, provider, threads, preprocessing=preprocessing), lanes
 
 
 def check_store(source: Source, spec: Input) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from exporter import ensemble, graph, parity, precision
+from exporter.decoding import side_by_side
 from exporter.embedding import embed
 from exporter.metadata import Preprocessing, describe_checkpoint, to_properties
 from exporter.model import describe
@@ -355,10 +356,10 @@ def export_embeddings(
     if settings.backend == "torch":
         run = parity.torch_runner(network, settings.normalize and len(members) == 1)
         attrs |= {"model": str(members[0].path.name), "model_sha256": attrs["checkpoint_sha256"]}
-        why = "torch"
+        why, lanes = "torch", 1
     else:
         model = existing_model(folder)
-        session = Session(model, settings.provider)
+        session, lanes = side_by_side(model, settings.provider)
         run, why = session.run, session.why
         attrs |= {"model": MODEL, "model_sha256": model.sha256}
     found = embed(
@@ -374,6 +375,7 @@ def export_embeddings(
         resume=settings.resume,
         force=settings.force,
         skip_bad=settings.skip_bad,
+        lanes=lanes,
         progress=progress,
     )
     return asdict(found) | {"path": str(found.path), "run_by": why}
