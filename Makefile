@@ -10,8 +10,9 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/dmltool demo
 
+# Two processes of one thread each: most tests are too small to gain from threads.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -26,6 +27,11 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.evaluate
+	$(BIN)/python -m benchmarks.train
+	$(BIN)/python -m benchmarks.losses
+	$(BIN)/python -m benchmarks.loader
+	$(BIN)/python -m benchmarks.export
+	$(BIN)/python -m benchmarks.embed
 
 # torch first, pinned: an unpinned torch would pull the CUDA build.
 $(STAMP): pyproject.toml constraints.txt
