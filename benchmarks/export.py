@@ -1,7 +1,7 @@
-"""python -m benchmarks.export [throughput] [time] [int8=RUN ...] [small]: models, into RESULTS.md.
+"""python -m benchmarks.export throughput time int8=RUN ...: models, into RESULTS.md.
 
-RUN is the folder of a trained network; several are compared in one table. With `small` a smaller
-network is timed a few times and nothing is recorded: to try this file.
+RUN is the folder of a trained network; several are compared in one table. `dry` prints instead of
+recording; `small` does so with smaller networks and fewer rounds, to try this file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from exporter.session import Session, describe
 from trainer import checkpoint
 from trainer.config import Config, Data, Input, Network
 from trainer.embedder import Embedder
+from trainer.saving import preprocessing
 from trainer.setup import load_data
-from trainer.train import preprocessing
 
 PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript")
 BATCH = 8
@@ -52,21 +52,16 @@ def state_of(config: Config) -> tuple[Embedder, dict]:
     with torch.no_grad():
         embedder(torch.rand(BATCH, 3, size, size))
     data = load_data(config)
-    return embedder.eval(), {
-        "epoch": 1,
+    untrained = {key: kind() for key, kind in checkpoint.KEYS.items()}
+    return embedder.eval(), untrained | {
         "config": config.to_dict(),
         "embedder": embedder.state_dict(),
-        "loss": {},
-        "optimizer": {},
         "label_names": [data.label_names[c] for c in data.classes("train")],
-        "data_sha256": "",
         "preprocessing": embedder.preprocessing | preprocessing(config),
-        "versions": {},
-        "best": {},
     }
 
 
-def throughput(small: bool) -> None:
+def throughput(small: bool, dry: bool) -> None:
     """The same arrays of bytes through torch and through models of each precision."""
     name, size, rounds, batches = ("resnet18", 64, 2, 4) if small else ("resnet50", 224, 7, 4)
     embedder, state = state_of(config_of(name, size))
@@ -111,11 +106,11 @@ def throughput(small: bool) -> None:
         f"{machine(*PACKAGES)}. Arrays in memory to embeddings of length 512; all take turns, "
         f"{len(images)} images a turn, median of {rounds}.\n\n"
         + table(["", "images/s", "times torch eager", "goal", "MB"], rows),
-        small,
+        dry,
     )
 
 
-def export_time(small: bool) -> None:
+def export_time(small: bool, dry: bool) -> None:
     """The whole command, from the shell, with all parity checks and without embeddings."""
     rows = []
     for name, size, goal in (("smallcnn", 32, 10), ("resnet50", 224, 60))[: 1 if small else 2]:
@@ -146,11 +141,11 @@ def export_time(small: bool) -> None:
         "Export with all parity checks",
         f"{machine(*PACKAGES)}. `dmltool export RUN --no-embeddings` from the shell, median of 3; "
         f"networks with random weights.\n\n{table(head, rows)}",
-        small,
+        dry,
     )
 
 
-def int8(runs: list[Path], small: bool) -> None:
+def int8(runs: list[Path], small: bool, dry: bool) -> None:
     """What precision does to retrieval with trained networks, on all of their test images."""
     rows = []
     for run in runs:
@@ -182,12 +177,12 @@ def int8(runs: list[Path], small: bool) -> None:
         f"{machine(*PACKAGES)}. Trained networks, Recall@1 by cosine, each test image against all "
         f"others; {CALIBRATION} training images calibrate int8. Goal: int8 within 1 point.\n\n"
         + table(head, rows),
-        small,
+        dry,
     )
 
 
-def show(title: str, text: str, small: bool) -> None:
-    if small:
+def show(title: str, text: str, dry: bool) -> None:
+    if dry:
         print(f"{title}\n\n{text}")
     else:
         record(title, text)
@@ -195,17 +190,18 @@ def show(title: str, text: str, small: bool) -> None:
 
 def main(words: list[str]) -> None:
     small = "small" in words
+    dry = small or "dry" in words
     runs = [Path(word.removeprefix("int8=")) for word in words if word.startswith("int8=")]
-    named = {word for word in words if not word.startswith("int8=")} - {"small"}
+    named = {word for word in words if not word.startswith("int8=")} - {"small", "dry"}
     if unknown := named - {"throughput", "time"}:
-        sys.exit(f"no section {', '.join(sorted(unknown))}: throughput, time, int8=RUN, small")
+        sys.exit(f"no section {', '.join(sorted(unknown))}: throughput, time, int8=RUN, dry, small")
     nothing = not named and not runs
     if nothing or "throughput" in named:
-        throughput(small)
+        throughput(small, dry)
     if nothing or "time" in named:
-        export_time(small)
+        export_time(small, dry)
     if runs:
-        int8(runs, small)
+        int8(runs, small, dry)
 
 
 if __name__ == "__main__":
