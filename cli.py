@@ -506,7 +506,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     """
     from pathlib import Path
 
-    from trainer.resolve import resolve, resumed
+    from trainer.resolve import default_preset, resolve, resumed
 
     flags = _train_flags(given)
     if allow_incomplete:
@@ -524,6 +524,9 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     else:
         config, name = resolve(preset, file and Path(file), flags, settings)
         folder = Path(out) if out else new_folder(Path("runs"), name)
+        if not preset and not file:
+            start = default_preset(flags.get("data.dataset"), flags.get("loss.name"))
+            click.echo(f"Settings of the preset {start}; --dry-run shows them", err=True)
     if dry_run:
         click.echo(config.to_toml(), nl=False)
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
         _sync(folder)
     except (OSError, RuntimeError, DmlError) as error:
         remove_leftovers(folder)
+        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+            raise KeyboardInterrupt from error
         first = not (folder / LAST).exists()
         raise DmlError(
             f"The checkpoint of epoch {state['epoch']} cannot be written to {folder}.",
@@ -116,8 +118,14 @@ def load(path: Path) -> dict[str, Any]:
             "Use the dmltool that wrote it, or update this one.",
         )
     wrong = [key for key, kind in KEYS.items() if not isinstance(state.get(key), kind)]
+    if "epoch" not in wrong and state["epoch"] < 0:
+        wrong.append("epoch")
     if wrong:
-        raise DmlError(f"{path} is damaged.", f"Missing or odd in it: {', '.join(wrong)}.")
+        raise DmlError(
+            f"{path} is damaged.",
+            f"Missing or odd in it: {', '.join(wrong)}.",
+            f"Use another checkpoint, such as {path.with_name(BEST)}, or train anew.",
+        )
     return state
 
 
@@ -128,12 +136,16 @@ def load_config(path: Path) -> Config:
 
 def _reason(error: BaseException) -> str:
     """torch hides the error of the file behind its own."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, OSError) and cause.strerror:
             return f"{cause.strerror}."
-        cause = cause.__cause__ or cause.__context__
-    return str(error).split("\n", 1)[0]
+    return str(error).split("\n", 1)[0].rstrip(".") + "."
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _sync(folder: Path) -> None:

@@ -46,6 +46,9 @@ def resolve(
     if loss and isinstance(table, dict) and loss != table.get("name"):
         # Options belong to a loss.
         tables["loss"] = {k: v for k, v in table.items() if k == "monitor"}
+    if flags.get("network.weights") == "none":
+        # Statistics that were never learnt are not worth keeping.
+        tables.setdefault("network", {})["freeze_batchnorm"] = False
     for key, value in flags.items():
         name, _, last = key.partition(".")
         tables.setdefault(name, {})[last] = value

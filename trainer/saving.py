@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,26 @@ class FolderTaken(DmlError):
 
 
 @contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time trains a run. The lock ends with the process, however that ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderTaken(
+                f"{folder} is being trained by another process.",
+                "Two would overwrite each other's checkpoints.",
+                "Wait for it, stop it, or choose another --out.",
+            ) from None
+        except OSError:  # some network file systems have no locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def claimed(folder: Path) -> Iterator[None]:
     """Makes the folder of a new run. If the run fails before its first checkpoint, it goes again.
 
@@ -43,13 +64,15 @@ def claimed(folder: Path) -> Iterator[None]:
             raise FileExistsError
         (folder / CONFIG).open("x").close()
     except FileExistsError:
-        raise _taken(folder) from None
+        with locked(folder) if folder.is_dir() else nullcontext():
+            raise _taken(folder) from None
     except OSError as error:
         raise DmlError(
             f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
         ) from error
     try:
-        yield
+        with locked(folder):
+            yield
     except BaseException:
         if not (folder / LAST).exists():
             for name in BEFORE:
@@ -63,8 +86,8 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def _taken(folder: Path) -> FolderTaken:
     fix = f"Choose another --out, or go on with that run: --resume {folder}"
-    if folder.is_dir() and not (folder / LAST).exists():
-        fix = "Choose another --out, or remove it: it holds no checkpoint."
+    if not (folder / LAST).exists():
+        fix = "Choose another --out; there is no checkpoint in it to go on from."
     return FolderTaken(f"{folder} exists already.", "A run has a folder of its own.", fix)
 
 
@@ -116,6 +139,8 @@ def restore(training: Training, state: dict[str, Any]) -> None:
             f"{folder / LAST} is damaged.", f"The optimiser's state: {error}."
         ) from error
     training.epoch = state["epoch"]
+    if training.epoch >= training.config.schedule.epochs:
+        training.watch.note(f"{folder} is finished; only its scores are computed again")
     training.best = state["best"]
     for name, now in (("threads", torch.get_num_threads()), ("processes", training.world.size)):
         if state[name] != now:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from retrieval.errors import DmlError
-from trainer import datasets, distributed, losses
+from trainer import backbones, datasets, distributed, losses
 from trainer.config import Config
 from trainer.datasets.splitting import check_batches, with_validation
 from trainer.distributed import World
@@ -49,6 +50,21 @@ def open_data(config: Config, watch: Watch) -> Source:
     counts = (f"{n:,} {s} images of {c:,} classes" for s, (n, c) in data.counts().items())
     watch.note(f"{data.name}: {', '.join(counts)}")
     return source
+
+
+def check_names(config: Config, folder: Path) -> None:
+    """What can be known to be wrong before any image is read."""
+    losses.find(config.loss.name)
+    backbones.find(config.network.backbone)
+    datasets.find(config.data.dataset)
+    if config.data.dataset == "folder" and config.data.root:
+        root = Path(config.data.root).expanduser().resolve()
+        if folder.resolve().is_relative_to(root):
+            raise DmlError(
+                f"The run {folder} would lie inside its data set {root}.",
+                "Its pictures would be taken for images of one more class.",
+                "Choose another --out.",
+            )
 
 
 def load_data(config: Config) -> datasets.DataSet:

@@ -22,6 +22,7 @@ from trainer.monitor import build_monitors
 from trainer.scoring import embed, recall, sides
 from trainer.setup import (
     build_embedder,
+    check_names,
     head_of,
     load_weights,
     open_data,
@@ -47,7 +48,10 @@ def run(
     if device.type == "cuda" and world.size > 1:
         device = torch.device("cuda", world.local_rank)
     watch = watch if watch is not None and world.rank == 0 else Watch()
-    own = saving.claimed(folder) if world.rank == 0 and not resume else nullcontext()
+    check_names(config, folder)
+    own = nullcontext()
+    if world.rank == 0:
+        own = saving.locked(folder) if resume else saving.claimed(folder)
     try:
         with own, determinism(config.run.deterministic):
             state = None

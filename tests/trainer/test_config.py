@@ -155,6 +155,12 @@ def test_another_loss_drops_the_options_of_the_presets_loss():
     assert config.loss.options["temperature"] == 24.0
 
 
+def test_statistics_of_a_network_without_weights_are_not_frozen():
+    assert resolve("photos-ce", None, {})[0].network.freeze_batchnorm
+    config, _ = resolve("photos-ce", None, {"network.weights": "none"})
+    assert not config.network.freeze_batchnorm
+
+
 def test_settings_come_after_flags():
     config, _ = resolve("glyphs-ce", None, {"optimizer.lr": 0.5}, ["optimizer.lr=0.25"])
     assert config.optimizer.lr == 0.25

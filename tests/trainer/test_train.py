@@ -314,6 +314,34 @@ def test_of_two_runs_that_want_a_folder_one_gets_it(tmp_path):
         pass
 
 
+def test_a_run_is_trained_by_one_process_at_a_time(config, tmp_path):
+    train.run(config, tmp_path / "run")
+    with saving.locked(tmp_path / "run"), pytest.raises(DmlError, match="by another process"):
+        train.run(config, tmp_path / "run", resume=True)
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(config, tmp_path, monkeypatch):
+    save = torch.save
+
+    def interrupted(state, file):
+        class Interrupting:
+            def write(self, data):
+                raise KeyboardInterrupt
+
+        save(state, Interrupting() if state["epoch"] == 1 else file)
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train.run(config, tmp_path / "run")
+    assert checkpoint.load(tmp_path / "run")["epoch"] == 0
+
+
+def test_a_run_inside_its_data_is_refused(config, pictures):
+    with pytest.raises(DmlError, match="inside its data set"):
+        train.run(config, pictures / "run")
+    assert not (pictures / "run").exists()
+
+
 def test_what_a_kill_left_behind_is_removed(config, tmp_path):
     with pytest.raises(Interruption):
         train.run(config, tmp_path / "run", Interrupting(5))

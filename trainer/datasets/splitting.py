@@ -37,7 +37,7 @@ def held_out(classes: int, fraction: float, option: str) -> int:
         raise DmlError(
             f"{option} is {fraction!r}.",
             "It is the share of the classes to hold out: at least 0 and below 1.",
-            f"For example {option}=0.2",
+            f"For example --set data.{'' if option == 'val_fraction' else 'options.'}{option}=0.2",
         )
     return 0 if fraction == 0 else max(FEWEST, round(fraction * classes))
 
@@ -53,7 +53,10 @@ def divide(
             f"{source}: {len(names)} classes are too few to be divided.",
             f"{test} would be held out for test and {val} for validation; "
             f"training needs at least {FEWEST}.",
-            "Add classes, or hold out fewer: test_fraction=0 trains on all of them.",
+            "Add classes."
+            if len(names) < FEWEST
+            else "Add classes, or train on all of them: --set data.options.test_fraction=0 "
+            "--select last",
         )
     order = shuffled(names, seed)
     return {
