@@ -90,13 +90,16 @@ def check(
     whole = max(batch_sizes)
     starts = range(0, len(images), whole)
     pieces += [images[at : at + whole] for at in starts]
-    found = []
-    for done, batch in enumerate(pieces, 1):
-        found.append((network(batch), session.run(batch)))
-        if progress:
-            progress("comparing the model with the network", done, len(pieces))
-    differences = [difference(*pair) for pair in found]
-    ours, theirs = (np.concatenate(side) for side in zip(*found[-len(starts) :], strict=True))
+    sides: list[list[np.ndarray]] = []
+    for run in (network, session.run):  # not in turn: waiting threads of one slow down the other
+        sides.append([])
+        for batch in pieces:
+            sides[-1].append(run(batch))
+            if progress:
+                done = len(pieces) * (len(sides) - 1) + len(sides[-1])
+                progress("comparing the model with the network", done, 2 * len(pieces))
+    differences = [difference(*pair) for pair in zip(*sides, strict=True)]
+    ours, theirs = (np.concatenate(side[-len(starts) :]) for side in sides)
     ours_recall, ours_nearest = retrieved(ours, labels)
     theirs_recall, theirs_nearest = retrieved(theirs, labels)
     return Parity(
