@@ -24,20 +24,36 @@ def stripes(count=80, classes=10, size=16, seed=0):
 def settled(backbone="smallcnn", size=16, seed=0, **options):
     """A network in evaluation mode that lets differences of images through.
 
-    Fresh ones have BatchNorm statistics that fit nothing and blocks that are switched off.
+    Fresh ones have BatchNorm statistics that fit nothing and blocks that are switched off; with
+    statistics that fit, deep ones magnify rounding until torch itself is far from float64, unless
+    their blocks add little, as those of trained networks do.
     """
     torch.manual_seed(seed)
-    embedder = Embedder(backbone, image_size=size, **{"dim": 16} | options)
+    embedder = Embedder(backbone, image_size=size, **{"dim": 16} | options).eval()
     for name, parameter in embedder.named_parameters():
         if "layer_scale" in name:
             torch.nn.init.ones_(parameter)
     norms = [module for module in embedder.modules() if isinstance(module, BATCHNORMS)]
-    if norms:
-        for module in norms:
-            module.momentum = 1.0
-        with torch.no_grad():
-            embedder.train()(torch.rand(8, 3, size, size))
-    return embedder.eval()
+    for norm in norms:
+        if norm.affine:
+            torch.nn.init.constant_(norm.weight, 0.25)
+    hooks = [norm.register_forward_pre_hook(fit) for norm in norms]
+    noise = np.random.default_rng(1).integers(0, 256, (8, size, size, 3), np.uint8)
+    images = np.concatenate([stripes(24, 8, size, seed=3)[0], noise])
+    with torch.no_grad():
+        embedder(torch.from_numpy(images).permute(0, 3, 1, 2) / 255)
+    for hook in hooks:
+        hook.remove()
+    return embedder
+
+
+def fit(norm, inputs):
+    """Statistics of what comes in; no channel is far quieter than the others."""
+    [values] = inputs
+    axes = [axis for axis in range(values.dim()) if axis != 1]
+    variance = values.var(axes)
+    norm.running_mean.copy_(values.mean(axes))
+    norm.running_var.copy_(variance.clamp(min=0.1 * variance.mean().item()))
 
 
 def properties(embedder, size=16, input="uint8-nhwc", normalize=False, **others):
