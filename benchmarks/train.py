@@ -61,9 +61,7 @@ def loop(rounds: int = 7) -> None:
         ]  # fmt: skip
         config, _ = resolve("glyphs-ce", None, {}, settings)
         with tempfile.TemporaryDirectory() as folder:
-            ours = train.prepare(
-                config, Path(folder) / "run", alone(), torch.device("cpu"), Watch(), None
-            )
+            ours = train.prepare(config, Path(folder), alone(), torch.device("cpu"), Watch(), None)
         ours.targets = ours.targets[:images]
         bare = BareLoop(config, ours)
         ratios, seconds = [], {"ours": [], "bare": []}
