@@ -40,7 +40,7 @@ def compare(
         "b": str(b.source),
         **{key: first.result[key] for key in ("protocol", "queries", "gallery", "classes")},
         "dim": {"a": first.result["dim"], "b": second.result["dim"]},
-        "distances": {d: _difference(first, second, d, settings) for d in settings.distances},
+        "distances": {d: difference(first, second, d, settings) for d in settings.distances},
         "flipped": {d: _flipped(first, second, d, a) for d in settings.distances},
         "checks": {"a": first.result["checks"], "b": second.result["checks"]},
         "settings": first.result["settings"],
@@ -99,7 +99,8 @@ def _by_path(left: Split, right: Split, where: str) -> Split:
     return Split(right.vectors[order], labels, right.paths[order])
 
 
-def _difference(first: Evaluation, second: Evaluation, d: str, settings: Settings) -> dict:
+def difference(first: Evaluation, second: Evaluation, d: str, settings: Settings) -> dict:
+    """Second less first in every score of one distance; their queries are the same, in order."""
     out = {}
     for metric, one in first.per_query[d].items():
         two = second.per_query[d][metric]

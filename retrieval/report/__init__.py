@@ -1,0 +1,1 @@
+"""The report: one view of an embedding file, and the page that shows it."""

@@ -1,0 +1,116 @@
+"""What a report says of classes: how wide, how far apart, and which are taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from retrieval.metrics import per_class_recall
+from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem
+from retrieval.report.nearest import MEMORY, Best, best_of, pair_scores
+from retrieval.slices import blocks
+from retrieval.space import float64_rows, space_of
+
+CONFUSED, EXAMPLES, DUPLICATES = 60, 3, 60
+
+
+def columns(problem: Problem, ranks: np.ndarray, distance: str) -> dict[str, list]:
+    """items, recall, spread, nearest and gap of every class, in the order of problem.names."""
+    C = len(problem.names)
+    sides = _sides(problem)
+    items = sum(np.bincount(codes, minlength=C) for _, codes in sides)
+    means = _means(problem, items, distance)
+    known, recall, _ = per_class_recall(ranks, problem.query_codes)
+    recalls: list[float | None] = [None] * C
+    for code, value in zip(known.tolist(), recall.tolist(), strict=True):
+        recalls[code] = round(value, 5)
+    everyone = np.arange(C)
+    nearest = best_of(means, everyone, means, everyone, everyone, distance).wrong
+    gaps = _distances(means, means[np.maximum(nearest, 0)], distance)
+    return {
+        "items": items.tolist(),
+        "recall": recalls,
+        "spread": [_short(x) for x in _spread(problem, means, items, distance)],
+        "nearest": nearest.tolist(),
+        "gap": [_short(x) if n >= 0 else None for x, n in zip(gaps, nearest, strict=True)],
+    }
+
+
+def confused(
+    problem: Problem, ranks: np.ndarray, best: Best
+) -> Iterator[tuple[int, int, int, float, np.ndarray]]:
+    """Class asked, class found, queries, their share of the class asked, and the nearest of them.
+
+    Queries whose nearest item is wrong; those with nothing to find are no fault of the embedding.
+    """
+    failed = np.flatnonzero((ranks > 1) & (best.wrong >= 0))
+    asked, found = problem.query_codes[failed], problem.gallery_codes[best.wrong[failed]]
+    pairs, member, counts = np.unique(
+        np.stack([asked, found]), axis=1, return_inverse=True, return_counts=True
+    )
+    queries = np.bincount(problem.query_codes, minlength=len(problem.names))
+    share = counts / queries[pairs[0]] if len(counts) else counts
+    order = np.lexsort((best.margin[failed], member.ravel()))  # the clearest mistakes first
+    starts = np.cumsum(counts) - counts
+    for pair in np.lexsort((*pairs[::-1], -share, -counts))[:CONFUSED]:
+        some = failed[order[starts[pair] :][: min(EXAMPLES, counts[pair])]]
+        yield int(pairs[0, pair]), int(pairs[1, pair]), int(counts[pair]), float(share[pair]), some
+
+
+def nearest_strangers(problem: Problem, best: Best, distance: str) -> np.ndarray:
+    """(n,) queries whose nearest wrong item is nearest of all; each pair of items once."""
+    asks = np.flatnonzero(best.wrong >= 0)
+    scores = pair_scores(problem, asks, best.wrong[asks], distance)
+    asks = asks[np.argsort(-scores if distance == "cos" else scores, kind="stable")]
+    if problem.protocol == LEAVE_ONE_OUT:
+        pairs = np.sort(np.stack([asks, best.wrong[asks]]), axis=0)
+        asks = asks[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]
+    return asks[:DUPLICATES]
+
+
+def _sides(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
+    sides = [(problem.gallery, problem.gallery_codes)]
+    if problem.protocol == QUERY_GALLERY:
+        sides.append((problem.asking, problem.query_codes))
+    return sides
+
+
+def _rows(problem: Problem, distance: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Blocks of rows (n, D), of length 1 for cos, and their classes (n,), side by side."""
+    for vectors, codes in _sides(problem):
+        space = space_of(vectors, vectors, distance, MEMORY)
+        order = np.argsort(codes, kind="stable")
+        for part in blocks(vectors):
+            rows = float64_rows(space, vectors, order[part], False, MEMORY)[:, : vectors.shape[1]]
+            yield rows / space.scale, codes[order[part]]
+
+
+def _means(problem: Problem, items: np.ndarray, distance: str) -> np.ndarray:
+    """(C, D) float64."""
+    total = np.zeros((len(items), problem.gallery.shape[1]))
+    for rows, codes in _rows(problem, distance):
+        starts = np.flatnonzero(np.diff(codes, prepend=-1))
+        total[codes[starts]] += np.add.reduceat(rows, starts, axis=0)
+    return total / np.maximum(items, 1)[:, None]
+
+
+def _spread(problem: Problem, means: np.ndarray, items: np.ndarray, distance: str) -> np.ndarray:
+    """(C,) mean distance of items to the mean of their class."""
+    total = np.zeros(len(items))
+    for rows, codes in _rows(problem, distance):
+        total += np.bincount(codes, _distances(rows, means[codes], distance), len(items))
+    return total / np.maximum(items, 1)
+
+
+def _distances(a: np.ndarray, b: np.ndarray, distance: str) -> np.ndarray:
+    """(n,) Euclidean, or 1 - cosine, row by row."""
+    if distance == "l2":
+        return np.linalg.norm(a - b, axis=1)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    dot = np.einsum("ij,ij->i", a, b)
+    return 1 - np.divide(dot, norms, out=np.zeros_like(dot), where=norms > 0)
+
+
+def _short(value: float) -> float:
+    return float(f"{max(0.0, value):.4g}")

@@ -1,0 +1,363 @@
+"""The view of a report: everything its page shows, as one JSON-able dict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from retrieval import bootstrap
+from retrieval.comparison import align, difference
+from retrieval.embeddings import Embeddings, comparable
+from retrieval.evaluation import Evaluation, Settings, run
+from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
+from retrieval.report import classes, layout, nearest, sampling, thumbs
+from retrieval.tables import evaluation_warnings
+from retrieval.threads import Progress, StageProgress
+
+NEAR, FLIPS, LONGEST = 8, 100, 300
+CURVE = 1000  # the largest K
+MEMORY = 512 << 20
+KMEANS_SPEED = 1 << 36  # multiplications of k-means a second, on two cores
+KMEANS = 30 * KMEANS_SPEED  # what is worth waiting for
+
+
+@dataclass(frozen=True)
+class Options:
+    distance: str = "cos"  # of rows, confusions and the map
+    nmi: bool | None = None  # None: if FAISS is there and k-means does not take long
+    map: str = "tsne"  # pca, none
+    seed: int = 0
+    budget: int = thumbs.BUDGET  # characters for thumbnails
+
+
+@dataclass
+class Items:
+    """The items shown anywhere; the first to be asked for is the first to get a picture."""
+
+    data: Embeddings
+    problem: Problem
+    places: dict[tuple[int, int], int] = field(default_factory=dict)  # (side, row) -> item
+
+    def query(self, n: int) -> int:
+        return self._place(0, int(n))
+
+    def answers(self, found: Sequence[int]) -> list[int]:
+        side = int(self.problem.protocol == QUERY_GALLERY)
+        return [self._place(side, int(n)) for n in found]
+
+    def _place(self, side: int, row: int) -> int:
+        return self.places.setdefault((side, row), len(self.places))
+
+    def paths(self) -> list[str | None]:
+        splits = [self.problem.split, "gallery"]
+        columns = [self.data.splits[name].paths if name in self.data.splits else None
+                   for name in splits]  # fmt: skip
+        return [None if columns[s] is None else str(columns[s][row]) for s, row in self.places]
+
+    def columns(self, pictured: dict[str, int]) -> dict[str, list]:
+        codes = [self.problem.query_codes, self.problem.gallery_codes]
+        paths = self.paths()
+        return {
+            "class": [int(codes[side][row]) for side, row in self.places],
+            "path": [None if path is None else shown(path) for path in paths],
+            "thumb": [pictured.get(path, -1) for path in paths],
+            "row": [row for _, row in self.places],
+            "side": [side for side, _ in self.places],
+        }
+
+
+def gather(
+    data: Embeddings,
+    source: dict,
+    others: Sequence[Embeddings] = (),
+    options: Options | None = None,
+    *,
+    pictures: thumbs.Pictures | None = None,
+    run_view: dict | None = None,
+    notes: Sequence[str] = (),
+    progress: StageProgress | None = None,
+) -> dict:
+    """source: what the result says of the file; others: files of the same items to compare with."""
+    options = options or Options()
+    title, *names = _tails([data.source, *(other.source for other in others)])
+    pairs = [_aligned(data, other) for other in others]  # before anything takes long
+    problem = from_embeddings(data)
+    settings, left_out = _settings(problem, options)
+    own = run(problem, settings, progress)
+    ranks, d = own.ranks[options.distance], options.distance
+    best = nearest.best_of(
+        problem.asking, problem.query_codes, problem.gallery, problem.gallery_codes,
+        nearest.self_ids(problem), d, _stage(progress, "nearest items"),
+    )  # fmt: skip
+    sample = sampling.choose(ranks, problem.query_codes, best.margin, options.seed)
+    rows = nearest.rows_of(
+        problem, sample.queries, ranks[sample.queries], d, NEAR, _stage(progress, "rows")
+    )
+    items = Items(data, problem)
+    for place in sorted(place for tab in sample.tabs.values() for place in tab):
+        _query(sample.queries[place], ranks, rows[place], items)
+    view = {
+        "title": title,
+        "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "dmltool": version("dmltool"),
+        "result": own.result | {"source": _encodable(source)},
+        "provenance": _provenance(source, own.result["settings"]),
+        "curve": _curve(own, settings),
+        "distance": d,
+        "classes": {"name": _names(data, problem)}
+        | _told(progress, "classes", classes.columns, problem, ranks, d),
+        "tabs": sample.tabs,
+        "total_queries": len(ranks),
+        "confused": _confused(problem, ranks, best, items, d),
+        "duplicates": _duplicates(problem, best, items, d),
+        "compare": [
+            _compared(name, own, theirs, items, settings, options, progress)
+            for name, theirs in zip(names, pairs, strict=True)
+        ],
+        "histograms": _told(progress, "histograms", sampling.histograms, problem, options.seed),
+        "map": _told(progress, "map", _map, problem, sample.queries, options),
+        "run": _encodable(run_view),
+    }
+    for query in sample.queries:  # all of them before the neighbours of some
+        items.query(query)
+    view["queries"] = [
+        _query(query, ranks, row, items) for query, row in zip(sample.queries, rows, strict=True)
+    ]
+    pictured, unread = _thumbs(items, pictures, options, progress)
+    return view | {
+        "items": items.columns(pictured.of),
+        "thumbs": {"side": thumbs.SIDE, "images": pictured.images},
+        "warnings": [*evaluation_warnings(own.result), *left_out, *map(shown, notes), *unread],
+    }
+
+
+# Before
+
+
+def _aligned(data: Embeddings, other: Embeddings) -> Embeddings:
+    """The other file with its rows in the order of ours."""
+    ours, theirs = comparable(data, other)
+    return align(ours, theirs)
+
+
+def _settings(problem: Problem, options: Options) -> tuple[Settings, list[str]]:
+    """How to evaluate, and what is left out."""
+    settings = Settings(nmi=options.nmi, memory=MEMORY, seed=options.seed)
+    if options.nmi is not None:
+        return settings, []
+    quick = replace(settings, nmi=False)
+    if find_spec("faiss") is None:
+        return quick, ['NMI was left out: k-means needs FAISS, pip install "dmltool[cpu]"']
+    N, C = len(problem.gallery), len(problem.names)
+    N += len(problem.query_codes) if problem.protocol == QUERY_GALLERY else 0
+    work = N * C * problem.gallery.shape[1] * 2 * settings.seeds * settings.kmeans_iterations
+    if work <= KMEANS:
+        return settings, []
+    minutes = -(-work // (KMEANS_SPEED * 60))
+    return quick, [f"NMI was left out: k-means with {C:,} clusters would take about {minutes:,} "
+                   "minutes on two cores; --nmi computes it"]  # fmt: skip
+
+
+# Parts of the view
+
+
+def _query(n: int, ranks: np.ndarray, row: tuple[list[int], list[float]], items: Items) -> dict:
+    item = items.query(n)
+    near, scores = row
+    return {"item": item, "rank": int(ranks[n]), "near": items.answers(near),
+            "score": _digits(scores)}  # fmt: skip
+
+
+def _curve(own: Evaluation, settings: Settings) -> dict[str, dict]:
+    """Recall@K with intervals for K = 1, 2, 3, 5, 8, ... up to CURVE."""
+    problem = own.problem
+    last = min(CURVE, max(1, len(problem.gallery) - (problem.protocol == LEAVE_ONE_OUT)))
+    ks = [1, 2]
+    while ks[-1] + ks[-2] < last:
+        ks.append(ks[-1] + ks[-2])
+    ks = [*(k for k in ks if k < last), last]
+    hits = [(rank[:, None] > 0) & (rank[:, None] <= ks) for rank in own.ranks.values()]
+    table = np.hstack(hits)  # (Q, 2 K)
+    low, high = bootstrap.interval(
+        table, problem.query_codes, settings.resamples, settings.level, settings.seed
+    )
+    columns = np.stack([table.mean(axis=0), low, high]).round(6).reshape(3, len(hits), len(ks))
+    return {
+        d: {"k": ks} | {
+            name: None if np.isnan(values).any() else values.tolist()
+            for name, values in zip(("recall", "low", "high"), columns[:, n], strict=True)
+        }
+        for n, d in enumerate(own.ranks)
+    }  # fmt: skip
+
+
+def _names(data: Embeddings, problem: Problem) -> list[str]:
+    labels, known = problem.names, data.label_names
+    if known is not None and labels.dtype.kind in "iu":
+        return [shown(known[n] if 0 <= n < len(known) else n) for n in labels.tolist()]
+    return [shown(label) for label in labels.tolist()]
+
+
+def _confused(
+    problem: Problem, ranks: np.ndarray, best: nearest.Best, items: Items, d: str
+) -> list[dict]:
+    out = []
+    for a, b, count, share, some in classes.confused(problem, ranks, best):
+        examples = _pairs(problem, some, best, items, d)
+        out.append({"a": a, "b": b, "count": count, "share": round(share, 4), "examples": examples})
+    return out
+
+
+def _duplicates(problem: Problem, best: nearest.Best, items: Items, d: str) -> list[list]:
+    return _pairs(problem, classes.nearest_strangers(problem, best, d), best, items, d)
+
+
+def _pairs(
+    problem: Problem, asks: np.ndarray, best: nearest.Best, items: Items, d: str
+) -> list[list]:
+    """Query, its nearest wrong item, score."""
+    scores = _digits(nearest.pair_scores(problem, asks, best.wrong[asks], d).tolist())
+    answers = items.answers(best.wrong[asks])
+    return [[items.query(q), g, s] for q, g, s in zip(asks, answers, scores, strict=True)]
+
+
+def _compared(
+    name: str,
+    own: Evaluation,
+    data: Embeddings,
+    items: Items,
+    settings: Settings,
+    options: Options,
+    progress: StageProgress | None,
+) -> dict:
+    """What our file has gained on another one, and lost."""
+    tell = progress and (lambda stage, *count: progress(f"{name}: {stage}", *count))
+    theirs = run(from_embeddings(data), replace(settings, nmi=False), tell)
+    ranks, their_ranks = own.ranks[options.distance], theirs.ranks[options.distance]
+    changed = {
+        "gained": np.flatnonzero((ranks == 1) & (their_ranks != 1)),
+        "lost": np.flatnonzero((ranks != 1) & (their_ranks == 1)),
+    }
+    rng = np.random.default_rng(options.seed)
+    drawn = {kind: rng.permutation(rows)[:FLIPS] for kind, rows in changed.items()}
+    chosen = np.concatenate(list(drawn.values()))
+    kinds = [kind for kind, rows in drawn.items() for _ in rows]
+    lists = [
+        nearest.rows_of(e.problem, chosen, r[chosen], options.distance, NEAR, _stage(tell, "rows"))
+        for e, r in ((own, ranks), (theirs, their_ranks))
+    ]
+    flips = [
+        {
+            "item": items.query(query),
+            "kind": kind,
+            "rank": int(ranks[query]),
+            "their_rank": int(their_ranks[query]),
+            "ours": items.answers(ours[0]),
+            "theirs": items.answers(other[0]),
+            "score": _digits(ours[1]),
+            "their_score": _digits(other[1]),
+        }
+        for query, kind, ours, other in zip(chosen, kinds, *lists, strict=True)
+    ]
+    distances = {d: difference(theirs, own, d, settings) for d in settings.distances}
+    counts = {kind: len(rows) for kind, rows in changed.items()}
+    return {"file": name, "distances": distances, **counts, "flips": flips}
+
+
+def _map(problem: Problem, queries: np.ndarray, options: Options) -> dict | None:
+    if options.map == "none":
+        return None
+    method, points = layout.plane(
+        problem.asking, queries, options.distance, options.map, options.seed
+    )
+    x, y = points.round(4).T.tolist()
+    return {"method": method, "x": x, "y": y, "query": list(range(len(queries)))}
+
+
+def _thumbs(
+    items: Items,
+    pictures: thumbs.Pictures | None,
+    options: Options,
+    progress: StageProgress | None,
+) -> tuple[thumbs.Thumbs, list[str]]:
+    paths = [path for path in items.paths() if path is not None]
+    if pictures is None or not paths:
+        return thumbs.Thumbs([], {}, []), []
+    if not thumbs.pillow_there():
+        return thumbs.Thumbs([], {}, []), [
+            'images are not shown: that needs Pillow, pip install "dmltool[cpu]"'
+        ]
+    made = thumbs.thumbnails(paths, pictures, options.budget, _stage(progress, "thumbnails"))
+    if not made.unread:
+        return made, []
+    tried = len(made.unread) + len(made.of)
+    return made, [f"images that could not be read: {len(made.unread):,} of {tried:,}; "
+                  f"the first: {shown(made.unread[0])}"]  # fmt: skip
+
+
+def _provenance(source: dict, settings: dict) -> list[list[str]]:
+    pairs = {"file": source["file"], "format": source["format"], **source.get("attrs", {})}
+    return [[shown(name), _text(value)] for name, value in (pairs | settings).items()]
+
+
+def _text(value: object) -> str:
+    return shown(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+# Texts, numbers, progress
+
+
+def shown(value: object) -> str:
+    """A text of the file as it is shown: printable, and of bounded length."""
+    text = _shortened(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
+    if not text.isprintable():
+        signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        text = _shortened("".join(signs))
+    return text
+
+
+def _shortened(text: str) -> str:
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}…{text[1 - half :]}"
+
+
+def _encodable(value: object) -> object:
+    """The same without lone surrogates, which UTF-8 does not have."""
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _tails(paths: Sequence[Path]) -> list[str]:
+    """Names of files, with as many folders as tell them apart."""
+    parts = [Path(path).parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        tails = ["/".join(part[-depth:]) for part in parts]
+        if len(set(tails)) == len(set(parts)):
+            break
+    return [shown(tail) for tail in tails]
+
+
+def _digits(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
+
+
+def _stage(progress: StageProgress | None, name: str) -> Progress | None:
+    return None if progress is None else partial(progress, name)
+
+
+def _told(progress: StageProgress | None, name: str, function: Callable, *given: object) -> object:
+    """Calls a function that has no progress of its own."""
+    if progress:
+        progress(name, 0, 1)
+    return function(*given)

@@ -1,0 +1,55 @@
+"""The map: embeddings as points in the plane, by t-SNE or by their two main directions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrieval.report.nearest import MEMORY
+from retrieval.space import float64_rows, space_of
+
+DIMENSIONS = 50  # left by PCA for t-SNE
+FEWEST = 10  # points that t-SNE can say more about than PCA
+
+
+def plane(
+    vectors: np.ndarray, rows: np.ndarray, distance: str, method: str, seed: int
+) -> tuple[str, np.ndarray]:
+    """The name of the method used, and (n, 2) within 0 and 1, both axes to one scale.
+
+    method: tsne or pca; too few points, or points that are all the same, get PCA.
+    """
+    space = space_of(vectors, vectors, distance, MEMORY)
+    points = float64_rows(space, vectors, rows, False, MEMORY)[:, : vectors.shape[1]]
+    flat, name = _principal(points), "PCA"
+    if method == "tsne" and len(rows) >= FEWEST and np.ptp(flat, axis=0).max() > 0:
+        found = _tsne(flat, seed)
+        if np.isfinite(found).all():
+            return "t-SNE", _fitted(found)
+    return name, _fitted(flat[:, :2])
+
+
+def _principal(points: np.ndarray) -> np.ndarray:
+    """(n, 2 .. 50) coordinates along the main directions; columns of zeros where there are none."""
+    centred = points - points.mean(axis=0)
+    left, size, axes = np.linalg.svd(centred, full_matrices=False)
+    kept = size > size.max(initial=0.0) * 1e-12
+    left, size, axes = left[:, kept][:, :DIMENSIONS], size[kept][:DIMENSIONS], axes[kept]
+    # A direction and its opposite are one answer: the sum of its entries decides, not the library.
+    sign = np.sign(axes[: len(size)].sum(axis=1))
+    out = left * size * np.where(sign == 0, 1.0, sign)
+    return np.pad(out, ((0, 0), (0, max(0, 2 - out.shape[1]))))
+
+
+def _tsne(points: np.ndarray, seed: int) -> np.ndarray:
+    from sklearn.manifold import TSNE
+
+    start = points[:, :2] / points[:, 0].std() * 1e-4  # as scikit-learn's own init="pca"
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    model = TSNE(2, perplexity=perplexity, init=start.astype(np.float32), random_state=seed)
+    return model.fit_transform(points.astype(np.float32)).astype(np.float64)
+
+
+def _fitted(points: np.ndarray) -> np.ndarray:
+    low, high = points.min(axis=0), points.max(axis=0)
+    size = (high - low).max()
+    return np.full(points.shape, 0.5) if size <= 0 else 0.5 + (points - (low + high) / 2) / size

@@ -1,0 +1,115 @@
+"""Which queries a report shows, and which pairs its histograms are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval.problem import Problem
+from retrieval.report.nearest import self_ids
+from retrieval.slices import slices
+
+MOST, TAB, RANDOM = 2000, 150, 300  # queries in all, in a tab of worst or best, and at random
+PAIRS, BINS = 200_000, 60
+
+
+@dataclass(frozen=True)
+class Sample:
+    queries: np.ndarray  # (n,) int64, each once
+    tabs: dict[str, list[int]]  # places in `queries`
+
+
+def choose(ranks: np.ndarray, codes: np.ndarray, margin: np.ndarray, seed: int) -> Sample:
+    """The worst and the best queries, some at random, and as many classes as there is room for."""
+    rng = np.random.default_rng(seed)
+    Q = len(ranks)
+    shuffled = rng.permutation(Q)
+    wrong, right = np.flatnonzero(ranks > 1), np.flatnonzero(ranks == 1)
+    tabs = {
+        "random": shuffled[:RANDOM],
+        "worst": wrong[np.lexsort((margin[wrong], -ranks[wrong]))][:TAB],
+        "best": right[np.argsort(-margin[right], kind="stable")][:TAB],
+    }
+    by_turns = shuffled[np.argsort(_turns(codes[shuffled]), kind="stable")]
+    wanted = np.concatenate([*tabs.values(), by_turns])
+    _, first = np.unique(wanted, return_index=True)
+    queries = wanted[np.sort(first)][:MOST]
+    place = {query: n for n, query in enumerate(queries.tolist())}
+    return Sample(queries, {name: [place[q] for q in tab.tolist()] for name, tab in tabs.items()})
+
+
+def _turns(codes: np.ndarray) -> np.ndarray:
+    """(Q,) how many of the same class came before: every class has its first turn first."""
+    order = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    lengths = np.diff(np.append(starts, len(codes)))
+    turns = np.empty(len(codes), np.int64)
+    turns[order] = np.arange(len(codes)) - np.repeat(starts, lengths)
+    return turns
+
+
+def histograms(problem: Problem, seed: int) -> dict[str, dict]:
+    """Of right and of wrong pairs, by each distance: shares of the pairs, and their overlap."""
+    rng = np.random.default_rng(seed)
+    right, wrong = (_measured(problem, *pairs) for pairs in _pairs(problem, rng))
+    return {d: _histogram(right[d], wrong[d]) for d in ("cos", "l2")}
+
+
+def _pairs(problem: Problem, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Queries and items of right pairs, then of wrong ones: all of them, or PAIRS at random."""
+    order = np.argsort(problem.gallery_codes, kind="stable")  # classes side by side
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    sizes = np.bincount(problem.gallery_codes, minlength=len(problem.names))
+    starts = np.cumsum(sizes) - sizes
+    codes, selfs = problem.query_codes, self_ids(problem)
+    own = np.where(selfs >= 0, place[selfs], -1)  # the place of the query itself in `order`
+    rights = sizes[codes] - (own >= 0)
+    asks, nth = _drawn(rights, rng)
+    item = starts[codes[asks]] + nth
+    item += (own[asks] >= 0) & (item >= own[asks])
+    found = [(asks, order[item])]
+    asks, nth = _drawn(len(order) - sizes[codes], rng)
+    item = nth + np.where(nth >= starts[codes[asks]], sizes[codes[asks]], 0)
+    return [*found, (asks, order[item])]
+
+
+def _drawn(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Owners, and which of an owner's counts: every one once, or PAIRS drawn at random."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1])
+    number = np.arange(total) if total <= PAIRS else rng.integers(0, total, PAIRS)
+    owner = np.searchsorted(ends, number, side="right")
+    return owner, number - (ends[owner] - counts[owner])
+
+
+def _measured(problem: Problem, asks: np.ndarray, items: np.ndarray) -> dict[str, np.ndarray]:
+    out = {d: np.empty(len(asks)) for d in ("cos", "l2")}
+    order = np.argsort(asks, kind="stable")  # a mapped file is read more or less in order
+    asks, items = asks[order], items[order]
+    for part in slices(len(asks), 4096):
+        one = problem.asking[asks[part]].astype(np.float64)
+        two = problem.gallery[items[part]].astype(np.float64)
+        norms = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)
+        dot = np.einsum("ij,ij->i", one, two)
+        out["cos"][part] = np.divide(dot, norms, out=np.zeros_like(dot), where=norms > 0)
+        out["l2"][part] = np.linalg.norm(one - two, axis=1)
+    return out
+
+
+def _histogram(right: np.ndarray, wrong: np.ndarray) -> dict:
+    both = np.concatenate([right, wrong])
+    low, high = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        margin = max(0.01, 0.01 * abs(low))
+        low, high = low - margin, high + margin
+    edges = np.linspace(low, high, BINS + 1)
+    shares = [np.histogram(values, edges)[0] / max(1, len(values)) for values in (right, wrong)]
+    known = len(right) and len(wrong)
+    return {
+        "edges": [float(f"{x:.5g}") for x in edges],
+        "positive": shares[0].round(6).tolist(),
+        "negative": shares[1].round(6).tolist(),
+        "overlap": float(np.minimum(*shares).sum()) if known else None,
+    }

@@ -1,0 +1,98 @@
+"""Small pictures for the page: each once, as many as a budget allows, the important ones first."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from retrieval.threads import Progress, processors
+
+SIDE = 64
+BUDGET = 14 << 20  # characters of base64 in all
+CHUNK = 64
+
+# (H, W, 3) uint8 RGB of the image at a path; None or a DmlError where there is none.
+Pictures = Callable[[str], np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class Thumbs:
+    images: list[str]  # data: addresses
+    of: dict[str, int]  # path -> place in images
+    unread: list[str]  # a sentence for each image that could not be read
+
+
+def pillow_there() -> bool:
+    return find_spec("PIL") is not None
+
+
+def thumbnails(
+    paths: Sequence[str],
+    pictures: Pictures,
+    budget: int = BUDGET,
+    progress: Progress | None = None,
+) -> Thumbs:
+    """Of the paths in their order, until the budget is used up."""
+    paths = list(dict.fromkeys(paths))
+    encode, places = _encoder(), {}
+    out = Thumbs([], {}, [])
+    used = 0
+    with ThreadPoolExecutor(processors()) as pool:
+        try:
+            for start in range(0, len(paths), CHUNK):
+                some = paths[start : start + CHUNK]
+                for path, (found, fault) in zip(
+                    some, pool.map(lambda p: _made(p, pictures, encode), some), strict=True
+                ):
+                    if fault:
+                        out.unread.append(fault)
+                        continue
+                    if found not in places:
+                        if used + len(found) > budget:
+                            return out
+                        used += len(found)
+                        places[found] = len(out.images)
+                        out.images.append(found)
+                    out.of[path] = places[found]
+                if progress:
+                    progress(start + len(some), len(paths))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return out
+
+
+def _made(path: str, pictures: Pictures, encode: Callable) -> tuple[str, str]:
+    """The thumbnail, or why there is none."""
+    try:
+        pixels = pictures(path)
+        if pixels is None:
+            return "", f"{path}: there is no such image"
+        return encode(pixels), ""
+    except DmlError as error:
+        return "", f"{error.what} {error.why}".strip()
+    except Exception as error:  # decoders raise nearly anything when a file is damaged
+        return "", f"{path}: {type(error).__name__}"
+
+
+def _encoder() -> Callable[[np.ndarray], str]:
+    from PIL import Image, features
+
+    webp = features.check("webp")
+    form, kind = ("WEBP", "image/webp") if webp else ("JPEG", "image/jpeg")
+
+    def encode(pixels: np.ndarray) -> str:
+        image = Image.fromarray(pixels)
+        image.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
+        out = io.BytesIO()
+        image.save(out, form, quality=75)
+        return f"data:{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
+
+    return encode

@@ -1,0 +1,166 @@
+"""What a report shows of a run, and where the images of an embedding file are. No torch."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval.embeddings import Embeddings
+from retrieval.errors import DmlError
+from trainer import datasets
+from trainer.datasets.records import FileReader
+from trainer.history import METRICS, read_metrics
+
+CONFIG = "config.toml"
+SIDE = 64  # of the thumbnails that the images become
+
+Pictures = Callable[[str], np.ndarray]
+
+
+def run_view(folder: Path) -> dict[str, Any]:
+    """Curves and settings of a run folder."""
+    text = _settings_text(folder)
+    records = [record for record in read_metrics(folder) if isinstance(record, dict)]
+    if not records:
+        raise DmlError(
+            f"{folder} has no epochs to show.",
+            f"{folder / METRICS} is missing or empty.",
+            "Name a folder made by `dmltool train`, or leave out --run.",
+        )
+    scores = _curves(records, "scores")
+    lines = {
+        "loss": [_number(record.get("loss")) for record in records],
+        "parts": _curves(records, "parts"),
+        "monitor": _curves(records, "monitor"),
+        **{f"recall_{d}": scores.get(d, [None] * len(records)) for d in ("cos", "l2")},
+    }
+    return {
+        "name": folder.resolve().name,
+        "epochs": [record.get("epoch", n + 1) for n, record in enumerate(records)],
+        "lines": lines,
+        "scores_of": next((r.get("scores_of") for r in records if r.get("scores")), None),
+        "settings": text,
+    }
+
+
+def _curves(records: list[dict[str, Any]], key: str) -> dict[str, list[float | None]]:
+    tables = [record.get(key) or {} for record in records]
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: [_number(table.get(name)) for table in tables] for name in names}
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _settings_text(folder: Path) -> str:
+    try:
+        return (folder / CONFIG).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DmlError(
+            f"{folder} is not a run folder.",
+            f"{folder / CONFIG} cannot be read: {error}.",
+            "Name a folder made by `dmltool train`: --run runs/NAME",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Images under a root folder, and none elsewhere, whatever the paths in a file say."""
+
+    root: Path
+
+    def __call__(self, path: str) -> np.ndarray:
+        from trainer.images import read_rgb
+
+        root = self.root.resolve()
+        try:
+            place = (root / path).resolve()
+        except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a loop
+            raise DmlError(f"{path} cannot be read as an image.", str(error)) from error
+        if not place.is_relative_to(root):
+            raise DmlError(f"{path} is not shown.", f"It leads out of {self.root}.")
+        return read_rgb(place, SIDE)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Images that a data set draws or keeps in its own way, by the paths it gives them."""
+
+    name: str
+    reader: Callable[[str, int | None], np.ndarray]
+    known: frozenset[str]
+
+    def __call__(self, path: str) -> np.ndarray:
+        letter, _, copy = path.rpartition("/")  # of `glyphs`, any number of copies
+        drawn = self.name == "glyphs" and re.fullmatch(r"[0-9]{1,6}", copy)
+        if (f"{letter}/0" if drawn else path) not in self.known:
+            raise DmlError(f"{path} is not an image of the data set {self.name}.")
+        return self.reader(path, SIDE)
+
+
+def pictures_of(
+    data: Embeddings, images: Path | None, run: Path | None
+) -> tuple[Pictures | None, str]:
+    """What reads the images of an embedding file, and a note where that is not to be had.
+
+    They are under `images` if that is given, else where the run has them; `glyphs` are drawn.
+    """
+    if images is not None:
+        _check_folder(data, images)
+        return Folder(images), ""
+    name = data.attrs.get("dataset")
+    if run is None:
+        return _pictures("glyphs", None, {}) if name == "glyphs" else (None, "")
+    table = _table(run)
+    if name is not None and name != table["dataset"]:
+        return None, f"images are not shown: {run} is of {table['dataset']}, the file of {name}"
+    return _pictures(**table)
+
+
+def _check_folder(data: Embeddings, images: Path) -> None:
+    if not images.is_dir():
+        raise DmlError(
+            f"There is no folder {images}.",
+            "The paths in the file are looked up there.",
+            "Name the folder that they begin at: --images ROOT",
+        )
+    if all(split.paths is None for split in data.splits.values()):
+        raise DmlError(
+            f"{data.source} holds no paths.",
+            f"So nothing says which of the images in {images} is which item.",
+            "Leave out --images, or write the paths into the file (docs/files.md).",
+        )
+
+
+def _table(run: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(_settings_text(run)).get("data", {})
+    except tomllib.TOMLDecodeError as error:
+        raise DmlError(f"{run / CONFIG} is not TOML.", f"{error}.") from error
+    found = {key: table.get(key) for key in ("dataset", "root", "options")}
+    return {"dataset": str(found["dataset"]), "root": found["root"] or None,
+            "options": found["options"] or {}}  # fmt: skip
+
+
+def _pictures(
+    dataset: str, root: str | None, options: dict[str, Any]
+) -> tuple[Pictures | None, str]:
+    try:
+        data = datasets.load(dataset, root, **options)
+    except DmlError as error:
+        return None, f"images are not shown: {error.what} --images ROOT says where they are"
+    except ModuleNotFoundError as error:
+        return None, f'images are not shown: that needs {error.name}, pip install "dmltool[cpu]"'
+    if isinstance(data.reader, FileReader):
+        return Folder(Path(data.reader.root)), ""
+    # Letters are drawn in the size of a thumbnail: the same shapes, sharper.
+    reader = replace(data.reader, size=SIDE) if dataset == "glyphs" else data.reader
+    return Listed(dataset, reader, frozenset(data.paths)), ""
