@@ -1,0 +1,229 @@
+"""Charts as SVG text: drawn here, once, so that the page shows them without a script.
+
+Colours and fonts come from the page's style sheet; a series is told apart by its dashes too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 480, 270
+LEFT, RIGHT, TOP, BOTTOM = 48, 466, 12, 222
+LABEL_ROOM = 40  # between the labels of an axis
+SERIES = 6  # how many the style sheet tells apart
+
+Points = Sequence[tuple[float, float | None]]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From values to places, straight or logarithmic."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        share = (value - low) / (high - low) if high > low else 0.5
+        return self.start + share * (self.end - self.start)
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round values from at most `low` to at least `high`, about `count` steps apart."""
+    if not high > low:
+        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [n * step for n in range(first, last + 1)]
+
+
+def recall_curve(curve: dict[str, dict]) -> Markup:
+    """Recall@K over log K of each distance, with its interval as a band."""
+    shown = [v for one in curve.values() for key in ("recall", "low") for v in _known(one[key])]
+    ks = sorted({k for one in curve.values() for k in one["k"]})
+    marks = ticks(min(shown), 1)
+    x = Axis(ks[0], ks[-1], LEFT + 8, RIGHT - 8, log=True)
+    y = _upward(marks[0], 1)
+    parts = [_frame(x, y, _log_ticks(x), [m for m in marks if m < 1.01], "K", _percent)]
+    for name, one in curve.items():
+        parts.append(_band(one, x, y, name))
+        parts.append(_line(list(zip(one["k"], one["recall"], strict=True)), x, y, name))
+        parts += [
+            f'<circle class="{escape(name)}" cx="{x(k):.1f}" cy="{y(r):.1f}" r="2.6">'
+            f"<title>{escape(name)}: Recall@{k} {100 * r:.2f}</title></circle>"
+            for k, r in zip(one["k"], one["recall"], strict=True)
+            if r is not None
+        ]
+    return _svg(parts, "Recall at K over K, by distance")
+
+
+def histogram(one: dict, title: str) -> Markup:
+    """Shares of positive and negative pairs by distance."""
+    edges = one["edges"]
+    top = max([*_known(one["positive"]), *_known(one["negative"])], default=0) or 1
+    marks = ticks(edges[0], edges[-1])
+    x = Axis(edges[0], edges[-1], LEFT, RIGHT)
+    y = _upward(0, top * 1.05)
+    inside = [m for m in marks if edges[0] - 1e-9 <= m <= edges[-1] + 1e-9]
+    parts = [_frame(x, y, inside, [m for m in ticks(0, top, 3) if m <= top], title, _percent)]
+    parts += [_steps(edges, one[kind] or [], x, y, kind) for kind in ("negative", "positive")]
+    return _svg(parts, f"Pairs of one class and of two classes by {title}")
+
+
+def scatter(spread: Sequence[float | None], gap: Sequence[float | None]) -> Markup:
+    """A dot for each class: how wide it is, how far away the next one."""
+    pairs = [(s, g) for s, g in zip(spread, gap, strict=True) if s is not None and g is not None]
+    across, up = (ticks(0, max(column)) for column in zip(*pairs, strict=True))
+    x, y = Axis(0, across[-1], LEFT, RIGHT), _upward(0, up[-1])
+    reach = min(across[-1], up[-1])
+    path = "".join(f"M{x(s):.1f} {y(g):.1f}h0" for s, g in pairs)
+    parts = [
+        _frame(x, y, across, up, "spread", _plain, "distance to the nearest other class"),
+        f'<path class="equal" d="M{x(0):.1f} {y(0):.1f}L{x(reach):.1f} {y(reach):.1f}"/>',
+        f'<path class="dots" d="{path}" style="opacity:{max(0.25, 0.8 - len(pairs) / 4000):.2f}"/>',
+        '<circle class="spot" r="6" cx="0" cy="0" visibility="hidden"/>',
+    ]
+    where = (
+        f'data-plot="{LEFT} {RIGHT} {BOTTOM} {TOP}" data-across="{across[-1]!r}" '
+        f'data-up="{up[-1]!r}"'
+    )
+    return _svg(parts, "Spread of each class and distance to the nearest other", where)
+
+
+def lines(
+    across: Sequence[float], series: dict[str, Sequence[float | None]], percent: bool = False
+) -> Markup:
+    """Lines over epochs; a missing value is a gap."""
+    values = [v for column in series.values() for v in _known(column)]
+    marks = ticks(min(values), min(max(values), 1) if percent else max(values))
+    x = Axis(across[0], across[-1], LEFT + 8, RIGHT - 8)
+    y = _upward(marks[0], marks[-1])
+    whole = [m for m in ticks(across[0], across[-1], 6) if across[0] <= m <= across[-1]]
+    whole = [m for m in whole if m == int(m)] or [across[0]]
+    parts = [_frame(x, y, whole, marks, "epoch", _percent if percent else _plain)]
+    for n, (name, column) in enumerate(series.items()):
+        kind = f"s{n % SERIES}"
+        points = list(zip(across, column, strict=True))
+        parts.append(_line(points, x, y, kind))
+        if len(across) <= 40:
+            parts += [
+                f'<circle class="{kind}" cx="{x(e):.1f}" cy="{y(v):.1f}" r="2.4"><title>'
+                f"{escape(name)}, epoch {e:g}: {_percent(v) if percent else _plain(v)}"
+                f"</title></circle>"
+                for e, v in points
+                if v is not None
+            ]
+    return _svg(parts, ", ".join(series) + " by epoch")
+
+
+def whisker(difference: float, span: Sequence[float] | None, reach: float) -> Markup:
+    """A dot with its interval left or right of zero; `reach` is the end of the scale."""
+    x = Axis(-reach, reach, 4, 136)
+    bar = "" if span is None else f'<path class="span" d="M{x(span[0]):.1f} 10H{x(span[1]):.1f}"/>'
+    return Markup(
+        '<svg class="whisker" viewBox="0 0 140 20" aria-hidden="true">'
+        f'<path class="zero" d="M70 1V19"/>{bar}'
+        f'<circle cx="{x(difference):.1f}" cy="10" r="3.5"/></svg>'
+    )
+
+
+def _svg(parts: Iterable[str], label: str, more: str = "") -> Markup:
+    return Markup(
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(label)}" {more}>{"".join(parts)}</svg>'
+    )
+
+
+def _frame(
+    x: Axis,
+    y: Axis,
+    x_ticks: Sequence[float],
+    y_ticks: Sequence[float],
+    title: str,
+    form: Callable[[float], str],
+    y_title: str = "",
+) -> str:
+    parts = [
+        f'<path class="grid" d="M{LEFT} {y(v):.1f}H{RIGHT}"/>'
+        f'<text class="end" x="{LEFT - 7}" y="{y(v):.1f}" dy=".34em">{form(v)}</text>'
+        for v in y_ticks
+    ]
+    parts += [
+        f'<path class="tick" d="M{x(v):.1f} {BOTTOM}v4"/>'
+        f'<text class="middle" x="{x(v):.1f}" y="{BOTTOM + 19}">{_plain(v)}</text>'
+        for v in x_ticks
+    ]
+    parts.append(f'<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>')
+    middle = (LEFT + RIGHT) / 2
+    parts.append(
+        f'<text class="middle title" x="{middle:.0f}" y="{HEIGHT - 8}">{escape(title)}</text>'
+    )
+    if y_title:
+        parts.append(f'<text class="title" x="{LEFT + 6}" y="{TOP + 8}">{escape(y_title)}</text>')
+    return "".join(parts)
+
+
+def _band(one: dict, x: Axis, y: Axis, name: str) -> str:
+    rows = zip(one["k"], one["low"] or [], one["high"] or [], strict=False)
+    known = [(k, low, high) for k, low, high in rows if low is not None and high is not None]
+    if len(known) < 2:
+        return ""
+    upper = [f"{x(k):.1f} {y(high):.1f}" for k, _, high in known]
+    lower = [f"{x(k):.1f} {y(low):.1f}" for k, low, _ in reversed(known)]
+    return f'<path class="band {escape(name)}" d="M{"L".join(upper + lower)}Z"/>'
+
+
+def _line(points: Points, x: Axis, y: Axis, name: str) -> str:
+    path, pen = "", "M"
+    for across, up in points:
+        if up is None:
+            pen = "M"
+            continue
+        path += f"{pen}{x(across):.1f} {y(up):.1f}"
+        pen = "L"
+    return f'<path class="line {escape(name)}" d="{path}"/>' if path else ""
+
+
+def _steps(edges: Sequence[float], shares: Sequence[float], x: Axis, y: Axis, name: str) -> str:
+    path = f"M{x(edges[0]):.1f} {y(0):.1f}"
+    for share, right in zip(shares, edges[1:], strict=False):
+        path += f"V{y(share or 0):.1f}H{x(right):.1f}"
+    return f'<path class="steps {name}" d="{path}V{y(0):.1f}"/>'
+
+
+def _upward(low: float, high: float) -> Axis:
+    return Axis(low, high, BOTTOM, TOP)
+
+
+def _log_ticks(axis: Axis) -> list[int]:
+    """1, 2, 5, 10, ... as far as there is room for their labels."""
+    kept: list[int] = []
+    for value in (m * 10**n for n in range(12) for m in (1, 2, 5)):
+        if axis.low <= value <= axis.high and (
+            not kept or axis(value) - axis(kept[-1]) >= LABEL_ROOM
+        ):
+            kept.append(value)
+    return kept
+
+
+def _known(values: Iterable[float | None] | None) -> list[float]:
+    return [v for v in values or [] if v is not None]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.6g}"
+
+
+def _plain(value: float) -> str:
+    return f"{round(value, 10):,g}" if abs(value) < 1e6 else f"{value:.0e}"

@@ -1,0 +1,264 @@
+"""One view (`gather`) as one HTML page that needs nothing else: no request leaves it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from retrieval.report import charts
+
+FOLDER = Path(__file__).parent
+SCRIPTS = ("map.js", "page.js")
+DISTANCES = {"cos": "cosine", "l2": "Euclidean"}
+AXES = {"cos": "cosine similarity", "l2": "Euclidean distance"}
+TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI",
+          "ami": "AMI"}  # fmt: skip
+
+
+def render(view: dict) -> str:
+    """The page; every text of the view is escaped, in the HTML and in the data for the script."""
+    script = "".join(_asset(name) for name in SCRIPTS)
+    result = view["result"]
+    page = _environment().get_template("template.html").render(
+        view=view,
+        sections=_sections(view),
+        style=Markup(_asset("page.css")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=Markup(embedded(view)),
+        level=f"{100 * result['settings'].get('level', 0.95):g}%",
+        distances=_distances(result),
+        sentence=sentence(result),
+        leads=[_lead(result, d) for d in ("cos", "l2") if d in result["distances"]],
+        facts=_facts(result),
+        scores=_scores(result),
+        curve=_curve(view),
+        histograms=_histograms(view),
+        spread=_spread(view),
+        comparisons=[_comparison(one) for one in view.get("compare") or []],
+        training=_training(view.get("run")),
+        checks=[(k.replace("_", " "), v) for k, v in result["checks"].items() if v is not None],
+    )  # fmt: skip
+    return page.encode("utf-8", "replace").decode()  # a path may hold lone surrogates
+
+
+def embedded(view: dict) -> str:
+    """JSON that no HTML parser reads anything into, whatever its strings hold."""
+    text = json.dumps(view, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text  # ASCII: U+2028 and U+2029 are escaped already
+
+
+def sentence(result: dict) -> str:
+    """The protocol, for a reader who does not know the word."""
+    queries, gallery = result["queries"], result["gallery"]
+    if result["protocol"] == "leave-one-out":
+        who = "Each item" if queries == gallery else f"Each of {queries:,} items drawn at random"
+        return (
+            f"Leave-one-out: {who[0].lower()}{who[1:]} is a query against the {gallery - 1:,} "
+            "others, and right when the nearest one is of its class."
+        )
+    return (
+        f"Query to gallery: {queries:,} queries each search a gallery of {gallery:,} items, and "
+        "are right when the nearest one is of their class."
+    )
+
+
+def _asset(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _environment() -> Environment:
+    env = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters["count"] = lambda n: f"{n:,}"
+    return env
+
+
+def _sections(view: dict) -> dict[str, str]:
+    """Id and title of the sections that have something to show, in order."""
+    has_classes = bool(view["classes"]["name"])
+    known = {
+        "numbers": ("Numbers", True),
+        "rows": ("Retrieval", bool(view.get("queries"))),
+        "fails": (
+            "Failures",
+            has_classes or bool(view.get("confused")) or bool(view.get("duplicates")),
+        ),
+        "distances": ("Distances", bool(_histograms(view)) or _spread(view) is not None),
+        "map": ("Map", bool(view.get("map") and view["map"]["x"])),
+        "compare": ("Comparison", bool(view.get("compare"))),
+        "run": ("Training", bool(view.get("run"))),
+        "about": ("Provenance", True),
+    }
+    return {name: title for name, (title, there) in known.items() if there}
+
+
+def _distances(result: dict) -> dict[str, str]:
+    return {d: DISTANCES[d] for d in ("l2", "cos") if d in result["distances"]}
+
+
+def _lead(result: dict, distance: str) -> dict:
+    scores = result["distances"][distance]
+    k = min(scores["recall"], key=int)
+    span = (scores.get("recall_ci") or {}).get(k)
+    return {
+        "distance": distance,
+        "name": DISTANCES[distance],
+        "k": k,
+        "value": percent(scores["recall"][k]),
+        "span": span and [percent(x) for x in span],
+    }
+
+
+def _facts(result: dict) -> list[tuple[str, int]]:
+    if result["protocol"] == "leave-one-out":
+        sides = [("items", result["gallery"])]
+        if result["queries"] != result["gallery"]:
+            sides.append(("asked", result["queries"]))
+    else:
+        sides = [("queries", result["queries"]), ("gallery", result["gallery"])]
+    return [*sides, ("classes", result["classes"]), ("dimensions", result["dim"])]
+
+
+def _scores(result: dict) -> list[dict]:
+    """Rows of the table: a name and, for each distance, value and interval."""
+    by_distance = [result["distances"][d] for d in _distances(result)]
+    rows = [
+        {"name": f"Recall@{k}", "cells": [_recall(scores, k) for scores in by_distance]}
+        for k in sorted(by_distance[0]["recall"], key=int)
+    ]
+    for key, title in TITLES.items():
+        cells = [_score(scores, key) for scores in by_distance]
+        if any(cell["value"] for cell in cells):
+            rows.append({"name": title, "cells": cells})
+    return rows
+
+
+def _recall(scores: dict, k: str) -> dict:
+    return _cell(scores["recall"].get(k), (scores.get("recall_ci") or {}).get(k))
+
+
+def _score(scores: dict, key: str) -> dict:
+    value = scores.get(key)
+    if not isinstance(value, dict):
+        return _cell(value, scores.get(f"{key}_ci"))
+    seeds = f" ({len(value['values'])} seeds)"
+    spread = "" if value["std"] is None else f"± {percent(value['std'])}{seeds}"
+    return {"value": percent(value["mean"]), "span": spread}
+
+
+def _cell(value: float | None, span: list[float] | None) -> dict:
+    return {"value": percent(value), "span": interval(span)}
+
+
+def _curve(view: dict) -> Markup | None:
+    curve = view.get("curve") or {}
+    known = {d: curve[d] for d in ("l2", "cos") if d in curve and curve[d]["k"]}
+    return charts.recall_curve(known) if known else None
+
+
+def _histograms(view: dict) -> list[dict]:
+    known = view.get("histograms") or {}
+    return [
+        {
+            "distance": d,
+            "name": DISTANCES[d],
+            "chart": charts.histogram(known[d], AXES[d]),
+            "overlap": percent(known[d].get("overlap"), 1),
+        }
+        for d in ("l2", "cos")
+        if known.get(d) and len(known[d]["edges"]) > 1
+    ]
+
+
+def _spread(view: dict) -> Markup | None:
+    classes = view["classes"]
+    spread, gap = classes.get("spread") or [], classes.get("gap") or []
+    pairs = [1 for s, g in zip(spread, gap, strict=False) if s is not None and g is not None]
+    return charts.scatter(spread, gap) if len(pairs) > 1 else None
+
+
+def _comparison(one: dict) -> dict:
+    tables = []
+    for d in ("l2", "cos"):
+        if scores := one["distances"].get(d):
+            tables.append({"name": DISTANCES[d], "rows": _differences(scores)})
+    return {
+        "file": one["file"],
+        "tables": tables,
+        "gained": one.get("gained"),
+        "lost": one.get("lost"),
+    }
+
+
+def _differences(scores: dict) -> list[dict]:
+    reach = max(abs(x) for s in scores.values() for x in [s["difference"], *(s["ci"] or [])])
+    return [
+        {
+            "name": TITLES.get(name, name.replace("recall", "Recall")),
+            "theirs": percent(s["a"]),
+            "ours": percent(s["b"]),
+            "difference": f"{100 * s['difference']:+.2f}",
+            "span": s["ci"] and "{:+.2f} to {:+.2f}".format(*(100 * x for x in s["ci"])),
+            "p": _p(s["p"]),
+            "verdict": _verdict(s["ci"]),
+            "chart": charts.whisker(s["difference"], s["ci"], 1.05 * reach or 1),
+        }
+        for name, s in scores.items()
+    ]
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _verdict(span: list[float] | None) -> str:
+    if span is None:
+        return ""
+    if span[0] > 0:
+        return "better"
+    return "worse" if span[1] < 0 else "unsure"
+
+
+def _training(run: dict | None) -> list[dict]:
+    """Charts of a run: the loss, its parts, what was watched, recall."""
+    if not run or not run["epochs"]:
+        return []
+    curves = run["lines"]
+    recall = {DISTANCES[d]: curves.get(f"recall_{d}") for d in ("cos", "l2")}
+    split = {"val": "Validation ", "test": "Test "}.get(run.get("scores_of") or "", "")
+    groups = [
+        ("Loss", {"loss": curves.get("loss")}, False),
+        ("Parts of the loss", curves.get("parts") or {}, False),
+        ("Watched, not trained on", curves.get("monitor") or {}, False),
+        (f"{split}Recall@1, %", recall, True),
+    ]
+    out = []
+    for title, series, is_share in groups:
+        known = {n: c for n, c in series.items() if c and any(v is not None for v in c)}
+        if known:
+            chart = charts.lines(run["epochs"], known, is_share)
+            out.append({"title": title, "names": list(known), "chart": chart})
+    return out
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{100 * value:.{digits}f}"
+
+
+def interval(span: list[float] | None) -> str:
+    return "" if span is None else f"{percent(span[0])} to {percent(span[1])}"
