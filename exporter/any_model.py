@@ -68,11 +68,11 @@ def embed_with(
 
 
 def find_data(text: str) -> DataSet:
-    """`photos/`, `images.csv`, `glyphs`, or `cub:CUB_200_2011`."""
+    """`photos/`, `images.csv`, `cub:CUB_200_2011`, `glyphs`, or `glyphs:query`."""
     name, colon, root = text.partition(":")
     names = {entry.name: entry for entry in DATASETS}
     if colon and name in names:
-        return load(name, root)
+        return load(name, root) if names[name].needs_root else load(name, variant=root)
     path = Path(text)
     if path.is_dir():
         return load("folder", path, test_fraction=0.0)

@@ -22,7 +22,6 @@ from retrieval.formats.arrays import allocate, blocks, mapped
 from retrieval.formats.hdf5 import SAME, Writer
 from retrieval.formats.hdf5_content import sync
 from retrieval.metrics import recall_at
-from retrieval.ranks import count_ranks
 from retrieval.threads import StageProgress
 
 MOST_TEXT = 32_768  # bytes; an attribute of HDF5 holds 64 kB at most
@@ -134,6 +133,8 @@ def _taken(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
 def _recall(
     vectors: Vectors, labels: Vectors, stage: str, progress: StageProgress | None
 ) -> dict[str, float]:
+    from retrieval.ranks import count_ranks  # its kernels take a second to load
+
     if {"query", "gallery"} <= set(vectors):
         sides = [part[s] for s in ("gallery", "query") for part in (vectors, labels)]
     else:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from exporter.model import describe
 from exporter.session import Session
 from retrieval.errors import DmlError
 from retrieval.threads import StageProgress
-from retrieval.writing import check_target
+from retrieval.writing import check_target, write_text
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.datasets import DataSet
@@ -32,7 +34,7 @@ from trainer.resolve import from_dict
 from trainer.setup import load_data, load_embedder
 from trainer.transforms import for_testing
 
-MODEL, EMBEDDINGS = "model.onnx", "embeddings.h5"
+MODEL, EMBEDDINGS, RESULT = "model.onnx", "embeddings.h5", "export.json"
 COMPARED = {"small": 1000, "large": 128}
 """Images of the parity check: small ones up to 96 pixels, and larger ones, which take longer."""
 CALIBRATION = 128
@@ -94,7 +96,8 @@ def export(
 ) -> dict[str, Any]:
     """Writes OUT/model.onnx and OUT/embeddings.h5; several runs become one model.
 
-    OUT is the folder of the run by default. The result says what was compared and written.
+    OUT is the folder of the run by default. The result says what was compared and written, and is
+    kept as OUT/export.json.
     """
     settings = settings or Settings()
     folder = output_folder(runs, out)
@@ -114,6 +117,7 @@ def export(
         result["embeddings"] = export_embeddings(
             members, network, data, splits, folder, settings, progress
         )
+    write_text(folder / RESULT, json.dumps(result, indent=2) + "\n", force=True)
     return result
 
 
@@ -192,6 +196,22 @@ def chosen_splits(data: DataSet, wanted: Sequence[str]) -> dict[str, np.ndarray]
 # The model
 
 
+class Timed:
+    """A session that counts its images and seconds; its first run, which allocates, aside."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.runs, self.images, self.seconds = session, 0, 0, 0.0
+
+    def run(self, batch: np.ndarray) -> np.ndarray:
+        start = time.perf_counter()
+        found = self.session.run(batch)
+        if self.runs:
+            self.images += len(batch)
+            self.seconds += time.perf_counter() - start
+        self.runs += 1
+        return found
+
+
 def export_model(
     members: Sequence[Member],
     network: Embedder | Together,
@@ -212,14 +232,17 @@ def export_model(
         session = Session(describe(made), settings.provider)
         # An ensemble is normalised member by member.
         normalize = settings.normalize and len(members) == 1
-        found = parity.check(
-            network, session, images, labels, normalize=normalize, progress=progress
-        )
+        timed = Timed(session)
+        found = parity.check(network, timed, images, labels, normalize=normalize, progress=progress)
         parity.judge(found, settings.precision, settings.max_recall_drop)
-        compared = {"fp32": plain} | ({settings.precision: made} if made != plain else {})
-        rows = precision.compare(
-            compared, images, labels, provider=settings.provider, progress=progress
-        )
+        if made == plain:  # all that there is to say of it was just seen
+            speed = timed.images / timed.seconds
+            rows = [precision.Row("fp32", plain.stat().st_size, speed, found.recall_onnx, 0.0)]
+        else:
+            compared = {"fp32": plain, settings.precision: made}
+            rows = precision.compare(
+                compared, images, labels, provider=settings.provider, progress=progress
+            )
         graph.add_properties(made, to_properties({"parity": found.to_dict()}))
         os.replace(made, target)
     return {

@@ -51,7 +51,8 @@ class Display(Watch):
     def begin(self, folder: Path, epochs: int, steps: int, epoch: int) -> None:
         self.epochs = epochs
         where = f" from epoch {epoch + 1}" if epoch else ""
-        self.note(f"{epochs} epochs of {steps:,} steps{where} in {folder}")
+        many = "epoch" if epochs == 1 else "epochs"
+        self.note(f"{epochs} {many} of {steps:,} steps{where} in {folder}")
 
     def step(self, epoch: int, step: int, steps: int, values: dict[str, float]) -> None:
         shown = {k: v for k, v in values.items() if k != "images_per_second"}

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from retrieval.errors import DmlError
 from retrieval.metrics import recall_at
-from retrieval.ranks import count_ranks
 from trainer.datasets import DataSet
 from trainer.embedder import Embedder
 
@@ -47,6 +46,8 @@ def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) 
             "Training has diverged, although the loss was finite.",
             "Try a smaller learning rate: --lr, or clipping: --set optimizer.clip=1",
         )
+    from retrieval.ranks import count_ranks  # its kernels take a second to load
+
     asking = (None, None) if gallery is None else (vectors[gallery:], labels[gallery:])
     searched = slice(None, gallery)
     ranks = count_ranks(vectors[searched], labels[searched], *asking)

@@ -79,6 +79,14 @@ def test_recall_and_neighbours_are_those_of_brute_force(clustered):
     assert (found == nearest).all()
 
 
+def test_a_tie_does_not_count_and_neither_does_a_row_without_another_of_its_class():
+    vectors = np.array([[1, 0.1], [1, 0.1], [1, 0.1], [0, 1], [-1, 0]], np.float32)
+    labels = np.array([0, 0, 1, 1, 2])
+    assert parity.retrieved(vectors, labels)[0] == 0  # 2 is as near to 0 as 1 is
+    assert parity.retrieved(vectors, np.array([0, 0, 0, 1, 2]))[0] == 0.6
+    assert parity.retrieved(vectors, np.zeros(5))[0] == 1
+
+
 def test_agreement_counts_changed_neighbours_but_not_equal_ones():
     vectors = np.array([[1, 0], [1, 0.01], [1, 0.01], [0, 1]], np.float32)
     nearest = np.array([1, 2, 1, 1])

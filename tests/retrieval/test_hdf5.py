@@ -295,6 +295,7 @@ def test_killed_at_random_moments_resumes_to_the_same_file(tmp_path):
             getattr(found.splits["test"], part), getattr(wanted.splits["test"], part)
         )
     assert found.attrs == wanted.attrs
+    assert target.read_bytes() == (tmp_path / "whole.h5").read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.h5", "whole.h5"]
 
 

@@ -1,0 +1,234 @@
+"""What is installed, what works here and will be used, and a line for each thing that is missing.
+
+Everything is tried, not listed: modules are imported, ONNX Runtime runs a model on each device.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+
+from rich.table import Table
+from rich.text import Text
+
+from exporter import providers
+from retrieval.errors import DmlError
+
+OK, NOTE, MISSING, BROKEN = "ok", "note", "missing", "broken"
+MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), MISSING: ("✗", "red"), BROKEN: ("✗", "red")}
+CPU = 'pip install "dmltool[cpu]", or "dmltool[gpu]" beside an NVIDIA GPU'
+LEAST_DISK, LEAST_MEMORY = 1 << 30, 1 << 30  # the demo needs less than half of each
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the answer."""
+
+    group: str
+    name: str
+    state: str
+    found: str
+    fix: str = ""
+    needed: bool = False  # by the quick start: train, export, eval
+
+
+def examine(folder: Path | None = None) -> list[Check]:
+    """All checks, for work in `folder`."""
+    return [
+        Check("dmltool", "dmltool", OK, _version("dmltool")),
+        Check("dmltool", "Python", OK, f"{platform.python_version()}, {sys.prefix}"),
+        *_evaluation(),
+        *_training(),
+        *_export(),
+        *_readers(),
+        *_machine(folder or Path.cwd()),
+    ]
+
+
+def ready(checks: list[Check]) -> bool:
+    """Whether the commands of the quick start can run."""
+    return all(check.state in (OK, NOTE) for check in checks if check.needed)
+
+
+def _evaluation() -> list[Check]:
+    names = ("numpy", "h5py", "numba", "sklearn", "jinja2")
+    found = [_module("evaluate", name, "pip install dmltool", needed=True) for name in names]
+    return [*found, _faiss()]
+
+
+def _faiss() -> Check:
+    twice = _installed_twice("faiss-cpu", "faiss-gpu")
+    if twice:
+        return Check("evaluate", "faiss", BROKEN, twice, "pip uninstall one of them")
+
+    def gpus(faiss: ModuleType) -> str:
+        count = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
+        return f"k-means on {count} GPU{'s' * (count > 1)}" if count else "k-means on the CPU"
+
+    return _module("evaluate", "faiss", CPU, gpus)
+
+
+def _training() -> list[Check]:
+    def device(torch: ModuleType) -> str:
+        from trainer.device import pick_device
+
+        picked = pick_device("auto")
+        if picked.type == "cuda":
+            count = torch.cuda.device_count()
+            return f"CUDA {torch.version.cuda}, {count} x {torch.cuda.get_device_name(0)}"
+        if picked.type == "cpu":
+            why = f"CUDA {torch.version.cuda} finds no GPU" if torch.version.cuda else "no CUDA"
+            return f"trains on the CPU, {torch.get_num_threads()} threads ({why})"
+        return f"trains on {picked.type}"
+
+    def vision(_: ModuleType) -> str:
+        from trainer.vision import torchvision
+
+        return f"{len(torchvision.models.list_models())} models"
+
+    found = [_module("train", "torch", CPU, device, needed=True)]
+    if found[0].state == OK:  # torchvision does not import without it
+        found.append(_module("train", "torchvision", CPU, vision, True, "trainer.vision"))
+    found += [_module("train", name, CPU, needed=True) for name in ("PIL", "matplotlib")]
+    found.append(_module("train", "pytorch_metric_learning", CPU))
+    extras = 'pip install "dmltool[extras]"'
+    return found + [
+        _module("train", name, extras, optional=True) for name in ("timm", "tensorboard")
+    ]
+
+
+def _export() -> list[Check]:
+    found = [_module("export", name, CPU, needed=True) for name in ("onnx", "onnxscript")]
+    twice = _installed_twice("onnxruntime", "onnxruntime-gpu")
+    if twice:
+        fix = "pip uninstall both, then install one"
+        return [*found, Check("export", "onnxruntime", BROKEN, twice, fix, needed=True)]
+    try:
+        name = f"{providers.load_runtime().__version__}"
+    except DmlError as error:
+        return [*found, Check("export", "onnxruntime", MISSING, error.why, CPU, needed=True)]
+    found.append(Check("export", "onnxruntime", OK, name, needed=True))
+    if any(check.state != OK for check in found):  # trying a device takes a model
+        return found
+    for device, title in (("cuda", "CUDA"), ("tensorrt", "TensorRT")):
+        missing = providers.missing_for(device)
+        state, text = (OK, "works") if missing is None else (NOTE, missing[0])
+        found.append(Check("export", title, state, text))
+    return [*found, Check("export", "used", OK, providers.pick("auto")[1])]
+
+
+def _readers() -> list[Check]:
+    fix = 'pip install "dmltool[readers]"'
+    built_in = ".h5 .npy .npz .csv .tsv .jsonl .pt .safetensors .fvecs"
+    arrow = _module("read", "pyarrow", fix, lambda _: ".parquet .arrow .feather", optional=True)
+    return [Check("read", "built in", OK, built_in), arrow]
+
+
+def _machine(folder: Path) -> list[Check]:
+    free = shutil.disk_usage(folder).free
+    disk = OK if free >= LEAST_DISK else MISSING
+    found = [
+        Check("machine", "processors", OK, f"{len(os.sched_getaffinity(0))}")
+        if hasattr(os, "sched_getaffinity")
+        else Check("machine", "processors", OK, f"{os.cpu_count()}"),
+        Check(
+            "machine", "disk", disk, f"{free / 1e9:.1f} GB free in {folder}",
+            "" if disk == OK else "make room, or work in another folder", needed=True,
+        ),
+    ]  # fmt: skip
+    memory = _available_memory()
+    if memory is None:
+        return [*found, Check("machine", "memory", NOTE, "not known on this system")]
+    state = OK if memory >= LEAST_MEMORY else MISSING
+    fix = "" if state == OK else "close other programs"
+    return [
+        *found,
+        Check("machine", "memory", state, f"{memory / 1e9:.1f} GB available", fix, True),
+    ]
+
+
+def _module(
+    group: str,
+    name: str,
+    fix: str,
+    more: Callable[[ModuleType], str] | None = None,
+    needed: bool = False,
+    module: str | None = None,
+    optional: bool = False,
+) -> Check:
+    """One module, imported: its version and what else there is to say of it."""
+    try:
+        with providers.quiet():
+            found = import_module(module or name)
+            text = ", ".join(filter(None, [_version_of(name), more(found) if more else ""]))
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            state = NOTE if optional else MISSING
+            return Check(group, name, state, "not installed", fix, needed)
+        return Check(group, name, BROKEN, f"it lacks {error.name}", fix, needed)
+    except DmlError as error:
+        return Check(group, name, BROKEN, f"{error.what} {error.why}", error.fix or fix, needed)
+    except Exception as error:  # a broken library fails in ways of its own
+        words = f"{type(error).__name__}: {error}".strip().splitlines()[-1][:200]
+        return Check(group, name, BROKEN, words, f"reinstall: {fix}", needed)
+    return Check(group, name, OK, text, "", needed)
+
+
+PACKAGES = {"sklearn": ("scikit-learn",), "PIL": ("pillow",), "faiss": ("faiss-cpu", "faiss-gpu")}
+
+
+def _version_of(module: str) -> str:
+    return next(filter(None, map(_version, PACKAGES.get(module, (module,)))), "")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _installed_twice(*packages: str) -> str:
+    """Two builds of one module overwrite each other's files."""
+    there = [name for name in packages if _version(name)]
+    return f"{' and '.join(there)} are both installed" if len(there) > 1 else ""
+
+
+def _available_memory() -> int | None:
+    """Of the machine, or of the container where that is less."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+    try:
+        most, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current")
+        )
+    except (OSError, ValueError):  # none, or "max"
+        return free * 1024
+    return min(free * 1024, most - used)
+
+
+def table(checks: list[Check]) -> Table:
+    out = Table.grid(padding=(0, 2))
+    group = ""
+    for check in checks:
+        if group and check.group != group:
+            out.add_row("", "", "", "")
+        mark, style = MARKS[check.state]
+        text = Text(check.found)
+        if check.fix:
+            text.append(f"\n{check.fix}", style="bold" if check.state != NOTE else "dim")
+        title = check.group if check.group != group else ""
+        out.add_row(title, Text(mark, style), check.name, text)
+        group = check.group
+    return out
