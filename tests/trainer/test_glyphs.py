@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -282,3 +283,18 @@ def test_the_rule_finds_letters_that_differ_in_size_or_script_only(pair):
 def test_the_rule_leaves_letters_that_differ():
     for pair in ("Aa", "bd", "ЖД"):
         assert not alike(*pair, likeness(pair, "DejaVuSans")[0, 1])
+
+
+def test_letters_can_be_drawn_by_several_threads(data):
+    """A font holds one letter at a time; another thread must not change it in between."""
+    interval = sys.getswitchinterval()
+    rows = [row for row in range(len(data)) if "/DejaVuSans/" in data.paths[row]][:150]
+    alone = [data.image(row) for row in rows]
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(data.image, rows * 4))
+    finally:
+        sys.setswitchinterval(interval)
+    for row, image in enumerate(together):
+        assert (image == alone[row % len(rows)]).all()

@@ -6,6 +6,7 @@ taken from the font, in its own units; the rest is addition, multiplication and 
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,8 @@ MOVE, LINE, CURVE, CLOSE = 1, 2, 3, 79  # matplotlib's path codes
 STEPS = 4  # straight pieces of a curve; a letter has a dozen curves and 32 pixels
 SAMPLES = 4  # per pixel and axis
 GRID = 256  # units per pixel; a sample stands in the middle of its GRID // SAMPLES units
+
+_one_at_a_time = threading.Lock()
 
 
 @cache
@@ -36,8 +39,10 @@ def outline(face: str, code: int) -> np.ndarray:
     from matplotlib.ft2font import LoadFlags
 
     font = _font(face)
-    font.load_char(code, flags=LoadFlags.NO_SCALE)
-    edges = _flatten(*font.get_path())
+    with _one_at_a_time:  # a font holds the letter that was loaded last, whoever asked for it
+        font.load_char(code, flags=LoadFlags.NO_SCALE)
+        path = font.get_path()
+    edges = _flatten(*path)
     low, high = edges.min(axis=(0, 1)), edges.max(axis=(0, 1))
     return (edges - (low + high) / 2) / (high - low).max()
 
