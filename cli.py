@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -74,6 +75,8 @@ def main(debug: bool) -> None:
       dmltool train --preset cub-ce --data CUB_200_2011
       dmltool eval embeddings.h5 --distance cos
     """
+    # Importing torch makes objects by the hundred thousand, none of them garbage.
+    gc.set_threshold(100_000, 20, 100)
 
 
 class Numbers(click.ParamType):
@@ -402,6 +405,76 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
     from retrieval.tables import comparison_table
 
     stdout_console().print(comparison_table(result))
+
+
+@main.command()
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--compare", "others", multiple=True, metavar="FILE",
+    help="Another file of the same items, to compare with; may be repeated.",
+)  # fmt: skip
+@click.option("--run", metavar="RUN", help="Folder of the training: its curves and its images.")
+@click.option("--images", metavar="ROOT", help="Folder that the paths in FILE begin at.")
+@click.option("--out", metavar="FILE", default="report.html", show_default=True)
+@click.option(
+    "--distance", type=click.Choice(["cos", "l2"]), default="cos", show_default=True,
+    help="Of the rows, the confusions and the map; the scores are by both.",
+)  # fmt: skip
+@click.option("--gallery", metavar="FILE", help="Gallery embeddings; FILE holds the queries then.")
+@labels_option
+@click.option("--gallery-labels", metavar="FILE", help="Labels of the gallery, if not in its file.")
+@click.option(
+    "--nmi/--no-nmi", default=None, help="k-means NMI and AMI. [default: if it takes no minute]"
+)
+@click.option(
+    "--map", type=click.Choice(["tsne", "pca", "none"]), default="tsne", show_default=True,
+    help="How 2,000 of the queries are laid out in the plane.",
+)  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
+              help="Of what is drawn at random, and of the map.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def report(
+    file, others, run, images, out, gallery, labels, gallery_labels, force, **given
+) -> None:  # fmt: skip
+    """Show an embedding file as one HTML page: what is found, and where it fails.
+
+    Scores, retrieved rows with images, confused classes, near-duplicates, distances and a map. The
+    page is one file that needs no network. Images are found by the paths in FILE.
+
+    \b
+    Examples:
+      dmltool report embeddings.h5 --images photos
+      dmltool report runs/b/embeddings.h5 --compare runs/a/embeddings.h5 --run runs/b
+    """
+    from pathlib import Path
+
+    from retrieval.embeddings import load
+    from retrieval.formats.opening import Sources
+    from retrieval.report.gather import Options, gather
+    from retrieval.report.page import render
+    from retrieval.writing import check_target, write_text
+    from trainer.reporting import pictures_of, run_view
+
+    sources = Sources(file, gallery, labels, gallery_labels, *others)
+    run, images = (None if path is None else Path(path) for path in (run, images))
+    kept = [] if run is None else [run / "config.toml", run / "metrics.jsonl"]
+    target = check_target(out, force, [*sources.files, *kept])
+    with progress_bar() as tell:
+        data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+        compared = [load(name, labels=labels, gallery_labels=gallery_labels) for name in others]
+        pictures, note = pictures_of(data, images, run)
+        view = gather(
+            data, provenance(data), compared, Options(**given), pictures=pictures,
+            run_view=run and run_view(run), notes=[note] if note else [], progress=tell,
+        )  # fmt: skip
+        tell("page", 0, 1)
+        page = render(view)
+    sources.check_unchanged()
+    write_text(target, page, force)
+    for line in view["warnings"]:
+        click.secho("! ", fg="yellow", nl=False, err=True)
+        click.echo(line, err=True)
+    click.echo(str(target))
 
 
 FLAGS = {  # options of `dmltool train` that are keys of the configuration
@@ -751,36 +824,78 @@ def list_command(kind: str, as_json: bool) -> None:
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Say what is installed, what works here, and what to install for the rest.
+
+    Everything is tried, not listed. Exit code 0: `dmltool demo` can run.
+
+    \b
+    Example:
+      dmltool doctor
+    """
+    from dataclasses import asdict
+
+    from exporter.doctor import examine, ready, table
+
+    checks = examine()
+    good = ready(checks)
+    if as_json:
+        found = {"ready": good, "checks": [asdict(check) for check in checks]}
+        click.echo(to_json(found), nl=False)
+    else:
+        stdout_console().print(table(checks))
+        verdict = "Ready: dmltool demo" if good else "Not ready: the lines with ✗ say what to do."
+        click.secho(f"\n{verdict}", bold=True)
+    ctx.exit(0 if good else 1)
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="One loss instead of three: a minute or so.")
+@click.option("--epochs", type=click.IntRange(1), help="Of each training.  [default: the preset's]")
 @click.option(
     "--out",
     type=click.Path(file_okay=False),
     default="demo",
     show_default=True,
-    help="Folder for the demo files; files of earlier demos there are replaced.",
+    help="Folder of the demo.",
 )
-def demo(out: str) -> None:
-    """Try everything on generated embeddings: each command is shown, then run.
+@click.pass_context
+def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
+    """From images to a report: train, export, evaluate and compare three losses.
+
+    The images are letters drawn from fonts: nothing is downloaded. Each command is shown, then
+    run. Interrupted, it goes on where it was: what is finished is kept.
 
     \b
-    Example:
+    Examples:
       dmltool demo
+      dmltool demo --quick --out try
     """
     from pathlib import Path
+    from shlex import join
 
-    from retrieval.demo import write_demo
+    from exporter.demo import LOSSES, steps, summary, write_baselines
 
-    files = {name: str(path) for name, path in write_demo(Path(out)).items()}
-    result = str(Path(out) / "late.json")
-    for args in (
-        ["inspect", files["early"]],
-        ["eval", files["early"]],
-        ["eval", files["shop"], "--distance", "cos", "--recall-at", "1,10,20", "--no-nmi"],
-        ["eval", files["late"], "--distance", "cos", "--out", result, "--force"],
-        ["compare", files["early"], files["late"], "--distance", "cos"],
-    ):
-        click.secho(f"\n$ dmltool {' '.join(args)}", bold=True)
-        main.main(args, prog_name="dmltool", standalone_mode=False)
-    click.echo(f"\nThe files are in {out}/. Next: dmltool eval YOUR_FILE")
+    folder, losses = Path(out), LOSSES[: 1 if quick else None]
+    with progress_bar() as report:
+        write_baselines(folder, report)
+    for step in steps(folder, losses, epochs):
+        if step.finished():
+            click.secho(f"kept: {step.made}", dim=True, err=True)
+            continue
+        args = step.command()
+        click.secho(f"\n$ dmltool {join(args)}", bold=True)
+        if code := main.main(list(args), prog_name="dmltool", standalone_mode=False):
+            click.echo(
+                "To go on from here, run the demo again: what is finished is kept.", err=True
+            )
+            ctx.exit(code)
+    click.echo()
+    stdout_console().print(summary(folder, losses))
+    click.echo(f"{(folder / 'report.html').resolve()}")
+    click.echo("Open it in a browser. Next, your own images: dmltool train --help", err=True)
 
 
 if __name__ == "__main__":

@@ -342,12 +342,3 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path):
     assert "Traceback" not in stderr
     assert stdout == ""
     assert set(tmp_path.iterdir()) == before
-
-
-def test_demo_runs_every_command_it_shows(tmp_path):
-    result = call("demo", "--out", tmp_path / "demo")
-    assert result.exit_code == 0
-    for command in ("inspect", "eval", "compare"):
-        assert f"$ dmltool {command}" in result.stdout
-    assert json.loads((tmp_path / "demo" / "late.json").read_text())["version"] == 1
-    assert call("demo", "--out", tmp_path / "demo").exit_code == 0

@@ -1,0 +1,155 @@
+"""The demo: real commands on letters drawn from fonts, each with the file that says it is done."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from retrieval.embeddings import Split
+from retrieval.formats.hdf5 import write
+from retrieval.threads import StageProgress
+
+LOSSES = ("ce", "spce", "group")
+BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Step:
+    """`dmltool ARGS`: reads `needs` and is finished when `made` is there, and not older."""
+
+    args: tuple[str, ...]
+    made: Path
+    needs: tuple[Path, ...] = ()
+
+    def finished(self) -> bool:
+        return _newer(self.made, self.needs)
+
+    def command(self) -> tuple[str, ...]:
+        """As it is to be run now: resumed where it was interrupted, over files that are older."""
+        run = self.made.parent
+        if self.args[0] == "train":
+            return ("train", "--resume", str(run)) if (run / "last.pt").exists() else self.args
+        if self.made.exists():
+            return (*self.args, "--force")
+        begun = {
+            "export": run / "model.onnx",
+            "embed": self.made.with_name(self.made.name + ".partial"),
+        }.get(self.args[0])
+        if begun is None or not begun.exists():
+            return self.args
+        return (*self.args, "--resume" if _newer(begun, self.needs) else "--force")
+
+
+def _newer(path: Path, than: tuple[Path, ...]) -> bool:
+    if not path.exists():
+        return False
+    return all(path.stat().st_mtime >= other.stat().st_mtime for other in than)
+
+
+def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Step]:
+    """Everything after the baselines, in order."""
+    found = [_evaluate(folder / f"{name}.h5", folder / f"{name}.json") for name in BASELINES]
+    for loss in losses:
+        run = folder / loss
+        short = () if epochs is None else ("--epochs", str(epochs))
+        model, rows, shop = run / "model.onnx", run / "embeddings.h5", run / "shop.h5"
+        found += [
+            Step(("train", "--loss", loss, *short, "--out", str(run)), run / "result.json"),
+            Step(("export", str(run), "--onnx"), run / "export.json", (run / "best.pt",)),
+            Step(("embed", str(model), "glyphs:query", "--out", str(shop)), shop, (model,)),
+            _evaluate(rows, run / "metrics.json"),
+            _evaluate(shop, run / "shop.json", "--recall-at", "1,10,20", "--no-nmi"),
+        ]
+    first, *others = (folder / loss / "embeddings.h5" for loss in losses)
+    for loss, other in zip(losses[1:], others, strict=True):
+        result = folder / f"{losses[0]}-{loss}.json"
+        args = ("compare", str(first), str(other), "--distance", "cos", "--out", str(result))
+        found.append(Step(args, result, (first, other)))
+    page, beside = folder / "report.html", others or [folder / "untrained.h5"]
+    compared = [word for other in beside for word in ("--compare", str(other))]
+    args = ("report", str(first), *compared, "--run", str(first.parent), "--out", str(page))
+    return [*found, Step(args, page, (first, *beside))]
+
+
+def _evaluate(source: Path, result: Path, *options: str) -> Step:
+    return Step(("eval", str(source), *options, "--out", str(result)), result, (source,))
+
+
+def write_baselines(folder: Path, progress: StageProgress | None = None) -> None:
+    """pixels.h5 and untrained.h5: what the test images give without training."""
+    paths = {name: folder / f"{name}.h5" for name in BASELINES}
+    if all(path.exists() for path in paths.values()):
+        return
+    import torch
+
+    from trainer.datasets import load
+    from trainer.device import to_input
+    from trainer.resolve import resolve
+    from trainer.setup import build_embedder
+
+    folder.mkdir(parents=True, exist_ok=True)
+    data = load("glyphs")
+    rows = data.rows("test")
+    images = np.stack([data.image(row) for row in rows.tolist()])
+    torch.manual_seed(0)
+    network = build_embedder(resolve("glyphs-ce", None, {})[0], pretrained=True).eval()
+    parts = []
+    with torch.inference_mode():
+        for at in range(0, len(images), BATCH):
+            if progress:
+                progress("untrained network", at, len(images))
+            batch = torch.from_numpy(images[at : at + BATCH]).permute(0, 3, 1, 2)
+            parts.append(network(to_input(batch, torch.device("cpu"))).numpy())
+    vectors = {
+        "pixels": images[..., 0].reshape(len(rows), -1).astype(np.float32),  # letters are grey
+        "untrained": np.concatenate(parts),
+    }
+    names = np.array(data.label_names)
+    labels, files = data.labels[rows], np.array([data.paths[row] for row in rows.tolist()])
+    for name, path in paths.items():
+        attrs = {"model": BASELINES[name], "dataset": data.name}
+        write(path, {"test": Split(vectors[name], labels, files)}, names, attrs, force=True)
+
+
+def summary(folder: Path, losses: tuple[str, ...]) -> Table:
+    """One row for each baseline and each loss."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for name in (
+        "Recall@1 l2", "Recall@1 cos", "NMI cos", "query → gallery", "ONNX: same nearest",
+        "images/s",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
+    for name, title in BASELINES.items():
+        table.add_row(title, *_scores(_read(folder / f"{name}.json")), "", "", "")
+    for loss in losses:
+        run = folder / loss
+        exported = _read(run / "export.json")["model"]
+        shop = _read(run / "shop.json")["distances"]["cos"]["recall"]["1"]
+        speeds = [row["images_per_second"] for row in exported["precisions"]]
+        table.add_row(
+            loss,
+            *_scores(_read(run / "metrics.json")),
+            f"{100 * shop:.2f}",
+            f"{100 * exported['parity']['agreement']:.2f} %",
+            f"{speeds[0]:,.0f}" if speeds else "",
+        )
+    return table
+
+
+def _scores(result: dict[str, Any]) -> tuple[str, str, str]:
+    found = result["distances"]
+    nmi = found["cos"].get("nmi")
+    recalls = (f"{100 * found[d]['recall']['1']:.2f}" for d in ("l2", "cos"))
+    return (*recalls, f"{100 * nmi['mean']:.2f}" if nmi else "")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())

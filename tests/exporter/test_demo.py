@@ -1,0 +1,105 @@
+"""The demo: what it runs, what it keeps, and what it does again."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from exporter.demo import Step, steps
+
+DMLTOOL = str(Path(sys.executable).parent / "dmltool")
+COMMAND = [DMLTOOL, "demo", "--quick", "--epochs", "1", "--out", "demo"]
+
+
+def run(folder, **options):
+    return subprocess.run(COMMAND, cwd=folder, capture_output=True, text=True, **options)
+
+
+def shown(stdout):
+    return re.findall(r"^\$ dmltool (\w+)", stdout, re.M)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A demo that was interrupted while it trained, and run again."""
+    folder = tmp_path_factory.mktemp("demo")
+    process = subprocess.Popen(
+        COMMAND, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not (folder / "demo" / "ce").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "run the demo again" in stderr
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_every_command_is_shown_and_the_end_is_a_table_and_a_path(finished):
+    folder, done = finished
+    names = shown(done.stdout)
+    # The baselines had been evaluated before the interruption.
+    assert names == ["train", "export", "embed", "eval", "eval", "report"]
+    for row in ("raw pixels", "untrained network", "ce"):
+        assert re.search(rf"^ *{row} +\d\d\.\d\d +\d\d\.\d\d +\d\d\.\d\d", done.stdout, re.M), row
+    assert done.stdout.splitlines()[-1] == str((folder / "demo" / "report.html").resolve())
+    assert (folder / "demo" / "report.html").stat().st_size > 10_000
+
+
+def test_finished_steps_are_kept(finished):
+    folder, first = finished
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert shown(done.stdout) == []
+    assert first.stdout.endswith(done.stdout.lstrip("\n"))  # the same table
+
+
+def test_what_is_missing_or_older_is_made_again(finished):
+    folder, _ = finished
+    (folder / "demo" / "ce" / "shop.json").unlink()
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert shown(done.stdout) == ["eval"]
+    os.utime(folder / "demo" / "ce" / "embeddings.h5")
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert shown(done.stdout) == ["eval", "report"]
+
+
+def test_a_step_goes_on_where_it_was(tmp_path):
+    source, made = tmp_path / "best.pt", tmp_path / "export.json"
+    source.touch()
+    step = Step(("export", "run"), made, (source,))
+    assert not step.finished()
+    assert step.command() == ("export", "run")
+    model = tmp_path / "model.onnx"
+    model.touch()
+    assert step.command() == ("export", "run", "--resume")
+    os.utime(source, (model.stat().st_mtime + 5, model.stat().st_mtime + 5))
+    assert step.command() == ("export", "run", "--force")  # of another checkpoint
+    made.touch()
+    os.utime(made, (source.stat().st_mtime + 5, source.stat().st_mtime + 5))
+    assert step.finished()
+
+
+def test_training_is_resumed(tmp_path):
+    step = Step(("train", "--out", str(tmp_path)), tmp_path / "result.json")
+    assert step.command() == step.args
+    (tmp_path / "last.pt").touch()
+    assert step.command() == ("train", "--resume", str(tmp_path))
+
+
+def test_all_losses_are_trained_exported_evaluated_and_compared(tmp_path):
+    names = [step.args[0] for step in steps(tmp_path, ("ce", "spce", "group"), None)]
+    assert [names.count(n) for n in ("train", "export", "embed", "compare", "report")] == [
+        3, 3, 3, 2, 1,
+    ]  # fmt: skip
+    assert names[-1] == "report"

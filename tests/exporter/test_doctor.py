@@ -1,0 +1,118 @@
+"""The doctor tries things, and names what to install."""
+
+import builtins
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from cli import main
+from exporter import doctor
+
+
+def by_name(checks):
+    return {check.name: check for check in checks}
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Makes modules as if they were not installed."""
+
+    def hide(*names):
+        real = builtins.__import__
+
+        def refuse(name, *args, **kwargs):
+            if name.split(".")[0] in names:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
+            return real(name, *args, **kwargs)
+
+        def refuse_import(name, package=None):
+            if name.split(".")[0] in names:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
+            return real_import(name, package)
+
+        real_import = doctor.import_module
+        monkeypatch.setattr(builtins, "__import__", refuse)
+        monkeypatch.setattr(doctor, "import_module", refuse_import)
+        for name in names:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return hide
+
+
+def test_everything_is_ready_where_the_tests_run(tmp_path):
+    checks = doctor.examine(tmp_path)
+    found = by_name(checks)
+    assert doctor.ready(checks)
+    assert found["torch"].state == doctor.OK
+    assert "train" in found["torch"].found or "CUDA" in found["torch"].found
+    assert found["used"].found.startswith(("CPU", "CUDA"))
+    assert found["faiss"].found
+    assert "models" in found["torchvision"].found
+    assert str(tmp_path) in found["disk"].found
+
+
+@pytest.mark.parametrize("module", ["torch", "onnx", "matplotlib"])
+def test_what_the_quick_start_needs_is_missing(module, without, tmp_path):
+    without(module)
+    checks = doctor.examine(tmp_path)
+    assert not doctor.ready(checks)
+    check = by_name(checks)[module]
+    assert check.state == doctor.MISSING
+    assert "pip install" in check.fix
+
+
+@pytest.mark.parametrize("module", ["faiss", "pyarrow", "timm"])
+def test_what_can_be_done_without_is_said_and_no_more(module, without, tmp_path):
+    without(module)
+    checks = doctor.examine(tmp_path)
+    assert doctor.ready(checks)
+    check = by_name(checks)[module]
+    assert check.found == "not installed"
+    assert "pip install" in check.fix
+
+
+def test_two_builds_of_one_module_are_a_fault(monkeypatch, tmp_path):
+    real = doctor.version
+    there = {"onnxruntime-gpu": "1.2", "onnxruntime": "1.2"}
+    monkeypatch.setattr(doctor, "version", lambda name: there.get(name) or real(name))
+    checks = doctor.examine(tmp_path)
+    assert not doctor.ready(checks)
+    assert "both installed" in by_name(checks)["onnxruntime"].found
+
+
+def test_a_library_that_does_not_load_is_broken(monkeypatch, tmp_path):
+    real = doctor.import_module
+
+    def fail(name, package=None):
+        if name == "onnxscript":
+            raise OSError("libfoo.so: cannot open shared object file")
+        return real(name, package)
+
+    monkeypatch.setattr(doctor, "import_module", fail)
+    checks = doctor.examine(tmp_path)
+    assert not doctor.ready(checks)
+    check = by_name(checks)["onnxscript"]
+    assert (check.state, "libfoo.so" in check.found) == (doctor.BROKEN, True)
+
+
+def test_a_full_disk_is_not_ready(monkeypatch, tmp_path):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+    checks = doctor.examine(tmp_path)
+    assert not doctor.ready(checks)
+    assert by_name(checks)["disk"].fix
+
+
+def test_the_command_prints_and_its_exit_code_tells(without):
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0, result.output
+    assert "Ready" in result.stdout
+    without("onnxscript")
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["ready"] is False
+    [check] = [check for check in found["checks"] if check["name"] == "onnxscript"]
+    assert check["state"] == "missing"
