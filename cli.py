@@ -424,7 +424,7 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
 @labels_option
 @click.option("--gallery-labels", metavar="FILE", help="Labels of the gallery, if not in its file.")
 @click.option(
-    "--nmi/--no-nmi", default=None, help="k-means NMI and AMI. [default: if it takes no minute]"
+    "--nmi/--no-nmi", default=None, help="k-means NMI and AMI.  [default: if that is quick]"
 )
 @click.option(
     "--map", type=click.Choice(["tsne", "pca", "none"]), default="tsne", show_default=True,
@@ -433,9 +433,7 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
               help="Of what is drawn at random, and of the map.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def report(
-    file, others, run, images, out, gallery, labels, gallery_labels, force, **given
-) -> None:  # fmt: skip
+def report(file, others, run, images, out, gallery, labels, gallery_labels, force, **given) -> None:
     """Show an embedding file as one HTML page: what is found, and where it fails.
 
     Scores, retrieved rows with images, confused classes, near-duplicates, distances and a map. The

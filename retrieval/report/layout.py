@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from retrieval.report.nearest import MEMORY
 from retrieval.space import float64_rows, space_of
 
 DIMENSIONS = 50  # left by PCA for t-SNE
+STEPS = 500  # of t-SNE; twice as many raised the trustworthiness from 0.872 to 0.875
 FEWEST = 10  # points that t-SNE can say more about than PCA
 
 
@@ -45,8 +47,10 @@ def _tsne(points: np.ndarray, seed: int) -> np.ndarray:
 
     start = points[:, :2] / points[:, 0].std() * 1e-4  # as scikit-learn's own init="pca"
     perplexity = min(30.0, (len(points) - 1) / 3)
-    model = TSNE(2, perplexity=perplexity, init=start.astype(np.float32), random_state=seed)
-    return model.fit_transform(points.astype(np.float32)).astype(np.float64)
+    start = start.astype(np.float32)
+    model = TSNE(2, perplexity=perplexity, max_iter=STEPS, init=start, random_state=seed)
+    with threadpool_limits(1):  # its loops are short: threads that wait for each other took longer
+        return model.fit_transform(points.astype(np.float32)).astype(np.float64)
 
 
 def _fitted(points: np.ndarray) -> np.ndarray:
