@@ -1,16 +1,56 @@
-"""The documentation says what the program does."""
+"""The documentation says what the program does: every snippet runs or is parsed, every link leads
+somewhere.
+
+```bash and ```python blocks of a page run in order, in one folder that holds photos and the files
+of a demo. ```sh lines need a data set, a GPU or minutes: they are parsed only, as are the former,
+by the command line itself. The ```py block of docs/onnx.md has tests/exporter/test_onnx_example.py.
+"""
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import click
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from cli import main
 from docs.generate import FILES, ROOT
+from retrieval.embeddings import Split
+from retrieval.errors import DmlError
+from retrieval.formats.hdf5 import write
+from tests.trainer.conftest import draw_pictures
+from trainer import backbones, datasets, losses
+from trainer.datasets import glyphs
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "RESULTS.md"]
+LANGUAGES = {"bash", "json", "py", "python", "sh", "text", "toml"}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+STEP = re.compile(r"# (\S+\.py)\n")  # the first line of a block that belongs into a file
+LINK = re.compile(r"\]\(([^)\s]*)(?: \"([^\"]*)\")?\)")
+SEPARATORS = {"&&", "||", ";", "|"}
+PLAIN = {"cd", "git", "python3.11", "source"}  # commands that nobody doubts
+
+SMALL = (  # makes seconds of `dmltool train` on photos
+    "--set", "input.resize=0", "--set", "input.crop=16", "--set", "input.train_crop=center",
+    "--backbone", "smallcnn", "--weights", "none", "--batch", "16", "--epochs", "1",
+    "--set", "data.val_fraction=0.2", "--device", "cpu", "--workers", "0",
+)  # fmt: skip
+LETTERS = (  # and on letters
+    *("--epochs", "1", "--device", "cpu"),
+    *("--set", "data.options.size=16", "--set", "input.crop=16"),
+)
+
+
+FEWER = 5  # of the letters one in so many
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -18,49 +58,270 @@ def test_generated_text_is_up_to_date(name):
     assert (ROOT / name).read_text() == FILES[name](), "run `make docs`"
 
 
-def snippets(language):
-    for page in PAGES:
-        for n, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)):
-            yield pytest.param(text, id=f"{page.name}-{n}")
+# What the pages hold
 
 
-@pytest.mark.parametrize("code", list(snippets("python")))
-def test_python_snippets_run(code, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+def blocks(page, *languages):
+    """(language, text) of the blocks of a page."""
+    found = BLOCK.findall(page.read_text())
+    return [(lang, text) for lang, text in found if not languages or lang in languages]
 
 
-def test_shell_snippets_of_the_readme_run_in_order(tmp_path):
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    lines = [line for block in blocks for line in block.splitlines()]
-    lines.sort(key=lambda line: not line.startswith("dmltool demo"))  # it writes the files
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join(lines)],
-        cwd=tmp_path, env=env, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "shop.json").stat().st_size > 0
-
-
-@pytest.mark.parametrize("loss", ["ce", "spce", "group"])
-def test_the_readme_trains_each_loss_on_embedded_data(loss, tmp_path):
-    """Its lines as they stand, cut to one epoch of small letters."""
-    line = "dmltool train" + (f" --loss {loss}" if loss != "ce" else "")
-    assert re.search(rf"^{line} +#", (ROOT / "README.md").read_text(), re.M)
-    short = "--epochs 1 --set data.options.size=16 --set input.crop=16 --json"
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [Path(sys.executable).parent / "dmltool", *line.split()[1:], *short.split()],
-        cwd=tmp_path, env=env, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "runs" / f"glyphs-{loss}" / "best.pt").exists()
+def commands(text):
+    """(words, file that takes the output or None) of every command in lines of shell."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words, target, before = [], None, ""
+        for word in [*lexer, ";"]:
+            if word in SEPARATORS:
+                if words:
+                    yield words, target
+                words, target = [], None
+            elif before == ">":
+                target = word
+            elif word not in "<>":
+                words.append(word)
+            before = word
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_is_of_a_language_that_is_checked(page):
+    assert page.read_text().count("\n```") == 2 * len(blocks(page))
+    found = {language for language, _ in blocks(page)}
+    assert found <= LANGUAGES
+    assert "py" not in found or page.name == "onnx.md"
+
+
+# Commands exist, with their options and the names they are given
+
+
+def check(words):
+    """Raises for a command that would not start."""
+    if words[0] == "torchrun":
+        from torch.distributed.run import get_args_parser
+
+        parser = get_args_parser()
+        parser.allow_abbrev = False
+        given = parser.parse_args(words[1:])
+        assert (given.module, given.training_script) == (True, "cli"), words
+        words = ["dmltool", *given.training_script_args]
+    if words[0] == "dmltool":
+        check_dmltool(words[1:])
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words
+    elif words[0] == "pip":
+        check_pip(words[1:])
+    else:
+        assert words[0] in PLAIN, words
+
+
+def check_dmltool(args):
+    assert args[0] in main.commands, args[0]
+    given = main.commands[args[0]].make_context(args[0], list(args[1:])).params
+    if args[0] == "train" and not given["resume"] and not given["file"]:
+        check_settings(args)
+
+
+def check_settings(args):
+    """The preset, the loss, the data set and the backbone exist, and so do the options of each."""
+    done = CliRunner().invoke(main, [*args, "--dry-run"])
+    assert done.exit_code == 0, done.output
+    config = tomllib.loads(done.stdout)
+    losses.build(config["loss"]["name"], 2, 4, **config["loss"]["options"])
+    backbones.find(config["network"]["backbone"])
+    known = datasets.options_of(config["data"]["dataset"])
+    assert config["data"]["options"].keys() <= known.keys(), known
+
+
+def check_pip(words):
+    assert words[0] == "install", words
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"(?:\.|dmltool)\[([\w,]+)\]", " ".join(words)):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"]), extras
+    if "-c" in words:
+        assert (ROOT / words[words.index("-c") + 1]).exists(), words
+
+
+def shell_lines():
+    for page in PAGES:
+        if page.name == "extending.md":
+            continue  # what it adds is there in its own test only
+        for _, text in blocks(page, "bash", "sh"):
+            for words, _ in commands(text):
+                yield pytest.param(words, id=f"{page.stem}: {' '.join(words)}")
+
+
+@pytest.mark.parametrize("words", list(shell_lines()))
+def test_every_command_of_a_page_could_start(words):
+    check(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dmltool evaluate x.h5",
+        "dmltool eval",
+        "dmltool eval x.h5 --distnce cos",
+        "dmltool eval x.h5 --distance euclid",
+        "dmltool list loses",
+        "dmltool train --preset cub",
+        "dmltool train --loss grup",
+        "dmltool train --loss pml:NoSuchLoss",
+        "dmltool train --dataset birds --data x",
+        "dmltool train --backbone resnet5",
+        "dmltool train --set optimizer.rate=1",
+        "dmltool train --set loss.options.temperature=1",
+        "dmltool train --set data.options.sizes=1",
+        "torchrun --nproc-per-nod=4 -m cli train",
+        "torchrun --nproc-per-node=4 -m cli train --presets sop-ce",
+        'pip install ".[cuda]"',
+        "make bencmark",
+        "dmltol eval x.h5",
+    ],
+)
+def test_a_wrong_line_would_be_noticed(line):
+    with pytest.raises((AssertionError, click.UsageError, DmlError, SystemExit)):
+        check(next(commands(line))[0])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_named_in_the_text_exist(page):
+    from torch.distributed.run import get_args_parser
+
+    parameters = [p for command in main.commands.values() for p in command.params]
+    known = {option for p in parameters for option in (*p.opts, *p.secondary_opts)}
+    known |= {option for action in get_args_parser()._actions for option in action.option_strings}
+    known |= {"--help", "--version", "--debug"}
+    prose = BLOCK.sub("", page.read_text())
+    for code in re.findall(r"`([^`\n]+)`", prose):
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
+            assert option in known, option
+        for name in re.findall(r"^dmltool ([a-z]+)", code):
+            assert name in main.commands, code
+
+
+# Snippets run
+
+
+def draw_demo(folder):
+    """What `dmltool demo` leaves, in small."""
+    rng = np.random.default_rng(0)
+    labels, names = np.arange(60) % 6, np.array([f"U+{n}" for n in range(6)])
+    paths = np.array([f"{n}.png" for n in range(60)])
+    for name in ("pixels", "untrained", "ce/embeddings", "spce/embeddings", "group/embeddings"):
+        vectors = rng.standard_normal((60, 8), np.float32) + np.eye(6, 8, dtype=np.float32)[labels]
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write(folder / f"{name}.h5", {"test": Split(vectors, labels, paths)}, names)
+    sides = {"query": slice(40), "gallery": slice(40, None)}
+    shop = {s: Split(vectors[rows], labels[rows], paths[rows]) for s, rows in sides.items()}
+    write(folder / "ce" / "shop.h5", shop, names)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to work in, where there are few letters."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("TRAIN", "TEST"):
+        monkeypatch.setattr(glyphs, name, getattr(glyphs, name)[::FEWER])
+    return tmp_path
+
+
+def shortened(args):
+    if args[0] != "train" or "--resume" in args:
+        return args
+    return [*args, *(SMALL if "--data" in args else LETTERS)]
+
+
+def run_dmltool(args, target=None):
+    done = CliRunner().invoke(main, shortened(args))
+    assert done.exit_code == 0, f"{args}: {done.output}"
+    if target:
+        Path(target).write_text(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if blocks(p, "bash", "python") and p.name != "extending.md"],
+    ids=lambda page: page.name,
+)
+def test_the_snippets_of_a_page_run_in_order(page, place):
+    draw_pictures(place / "photos")
+    draw_demo(place / "demo")
+    names = {"__name__": "snippet"}
+    for language, text in blocks(page, "bash", "python"):
+        if language == "python":
+            exec(compile(text, page.name, "exec"), names)  # the text of our own pages
+            continue
+        for words, target in commands(text):
+            assert words[0] == "dmltool", "put what cannot run into a block of sh"
+            run_dmltool(words[1:], target)
+
+
+def test_the_readme_leads_from_photos_to_a_report():
+    (text,) = [text for _, text in blocks(README, "bash") if "--dataset folder" in text]
+    names = [words[1] for words, _ in commands(text)]
+    assert names == ["train", "export", "eval", "report"]
+
+
+@pytest.mark.parametrize("loss", ["ce", "spce", "group"])
+def test_the_readme_trains_each_loss_on_embedded_data(loss, place):
+    """Its lines as they stand, cut to one epoch of small letters."""
+    line = "dmltool train" + (f" --loss {loss}" if loss != "ce" else "")
+    assert re.search(rf"^{line} +#", README.read_text(), re.M)
+    run_dmltool(line.split()[1:])
+    assert (place / "runs" / f"glyphs-{loss}" / "best.pt").exists()
+
+
+def test_the_steps_of_extending_work_on_a_copy(tmp_path):
+    """Its files are written, its lines appended, its snippets run, all in a copy of dmltool."""
+    for name in ("retrieval", "trainer", "exporter"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "cli.py", tmp_path)
+    with (tmp_path / "trainer" / "datasets" / "glyphs.py").open("a") as file:
+        file.write(f"\nTRAIN, TEST = TRAIN[::{FEWER}], TEST[::{FEWER}]\n")
+    for language, text in blocks(ROOT / "docs" / "extending.md", "bash", "python"):
+        step = STEP.match(text)
+        if step:
+            with (tmp_path / step[1]).open("a") as file:
+                file.write(f"\n\n{text}")
+        elif language == "python":
+            run_copy(tmp_path, "-c", text)
+        else:
+            for words, _ in commands(text):
+                run_copy(tmp_path, "-m", "cli", *shortened(words[1:]))
+    assert (tmp_path / "runs" / "prototype" / "best.pt").exists()
+
+
+def run_copy(folder, *args):
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *args], cwd=folder, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{args}: {done.stdout}{done.stderr}"
+
+
+# Links
+
+
+def anchors(page):
+    """As GitHub makes them of headings: without marks, spaces become hyphens."""
+    found = []
+    for title in re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.M):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        found.append(slug if slug not in found else f"{slug}-{found.count(slug)}")
+    return found
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for link, title in LINK.findall(BLOCK.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue  # of the web: asking it is no test
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+        if target.suffix == ".py" and title:  # the title names what is there
+            assert re.search(rf"\b{title}\b", target.read_text()), f"{link}: {title}"
