@@ -32,6 +32,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.loader
 	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.embed
+	$(BIN)/python -m benchmarks.report
 
 # torch first, pinned: an unpinned torch would pull the CUDA build.
 $(STAMP): pyproject.toml constraints.txt
