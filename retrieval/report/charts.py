@@ -76,9 +76,26 @@ def histogram(one: dict, title: str) -> Markup:
     x = Axis(edges[0], edges[-1], LEFT, RIGHT)
     y = _upward(0, top * 1.05)
     inside = [m for m in marks if edges[0] - 1e-9 <= m <= edges[-1] + 1e-9]
-    parts = [_frame(x, y, inside, [m for m in ticks(0, top, 3) if m <= top], title, _percent)]
+    parts = [_frame(x, y, inside, [m for m in ticks(0, top, 4) if m <= top], title, _percent)]
     parts += [_steps(edges, one[kind] or [], x, y, kind) for kind in ("negative", "positive")]
     return _svg(parts, f"Pairs of one class and of two classes by {title}")
+
+
+def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
+    """How many classes have which recall."""
+    counts = [0] * bins
+    for value in _known(recall):
+        counts[min(bins - 1, int(value * bins + 1e-9))] += 1
+    x, y = Axis(0, 1, LEFT, RIGHT), _upward(0, max(counts) * 1.05)
+    whole = [m for m in ticks(0, max(counts), 4) if m == int(m) and m <= max(counts)]
+    parts = [_frame(x, y, [0, 0.2, 0.4, 0.6, 0.8, 1], whole, "Recall@1, %", _plain, _percent)]
+    for n, count in enumerate(counts):
+        left, right, low = x(n / bins) + 1, x((n + 1) / bins) - 1, 100 * n / bins
+        parts.append(
+            f'<path class="column" d="M{left:.1f} {BOTTOM}V{y(count):.1f}H{right:.1f}V{BOTTOM}">'
+            f"<title>{low:g} to {low + 100 / bins:g}%: {count:,}</title></path>"
+        )
+    return _svg(parts, "Number of classes by Recall@1")
 
 
 def scatter(spread: Sequence[float | None], gap: Sequence[float | None]) -> Markup:
@@ -89,7 +106,7 @@ def scatter(spread: Sequence[float | None], gap: Sequence[float | None]) -> Mark
     reach = min(across[-1], up[-1])
     path = "".join(f"M{x(s):.1f} {y(g):.1f}h0" for s, g in pairs)
     parts = [
-        _frame(x, y, across, up, "spread", _plain, "distance to the nearest other class"),
+        _frame(x, y, across, up, "spread", _plain),
         f'<path class="equal" d="M{x(0):.1f} {y(0):.1f}L{x(reach):.1f} {y(reach):.1f}"/>',
         f'<path class="dots" d="{path}" style="opacity:{max(0.25, 0.8 - len(pairs) / 4000):.2f}"/>',
         '<circle class="spot" r="6" cx="0" cy="0" visibility="hidden"/>',
@@ -127,14 +144,14 @@ def lines(
     return _svg(parts, ", ".join(series) + " by epoch")
 
 
-def whisker(difference: float, span: Sequence[float] | None, reach: float) -> Markup:
-    """A dot with its interval left or right of zero; `reach` is the end of the scale."""
-    x = Axis(-reach, reach, 4, 136)
+def whisker(difference: float, span: Sequence[float] | None, ends: tuple[float, float]) -> Markup:
+    """A dot with its interval beside the line of zero; `ends` are those of the scale."""
+    x = Axis(*ends, 5, 95)
     bar = "" if span is None else f'<path class="span" d="M{x(span[0]):.1f} 10H{x(span[1]):.1f}"/>'
     return Markup(
-        '<svg class="whisker" viewBox="0 0 140 20" aria-hidden="true">'
-        f'<path class="zero" d="M70 1V19"/>{bar}'
-        f'<circle cx="{x(difference):.1f}" cy="10" r="3.5"/></svg>'
+        '<svg class="whisker" viewBox="0 0 100 20" aria-hidden="true">'
+        f'<path class="zero" d="M{x(0):.1f} 0V20"/>{bar}'
+        f'<circle cx="{x(difference):.1f}" cy="10" r="3"/></svg>'
     )
 
 
@@ -152,7 +169,7 @@ def _frame(
     y_ticks: Sequence[float],
     title: str,
     form: Callable[[float], str],
-    y_title: str = "",
+    x_form: Callable[[float], str] | None = None,
 ) -> str:
     parts = [
         f'<path class="grid" d="M{LEFT} {y(v):.1f}H{RIGHT}"/>'
@@ -161,7 +178,7 @@ def _frame(
     ]
     parts += [
         f'<path class="tick" d="M{x(v):.1f} {BOTTOM}v4"/>'
-        f'<text class="middle" x="{x(v):.1f}" y="{BOTTOM + 19}">{_plain(v)}</text>'
+        f'<text class="middle" x="{x(v):.1f}" y="{BOTTOM + 19}">{(x_form or _plain)(v)}</text>'
         for v in x_ticks
     ]
     parts.append(f'<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>')
@@ -169,8 +186,6 @@ def _frame(
     parts.append(
         f'<text class="middle title" x="{middle:.0f}" y="{HEIGHT - 8}">{escape(title)}</text>'
     )
-    if y_title:
-        parts.append(f'<text class="title" x="{LEFT + 6}" y="{TOP + 8}">{escape(y_title)}</text>')
     return "".join(parts)
 
 

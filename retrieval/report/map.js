@@ -64,7 +64,8 @@ function createMap(canvas, points, on) {
 
   function drawPoints() {
     const lit = litGroup();
-    const radius = Math.min(7, (size > 1200 ? 2.6 : size > 300 ? 3.4 : 4.4) * at.zoom ** 0.25);
+    const room = Math.max(0.7, Math.min(1, Math.sqrt(side() / 480)));
+    const radius = Math.min(7, (size > 1200 ? 2.6 : size > 300 ? 3.4 : 4.4) * room * at.zoom ** 0.3);
     for (const front of lit < 0 ? [true] : [false, true]) {
       context.globalAlpha = front ? 0.92 : 0.16;
       for (let n = 0; n < size; n++) {

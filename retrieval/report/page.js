@@ -155,7 +155,7 @@
   function makeTabs(box, names, panel, select) {
     const buttons = names.map(([id, label, count], n) =>
       el("button", { type: "button", role: "tab", id: `${box.id}-${id}`, "aria-controls": panel.id, click: () => pick(n) },
-        label, count == null ? null : el("span", { class: "n" }, whole(count))));
+        label, count == null ? null : el("span", { class: "n" }, count)));
     function pick(n) {
       buttons.forEach((button, i) => {
         button.setAttribute("aria-selected", String(i === n));
@@ -215,10 +215,10 @@
     function update() {
       const found = matching(current);
       const filtered = byClass.value.trim() || bySearch.value.trim();
-      const sample = view.total_queries > view.queries.length ? `, ${plural(view.queries.length, "query", "queries")} of ${whole(view.total_queries)} are in this page` : "";
+      const sample = view.total_queries > view.queries.length ? ` The page holds ${whole(view.queries.length)} of all ${whole(view.total_queries)}.` : "";
       byId("row-count").textContent = filtered
-        ? `${whole(found.length)} of ${plural(every[current].length, "query", "queries")} match${sample}.`
-        : `${plural(found.length, "query", "queries")}${sample}.`;
+        ? `${whole(found.length)} of ${plural(every[current].length, "query", "queries")} match.${sample}`
+        : `${plural(found.length, "query", "queries")}.${sample}`;
       grow(byId("row-list"), found, (n) => queryRow(n));
       if (!found.length) byId("row-list").append(nothing());
     }
@@ -227,7 +227,7 @@
       const all = el("button", { type: "button", class: "plain", click: () => pick(tabs.indexOf("all")) }, `Look in all shown (${whole(others)})`);
       return el("li", { class: "empty" }, "No query matches. ", others ? all : null);
     }
-    const pick = makeTabs(byId("row-tabs"), tabs.map((id) => [id, NAMED[id], every[id].length]), byId("row-panel"), (id) => {
+    const pick = makeTabs(byId("row-tabs"), tabs.map((id) => [id, NAMED[id], whole(every[id].length)]), byId("row-panel"), (id) => {
       current = id;
       update();
     });
@@ -296,7 +296,7 @@
     const body = el("tbody");
     table.append(el("thead", {}, el("tr", {}, ...heads)), body);
     const list = el("div"); // carries the "more" button behind the table
-    table.parentElement.after(list);
+    byId("class-count").after(list);
     let shown = 12;
     function update() {
       heads.forEach((head, n) => {
@@ -394,7 +394,9 @@
   function mapHelp() {
     const keys = [["←↑↓→", "next point"], ["+ −", "zoom"], ["⇧ ←→", "pan"], ["Enter", "neighbours"], ["0", "whole map"]];
     return [
-      el("p", { class: "note" }, "Hover over a point to see it, click it for its neighbours. Drag to pan; pinch or use the wheel to zoom."),
+      el("p", { class: "note" }, matchMedia("(hover: none) and (pointer: coarse)").matches
+        ? "Tap a point to see its neighbours; pinch to zoom."
+        : "Hover over a point to see it, click it for its neighbours. Drag to pan; pinch or use the wheel to zoom."),
       el("div", { class: "keys-help" }, ...keys.flatMap(([key, what]) => [el("kbd", {}, key), el("span", {}, what)])),
     ];
   }
@@ -497,7 +499,8 @@
     const list = el("ul", { class: "rows" });
     const panel = el("div", { id: `flip-panel-${index}`, role: "tabpanel" }, list);
     box.append(tabs, panel);
-    const names = kinds.map(([kind, label, found]) => [kind, label, found.length]);
+    const count = (kind, found) => (view.compare[index][kind] > found.length ? `${whole(found.length)} of ${whole(view.compare[index][kind])}` : whole(found.length));
+    const names = kinds.map(([kind, label, found]) => [kind, label, count(kind, found)]);
     makeTabs(tabs, names, panel, (kind) => grow(list, kinds.find(([id]) => id === kind)[2], (flip) => flipRow(flip, file), 6));
   }
 
@@ -552,12 +555,13 @@
           links.get(target.id)?.setAttribute("aria-current", "true");
         }
     }, { rootMargin: "-15% 0px -80% 0px" });
-    for (const section of document.querySelectorAll("main > section")) watch.observe(section);
+    for (const part of document.querySelectorAll("main > *")) watch.observe(part);
   }
 
   function start() {
     view = JSON.parse(byId("view").textContent);
     queryOf = new Map(view.queries.map((query, n) => [query.item, n]));
+    document.body.classList.toggle("no-images", !view.thumbs.images.length);
     startTheme();
     startDetail();
     const filterRows = byId("rows") ? startRows() : null;

@@ -40,6 +40,7 @@ def render(view: dict) -> str:
         curve=_curve(view),
         histograms=_histograms(view),
         spread=_spread(view),
+        recalls=_recalls(view),
         comparisons=[_comparison(one) for one in view.get("compare") or []],
         training=_training(view.get("run")),
         checks=[(k.replace("_", " "), v) for k, v in result["checks"].items() if v is not None],
@@ -190,6 +191,12 @@ def _spread(view: dict) -> Markup | None:
     return charts.scatter(spread, gap) if len(pairs) > 1 else None
 
 
+def _recalls(view: dict) -> Markup | None:
+    recall = view["classes"].get("recall") or []
+    known = [r for r in recall if r is not None]
+    return charts.recall_of_classes(known) if len(known) > 2 else None
+
+
 def _comparison(one: dict) -> dict:
     tables = []
     for d in ("l2", "cos"):
@@ -204,7 +211,8 @@ def _comparison(one: dict) -> dict:
 
 
 def _differences(scores: dict) -> list[dict]:
-    reach = max(abs(x) for s in scores.values() for x in [s["difference"], *(s["ci"] or [])])
+    shown = [x for s in scores.values() for x in [s["difference"], *(s["ci"] or [])]]
+    ends = min(0, *shown), max(0, *shown)
     return [
         {
             "name": TITLES.get(name, name.replace("recall", "Recall")),
@@ -214,7 +222,7 @@ def _differences(scores: dict) -> list[dict]:
             "span": s["ci"] and "{:+.2f} to {:+.2f}".format(*(100 * x for x in s["ci"])),
             "p": _p(s["p"]),
             "verdict": _verdict(s["ci"]),
-            "chart": charts.whisker(s["difference"], s["ci"], 1.05 * reach or 1),
+            "chart": charts.whisker(s["difference"], s["ci"], ends),
         }
         for name, s in scores.items()
     ]

@@ -336,6 +336,20 @@ def test_axis_maps_ends_and_logarithms():
     assert charts.Axis(3, 3, 0, 10)(3) == 5
 
 
+def test_every_class_is_counted_once_by_its_recall():
+    titles = re.findall("<title>(.*?)</title>", charts.recall_of_classes([0, 0.5, 0.51, 1, None]))
+    counted = {t.split(":")[0]: int(t.split(":")[1]) for t in titles}
+    assert {k: n for k, n in counted.items() if n} == {
+        "0 to 5%": 1, "50 to 55%": 2, "95 to 100%": 1,
+    }  # fmt: skip
+
+
+def test_whisker_of_a_gain_lies_right_of_zero():
+    drawn = charts.whisker(0.2, [0.1, 0.3], (-0.1, 0.3))
+    zero, low, high = map(float, re.search(r"M([\d.]+) 0V.*M([\d.]+) 10H([\d.]+)", drawn).groups())
+    assert zero < low < float(re.search(r'cx="([\d.]+)"', drawn)[1]) < high
+
+
 # In the browser
 
 
