@@ -26,7 +26,11 @@ class Cli(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt:
-            click.echo("\nInterrupted: nothing was written.", err=True)
+            # These write as they go, and the others all at once, at their end.
+            kept = {"export": "add --resume to go on", "embed": "add --resume to go on"}
+            kept["merge"] = "the same command goes on"
+            told = kept.get(ctx.invoked_subcommand, "nothing was written")
+            click.echo(f"\nInterrupted: {told}.", err=True)
             ctx.exit(130)
         except Exception as error:
             if ctx.params.get("debug"):
@@ -770,7 +774,8 @@ def embed(model, data, out, as_json, **given) -> None:
 def _tell_export(result: dict, as_json: bool, tables: Callable) -> None:
     """The result on stdout; who computed it and what was left out on stderr."""
     found = result.get("embeddings") or result["model"]
-    click.echo(f"Runs on {found.get('run_by') or found.get('provider_why', '')}", err=True)
+    if by := found.get("run_by") or found.get("provider_why"):
+        click.echo(f"Runs on {by}", err=True)
     for path, reason in found.get("skipped", ()):
         click.echo(f"! left out: {path}: {reason}", err=True)
     if as_json:

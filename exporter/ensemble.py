@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 NAMES = {"crop": "image size", "layout": "input layout", "dtype": "input type"}
 
 
-def write_ensemble(paths: Sequence[Path], target: Path) -> None:
+def write_ensemble(paths: Sequence[Path], target: Path, normalize: bool = False) -> None:
     """One graph: each embedding l2-normalised, then all of an image concatenated.
 
-    The cosine of two such embeddings is the mean of the members' cosines.
+    The cosine of two such embeddings is the mean of the members' cosines. normalize: their length
+    is 1; else it is the square root of the number of members.
     """
     if len(paths) < 2:
         raise DmlError(
@@ -36,9 +37,9 @@ def write_ensemble(paths: Sequence[Path], target: Path) -> None:
     check_members(models)
     protos = [hostile.parse(hostile.read_bytes(model.path), model.path) for model in models]
     check_versions(models, protos)
-    joined = join(models, protos)
+    joined = join(models, protos, normalize)
     clean(joined)
-    set_properties(joined, properties(models))
+    set_properties(joined, properties(models, normalize))
     save(joined, target)
 
 
@@ -87,7 +88,7 @@ def check_versions(models: Sequence[Model], protos: Sequence[ModelProto]) -> Non
         )
 
 
-def join(models: Sequence[Model], protos: Sequence[ModelProto]) -> ModelProto:
+def join(models: Sequence[Model], protos: Sequence[ModelProto], normalize: bool) -> ModelProto:
     from onnx import compose, helper, numpy_helper
 
     nodes, initializers, infos, outputs = [], [], [], []
@@ -102,11 +103,14 @@ def join(models: Sequence[Model], protos: Sequence[ModelProto]) -> ModelProto:
         nodes += part.graph.node
         initializers += part.graph.initializer
         infos += part.graph.value_info
-        nodes += unit_length(name, name + model.output_name)
-        outputs.append(f"{name}unit")
+        nodes += unit_length(name, name + model.output_name, normalize)
+        outputs.append(nodes[-1].output[0])
         domains |= {o.domain: max(o.version, domains.get(o.domain, 0)) for o in part.opset_import}
     initializers.append(numpy_helper.from_array(np.array([1], np.int64), "axis"))
     initializers.append(numpy_helper.from_array(np.array(1e-12, np.float32), "tiny"))
+    if normalize:
+        root = np.array(len(models) ** 0.5, np.float32)
+        initializers.append(numpy_helper.from_array(root, "root"))
     nodes.append(helper.make_node("Concat", outputs, [OUTPUT], name="join", axis=1))
     given = protos[0].graph.input[0].type.tensor_type
     images = helper.make_tensor_value_info(
@@ -125,21 +129,25 @@ def join(models: Sequence[Model], protos: Sequence[ModelProto]) -> ModelProto:
     )
 
 
-def unit_length(name: str, given: str) -> list[NodeProto]:
-    """given -> name + "unit", as torch.nn.functional.normalize has it: zeros stay zeros."""
+def unit_length(name: str, given: str, shorter: bool) -> list[NodeProto]:
+    """given -> name + "unit", as torch.nn.functional.normalize has it: zeros stay zeros.
+
+    shorter: and then by the square root of the number of models.
+    """
     from onnx import helper
 
     def node(kind: str, inputs: list[str], output: str, **options: int) -> NodeProto:
         return helper.make_node(kind, inputs, [name + output], name=name + output, **options)
 
-    return [
+    nodes = [
         node("ReduceL2", [given, "axis"], "length", keepdims=1),
         node("Max", [f"{name}length", "tiny"], "divisor"),
         node("Div", [given, f"{name}divisor"], "unit"),
     ]
+    return [*nodes, node("Div", [f"{name}unit", "root"], "share")] if shorter else nodes
 
 
-def properties(models: Sequence[Model]) -> dict[str, str]:
+def properties(models: Sequence[Model], normalize: bool) -> dict[str, str]:
     """The first one's preprocessing, and what the members are."""
     metadata = [model.metadata for model in models]
     members = [
@@ -163,7 +171,7 @@ def properties(models: Sequence[Model]) -> dict[str, str]:
             "schema": SCHEMA,
             "arch": " + ".join(each.arch for each in metadata),
             "embedding_dim": sum(model.dim for model in models),
-            "l2_normalized": False,  # the length is the square root of the number of members
+            "l2_normalized": normalize,
             "loss": _joined([each.loss for each in metadata]),
             "dataset": _joined([each.dataset for each in metadata]),
             "precision": _joined([each.precision for each in metadata]),

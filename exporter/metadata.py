@@ -142,6 +142,15 @@ class Metadata:
     others: dict[str, str] = field(default_factory=dict)
     """Properties of dmltool that are not among the above."""
 
+    def checkpoints(self) -> list[str]:
+        """sha256 of each checkpoint that the model came from."""
+        if "ensemble" not in self.others:
+            return [self.checkpoint_sha256]
+        try:
+            return [str(each["checkpoint_sha256"]) for each in json.loads(self.others["ensemble"])]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return []
+
 
 def describe_checkpoint(
     state: Mapping[str, Any],

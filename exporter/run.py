@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from exporter import ensemble, graph, parity, precision
 from exporter.decoding import side_by_side
 from exporter.embedding import embed
-from exporter.metadata import Preprocessing, describe_checkpoint, to_properties
-from exporter.model import describe
+from exporter.metadata import INPUTS, Preprocessing, describe_checkpoint, to_properties
+from exporter.model import Model, describe
 from exporter.session import Session
 from retrieval.errors import DmlError
 from retrieval.threads import StageProgress
@@ -76,16 +76,21 @@ class Member:
 
 
 class Together(nn.Module):
-    """Several networks as one: their embeddings l2-normalised, side by side."""
+    """Several networks as one: their embeddings l2-normalised, side by side.
 
-    def __init__(self, members: Sequence[Embedder]) -> None:
+    normalize: all of it of length 1 as well, not only each part.
+    """
+
+    def __init__(self, members: Sequence[Embedder], normalize: bool = False) -> None:
         super().__init__()
+        self.length = len(members) ** 0.5 if normalize else 1.0
         self.members = nn.ModuleList(members)
         self.register_buffer("pixel_mean", members[0].pixel_mean)
         self.dim = sum(member.dim for member in members)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([nn.functional.normalize(m(images)) for m in self.members], dim=1)
+        parts = [nn.functional.normalize(member(images)) for member in self.members]
+        return torch.cat(parts, dim=1) / self.length
 
 
 def export(
@@ -100,6 +105,12 @@ def export(
     kept as OUT/export.json.
     """
     settings = settings or Settings()
+    if not (settings.onnx or settings.embeddings):
+        raise DmlError(
+            "There is nothing to export.",
+            "--no-onnx and --no-embeddings leave nothing.",
+            "Leave one of them out.",
+        )
     folder = output_folder(runs, out)
     targets = {
         name: check_target(folder / name, settings.force or settings.resume)
@@ -109,7 +120,9 @@ def export(
     members = [load_member(run) for run in runs]
     data = load_matching(members, settings.data)
     splits = chosen_splits(data, settings.splits)
-    network = members[0].embedder if len(members) == 1 else Together([m.embedder for m in members])
+    network = members[0].embedder
+    if len(members) > 1:
+        network = Together([member.embedder for member in members], settings.normalize)
     result: dict[str, Any] = {"runs": [str(run) for run in runs], "folder": str(folder)}
     if settings.onnx:
         result["model"] = export_model(members, network, data, targets[MODEL], settings, progress)
@@ -224,14 +237,13 @@ def export_model(
     if settings.resume and target.exists():
         return reused(members, target, settings)
     prepared = Preprocessing.from_checkpoint(members[0].state, settings.input)
-    images, labels = some_images(data, prepared)
+    images, labels = some_images(data, prepared, settings.skip_bad)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
         plain = Path(folder) / "fp32.onnx"
         write_plain(members, plain, settings, progress)
         made = at_precision(plain, data, prepared, settings, progress)
         session = Session(describe(made), settings.provider)
-        # An ensemble is normalised member by member.
-        normalize = settings.normalize and len(members) == 1
+        normalize = settings.normalize and len(members) == 1  # an ensemble does it itself
         timed = Timed(session)
         found = parity.check(network, timed, images, labels, normalize=normalize, progress=progress)
         parity.judge(found, settings.precision, settings.max_recall_drop)
@@ -251,7 +263,7 @@ def export_model(
         "sha256": describe(target).sha256,
         "dim": network.dim,
         "precision": settings.precision,
-        "normalized": settings.normalize or len(members) > 1,
+        "normalized": settings.normalize,
         "provider": session.provider,
         "provider_why": session.why,
         "parity": found.to_dict(),
@@ -284,7 +296,7 @@ def write_plain(
             normalize=settings.normalize,
         )
     if len(members) > 1:
-        ensemble.write_ensemble(paths, path)
+        ensemble.write_ensemble(paths, path, settings.normalize)
 
 
 def at_precision(
@@ -299,9 +311,9 @@ def at_precision(
         precision.to_fp16(plain, target)
     elif settings.precision == "int8":
         rows = spread(data.rows("train"), CALIBRATION)
-        images = (
-            prepared_images(data, rows[at : at + 8], prepared) for at in range(0, len(rows), 8)
-        )
+        parts = (rows[at : at + 8] for at in range(0, len(rows), 8))
+        read = (prepared_images(data, part, prepared, settings.skip_bad)[0] for part in parts)
+        images = (part for part in read if len(part))
         precision.to_int8(plain, target, images, progress=progress, total=len(rows))
     return target
 
@@ -310,13 +322,21 @@ def reused(members: Sequence[Member], path: Path, settings: Settings) -> dict[st
     """The model that an interrupted export left, if it is the one that is wanted."""
     model = describe(path)
     own = model.metadata
-    wanted = (members[0].sha256, settings.precision, settings.normalize)
-    if len(members) == 1 and (
-        own is None or (own.checkpoint_sha256, own.precision, own.normalized) != wanted
-    ):
+    check_origin(model, members)
+    form = (own.preprocessing.layout, own.preprocessing.dtype)
+    found = [
+        f"{option}: it has {there}"
+        for option, there, wanted in (
+            ("--precision", own.precision, settings.precision),
+            ("--normalize", own.normalized, settings.normalize),
+            ("--input", "-".join(reversed(form)), "-".join(reversed(INPUTS[settings.input]))),
+        )
+        if there != wanted
+    ]
+    if found:
         raise DmlError(
             f"{path} is not the model of this export.",
-            "It is of another checkpoint or precision, so its rows cannot be completed.",
+            "\n  ".join(found),
             "Start anew: --force instead of --resume",
         )
     return {
@@ -324,14 +344,37 @@ def reused(members: Sequence[Member], path: Path, settings: Settings) -> dict[st
         "bytes": path.stat().st_size,
         "sha256": model.sha256,
         "dim": model.dim,
-        "precision": own.precision if own else "",
-        "normalized": bool(own and own.normalized),
-        "parity": own.parity if own else {},
+        "precision": own.precision,
+        "normalized": own.normalized,
+        "parity": own.parity,
         "precisions": [],
-    }
+    } | told_before(path, model.sha256)
 
 
-def some_images(data: DataSet, prepared: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
+def told_before(path: Path, sha256: str) -> dict[str, Any]:
+    """What was found when this very model was made, if that is still to be read beside it."""
+    try:
+        found = json.loads(path.with_name(RESULT).read_text())["model"]
+        return found if found["sha256"] == sha256 else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def check_origin(model: Model, members: Sequence[Member]) -> None:
+    """Whether a model was exported from these checkpoints."""
+    own = model.metadata
+    if own is None or own.checkpoints() != [member.sha256 for member in members]:
+        names = ", ".join(str(member.path) for member in members)
+        raise DmlError(
+            f"{model.path} is not the model of {names}.",
+            "It came from another checkpoint, so its embeddings are not those of this one.",
+            "Export it anew: --onnx --force",
+        )
+
+
+def some_images(
+    data: DataSet, prepared: Preprocessing, skip_bad: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Images of whole classes, held-out ones first, and their labels: (N, H, W, 3), (N,)."""
     most = COMPARED["small" if prepared.crop <= 96 else "large"]
     held = np.concatenate([data.rows(s) for s in ("test", "query", "gallery")])
@@ -342,8 +385,8 @@ def some_images(data: DataSet, prepared: Preprocessing) -> tuple[np.ndarray, np.
         starts = np.flatnonzero(np.diff(labels, prepend=-1))
         each = max(2, most // len(starts))
         order = np.concatenate([part[:each] for part in np.split(order, starts[1:])])[:most]
-    rows = rows[order]
-    return prepared_images(data, rows, prepared), data.labels[rows]
+    images, rows = prepared_images(data, rows[order], prepared, skip_bad)
+    return images, data.labels[rows]
 
 
 def spread(rows: np.ndarray, count: int) -> np.ndarray:
@@ -351,9 +394,23 @@ def spread(rows: np.ndarray, count: int) -> np.ndarray:
     return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)]
 
 
-def prepared_images(data: DataSet, rows: np.ndarray, prepared: Preprocessing) -> np.ndarray:
-    source = Source(data, prepared.spec())
-    return np.stack([for_testing(source.resized(row), prepared.spec()) for row in rows.tolist()])
+def prepared_images(
+    data: DataSet, rows: np.ndarray, prepared: Preprocessing, skip_bad: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n, H, W, 3) uint8, and the rows (n,) of those that can be read."""
+    spec = prepared.spec()
+    source = Source(data, spec)
+    images, kept = [np.empty((0, spec.crop, spec.crop, 3), np.uint8)], []
+    for row in rows.tolist():
+        try:
+            images.append(for_testing(source.resized(row), spec)[None])
+        except DmlError as error:
+            if not skip_bad:
+                fix = "Replace it, or go on without it: --skip-bad"
+                raise DmlError(error.what, error.why, fix) from error
+        else:
+            kept.append(row)
+    return np.concatenate(images), np.array(kept, rows.dtype)
 
 
 # The embeddings
@@ -368,23 +425,23 @@ def export_embeddings(
     settings: Settings,
     progress: StageProgress | None,
 ) -> dict[str, Any]:
-    prepared = Preprocessing.from_checkpoint(members[0].state, settings.input)
-    normalized = settings.normalize or len(members) > 1
     attrs: dict[str, object] = {
         "checkpoint_sha256": ",".join(member.sha256 for member in members),
         "loss": ",".join(member.config.loss.name for member in members),
         "backend": settings.backend,
-        "normalized": normalized,
     }
     if settings.backend == "torch":
         run = parity.torch_runner(network, settings.normalize and len(members) == 1)
         attrs |= {"model": str(members[0].path.name), "model_sha256": attrs["checkpoint_sha256"]}
+        attrs["normalized"] = settings.normalize
+        prepared = Preprocessing.from_checkpoint(members[0].state, settings.input)
         why, lanes = "torch", 1
     else:
-        model = existing_model(folder)
+        model = existing_model(folder, members, settings)
         session, lanes = side_by_side(model, settings.provider)
-        run, why = session.run, session.why
+        run, why, prepared = session.run, session.why, session.preprocessing
         attrs |= {"model": MODEL, "model_sha256": model.sha256}
+        attrs["normalized"] = model.metadata.normalized
     found = embed(
         run,
         network.dim,
@@ -404,11 +461,20 @@ def export_embeddings(
     return asdict(found) | {"path": str(found.path), "run_by": why}
 
 
-def existing_model(folder: Path):
+def existing_model(folder: Path, members: Sequence[Member], settings: Settings) -> Model:
+    """The model that this export wrote or, without one, an earlier export of the same runs."""
     if not (folder / MODEL).exists():
         raise DmlError(
             f"{folder} has no {MODEL} to embed with.",
             "--no-onnx uses the one that is there.",
             "Leave out --no-onnx, or use the checkpoint itself: --backend torch",
         )
-    return describe(folder / MODEL)
+    model = describe(folder / MODEL)
+    check_origin(model, members)
+    if settings.normalize and not model.metadata.normalized:
+        raise DmlError(
+            f"The embeddings of {model.path} are not of length 1.",
+            "--normalize is a matter of the model, and --no-onnx uses the one that is there.",
+            "Leave out --normalize, or export the model anew: --onnx --force",
+        )
+    return model

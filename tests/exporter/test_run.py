@@ -25,7 +25,8 @@ from exporter.session import Session
 from retrieval.embeddings import load
 from retrieval.errors import DmlError
 from tests.trainer.conftest import draw_pictures, small_config
-from trainer import checkpoint, train
+from trainer import checkpoint, datasets, train
+from trainer.setup import load_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -159,9 +160,7 @@ def test_a_data_set_that_has_changed_is_refused(trained, run, tmp_path):
 def test_an_image_that_vanished_is_named_or_left_out(trained, run, tmp_path):
     pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
     data = load_member(run).config.data
-    from trainer.datasets import load as load_data
-
-    row = load_data("folder", pictures, **data.options)
+    row = datasets.load("folder", pictures, **data.options)
     lost = pictures / row.paths[row.rows("test")[-1]]
     export([run], settings=Settings(embeddings=False))
     lost.write_bytes(b"no image")
@@ -173,6 +172,90 @@ def test_an_image_that_vanished_is_named_or_left_out(trained, run, tmp_path):
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["embeddings"]["splits"] == {"test": 23}
     assert lost.name in done.stderr
+
+
+def test_images_that_cannot_be_read_are_left_out_of_the_comparison_too(trained, run, tmp_path):
+    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
+    for split in ("train", "test"):
+        data = load_data(load_member(run).config)
+        (pictures / data.paths[data.rows(split)[0]]).write_bytes(b"no image")
+    args = ("export", run, "--data", pictures, "--precision", "int8", "--max-recall-drop", 50)
+    done = invoke(*args)
+    assert done.exit_code == 1
+    assert "--skip-bad" in done.stderr
+    done = invoke(*args, "--skip-bad", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["model"]["parity"]["images"] == 23
+    assert result["embeddings"]["splits"] == {"test": 23}
+
+
+@pytest.mark.parametrize("option", ["--no-onnx", "--resume"])
+def test_rows_are_not_computed_with_the_model_of_another_run(option, trained, run, tmp_path):
+    export([trained / "run1"], tmp_path / "other", Settings(embeddings=False))
+    shutil.copy(tmp_path / "other" / MODEL, run)
+    done = invoke("export", run, option)
+    assert done.exit_code == 1
+    assert "is not the model of" in done.stderr
+    assert not (run / EMBEDDINGS).exists()
+
+
+def test_an_ensemble_is_not_resumed_with_the_model_of_other_runs(trained, tmp_path):
+    runs = [trained / "run0", trained / "run1"]
+    export(runs, tmp_path, Settings(embeddings=False))
+    with pytest.raises(DmlError, match="is not the model of"):
+        export(runs[::-1], tmp_path, Settings(resume=True))
+    with pytest.raises(DmlError, match="is not the model of") as caught:
+        export(runs, tmp_path, Settings(resume=True, precision="fp16", input="float-nchw"))
+    assert "--precision" in caught.value.why
+    assert "--input" in caught.value.why
+    again = export(runs, tmp_path, Settings(resume=True))
+    assert again["embeddings"]["computed"] == 24
+    assert again["model"]["precisions"]  # as found when the model was made
+
+
+def test_what_is_said_of_lengths_is_true(trained, run, tmp_path):
+    runs = [trained / "run0", trained / "run1"]
+    for normalize, precision in ((False, "fp32"), (True, "fp32"), (True, "int8")):
+        settings = Settings(
+            normalize=normalize, precision=precision, force=True, max_recall_drop=50
+        )
+        result = export(runs, tmp_path, settings)
+        data = load(tmp_path / EMBEDDINGS)
+        said = {result["model"]["normalized"], describe(tmp_path / MODEL).metadata.normalized}
+        assert {bool(data.attrs["normalized"]), *said} == {normalize}
+        lengths = np.linalg.norm(data.splits["test"].vectors, axis=1)
+        np.testing.assert_allclose(lengths, 1 if normalize else 2**0.5, atol=1e-5)
+    export([run], settings=Settings(embeddings=False))
+    with pytest.raises(DmlError, match="not of length 1"):
+        export([run], settings=Settings(onnx=False, normalize=True))
+
+
+def test_a_file_written_with_an_earlier_model_says_how_that_took_its_images(run):
+    export([run], settings=Settings(embeddings=False, input="float-nchw", normalize=True))
+    export([run], settings=Settings(onnx=False))
+    attrs = load(run / EMBEDDINGS).attrs
+    assert json.loads(attrs["preprocessing"])["layout"] == "nchw"
+    assert attrs["normalized"]
+
+
+def test_an_export_of_nothing_is_an_error(run):
+    done = invoke("export", run, "--no-onnx", "--no-embeddings")
+    assert done.exit_code == 1
+    assert "nothing to export" in done.stderr
+
+
+def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exporter.run.embed", interrupt)
+    done = invoke("export", run)
+    assert done.exit_code == 130
+    assert "nothing was written" not in done.stderr
+    assert "--resume" in done.stderr
+    monkeypatch.undo()
+    assert invoke("export", run, "--resume").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -242,8 +325,6 @@ def test_a_file_reproduces_the_embeddings_of_its_images(run):
     """What docs/onnx.md promises: the model in another process gives the rows of the file."""
     export([run])
     member = load_member(run)
-    from trainer.setup import load_data
-
     data = load_data(member.config)
     images, labels = some_images(data, describe(run / MODEL).preprocessing)
     found = Session(describe(run / MODEL)).run(images)
