@@ -122,6 +122,10 @@ class Browser:
     def click(self, selector: str) -> None:
         self.click_at(*self.centre(selector))
 
+    def touch(self, kind: str, *fingers: tuple[float, float]) -> None:
+        points = [{"x": x, "y": y, "id": n} for n, (x, y) in enumerate(fingers)]
+        self.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+
     def press(self, key: str, shift: bool = False) -> None:
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
         more = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key],

@@ -438,6 +438,10 @@ def test_tabs_change_by_click_and_by_arrow_keys(opened):
     browser.press("ArrowRight")
     assert selected(browser) == "random"
     assert browser.js("document.activeElement.id") == "row-tabs-random"
+    browser.press("ArrowLeft")
+    assert selected(browser) == "all"
+    browser.press("Home")
+    assert selected(browser) == "random"
     assert count(browser, "#row-tabs [tabindex='0']") == 1
 
 
@@ -558,6 +562,26 @@ def test_wheel_zooms_the_map_only_once_it_has_focus(opened):
     browser.click_at(x, y)
     browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-300)
     browser.wait("document.querySelector('#map-canvas.zoomed')")
+
+
+def test_fingers_choose_a_point_and_pinch_the_map(opened):
+    view = make_view()
+    browser = opened(view, width=390, height=844)
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    try:
+        x, y = point(browser, view, 20)
+        browser.touch("touchStart", (x, y))
+        browser.touch("touchEnd")
+        browser.wait("document.querySelector('#map-panel .near')")
+        assert "img_0020" in text(browser, "#map-panel .path")
+        x, y = browser.centre("#map-canvas")
+        browser.touch("touchStart", (x - 20, y), (x + 20, y))
+        for gap in (40, 60, 80):
+            browser.touch("touchMove", (x - gap, y), (x + gap, y))
+        browser.touch("touchEnd")
+        browser.wait("document.querySelector('#map-canvas.zoomed')")
+    finally:
+        browser.call("Emulation.setTouchEmulationEnabled", enabled=False)
 
 
 def test_map_is_painted_at_the_resolution_of_the_screen(opened):
