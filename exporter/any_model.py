@@ -16,6 +16,7 @@ from exporter.model import describe
 from exporter.run import chosen_splits
 from retrieval.errors import DmlError
 from retrieval.threads import StageProgress
+from retrieval.writing import check_target
 from trainer.datasets import DATASETS, DataSet, load
 from trainer.loading import Source
 
@@ -42,7 +43,11 @@ def embed_with(
     """
     described = describe(model, output_name)
     prepared = foreign_preprocessing(described, size, mean, std, layout, resize=resize)
+    given = [model, *described.beside, Path(data)]
+    target = check_target(target, options.get("force") or options.get("resume"), given)
     images = find_data(data)
+    same_name = [Path(file) for file in images.files() or () if Path(file).name == target.name]
+    check_target(target, True, same_name)
     rows = all_or_chosen(images, splits)
     session, lanes = side_by_side(described, provider, prepared)
     own = described.metadata

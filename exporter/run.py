@@ -112,14 +112,13 @@ def export(
             "Leave one of them out.",
         )
     folder = output_folder(runs, out)
-    targets = {
-        name: check_target(folder / name, settings.force or settings.resume)
-        for name, wanted in ((MODEL, settings.onnx), (EMBEDDINGS, settings.embeddings))
-        if wanted
-    }
+    if folder.exists():  # before long work
+        check_targets(folder, runs, settings)
     members = [load_member(run) for run in runs]
     data = load_matching(members, settings.data)
     splits = chosen_splits(data, settings.splits)
+    folder.mkdir(parents=True, exist_ok=True)
+    targets = check_targets(folder, runs, settings)
     network = members[0].embedder
     if len(members) > 1:
         network = Together([member.embedder for member in members], settings.normalize)
@@ -146,9 +145,17 @@ def output_folder(runs: Sequence[Path], out: Path | None) -> Path:
                 "Name one: --out FOLDER",
             )
         out = runs[0] if runs[0].is_dir() else runs[0].parent
-    if not out.exists():
-        out.mkdir(parents=True)
+    if out.exists() and not out.is_dir():
+        raise DmlError(f"{out} is a file.", "Two files go into a folder.", "Name another: --out")
     return out
+
+
+def check_targets(folder: Path, runs: Sequence[Path], settings: Settings) -> dict[str, Path]:
+    return {
+        name: check_target(folder / name, settings.force or settings.resume, runs)
+        for name, wanted in ((MODEL, settings.onnx), (EMBEDDINGS, settings.embeddings))
+        if wanted
+    }
 
 
 def load_member(run: Path) -> Member:

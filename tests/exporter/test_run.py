@@ -321,6 +321,43 @@ def test_embed_takes_folders_tables_and_named_data_sets(trained, run, tmp_path):
     np.testing.assert_array_equal(whole.vectors[places], some.vectors)
 
 
+def test_what_embed_reads_is_never_overwritten(trained, run, tmp_path):
+    export([run], settings=Settings(embeddings=False))
+    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
+    table = pictures / "images.csv"
+    table.write_text("path,label\nclass0/0.png,c0\nclass1/0.png,c1\n")
+    for data, target in (
+        (pictures, run / MODEL),
+        (table, table),
+        (pictures, pictures / "class0" / "0.png"),
+    ):
+        before = target.read_bytes()
+        done = invoke("embed", run / MODEL, data, "--out", target, "--force")
+        assert done.exit_code == 1
+        assert "read and written at once" in done.stderr
+        assert target.read_bytes() == before
+
+
+def test_one_class_or_one_image_can_be_embedded(trained, run, tmp_path):
+    export([run], settings=Settings(embeddings=False))
+    shutil.copytree(trained / "pictures" / "class0", tmp_path / "alone" / "class0")
+    model, data = run / MODEL, str(tmp_path / "alone")
+    assert embed_with(model, data, tmp_path / "class.h5")["splits"] == {"test": 8}
+    for path in sorted((tmp_path / "alone" / "class0").iterdir())[1:]:
+        path.unlink()
+    found = embed_with(model, data, tmp_path / "image.h5", half=True)
+    assert found["splits"] == {"test": 1}
+
+
+def test_an_export_that_cannot_begin_leaves_no_folder(run, tmp_path):
+    done = invoke("export", run, "--out", tmp_path / "new" / "er", "--data", tmp_path / "nowhere")
+    assert done.exit_code == 1
+    assert not (tmp_path / "new").exists()
+    done = invoke("export", run, "--out", run / "best.pt")
+    assert done.exit_code == 1
+    assert "is a file" in done.stderr
+
+
 def test_a_file_reproduces_the_embeddings_of_its_images(run):
     """What docs/onnx.md promises: the model in another process gives the rows of the file."""
     export([run])

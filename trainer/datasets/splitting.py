@@ -48,7 +48,7 @@ def divide(
     """The split of each class: whole classes are held out for test and val."""
     test = held_out(len(names), test_fraction, "test_fraction")
     val = held_out(len(names), val_fraction, "val_fraction")
-    if len(names) - test - val < FEWEST:
+    if test + val and len(names) - test - val < FEWEST:
         raise DmlError(
             f"{source}: {len(names)} classes are too few to be divided.",
             f"{test} would be held out for test and {val} for validation; "
