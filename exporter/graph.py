@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,7 +79,7 @@ def traced(embedder: Embedder, size: int, input: str, normalize: bool) -> ModelP
     shape = (2, size, size, 3) if layout == "nhwc" else (2, 3, size, size)
     example = torch.zeros(shape, dtype=getattr(torch, dtype))
     try:
-        with torch.no_grad(), _silence():
+        with torch.no_grad(), _silence(), _interruptible():
             program = torch.onnx.export(
                 Pixels(network, input, normalize).eval(),
                 (example,),
@@ -166,6 +169,27 @@ def add_properties(path: Path, properties: Mapping[str, str]) -> None:
     model = onnx.load(path)
     set_properties(model, properties)
     save(model, path)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """The exporter takes an interrupt for one of its own failures, and may try another way."""
+    before, seen = signal.getsignal(signal.SIGINT), []
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if seen:
+            raise KeyboardInterrupt
 
 
 @contextmanager

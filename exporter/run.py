@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from exporter.metadata import INPUTS, Preprocessing, describe_checkpoint, to_pro
 from exporter.model import Model, describe
 from exporter.session import Session
 from retrieval.errors import DmlError
+from retrieval.formats.hdf5_content import lock
 from retrieval.threads import StageProgress
 from retrieval.writing import check_target, write_text
 from trainer import checkpoint
@@ -245,8 +248,8 @@ def export_model(
         return reused(members, target, settings)
     prepared = Preprocessing.from_checkpoint(members[0].state, settings.input)
     images, labels = some_images(data, prepared, settings.skip_bad)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
-        plain = Path(folder) / "fp32.onnx"
+    with work_folder(target.parent) as folder:
+        plain = folder / "fp32.onnx"
         write_plain(members, plain, settings, progress)
         made = at_precision(plain, data, prepared, settings, progress)
         session = Session(describe(made), settings.provider)
@@ -276,6 +279,24 @@ def export_model(
         "parity": found.to_dict(),
         "precisions": [asdict(row) for row in rows],
     }
+
+
+@contextmanager
+def work_folder(parent: Path) -> Iterator[Path]:
+    """On the disk of the target. Those that killed exports left are removed; a lock, which ends
+    with its process, tells them from those in use.
+    """
+    for left in parent.glob(".export-*/lock"):
+        with suppress(OSError), left.open("rb") as file:
+            lock(file)
+            shutil.rmtree(left.parent, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(dir=parent, prefix=".export-") as folder,
+        (Path(folder) / "lock").open("wb") as file,
+    ):
+        with suppress(OSError):  # some network file systems have none
+            lock(file)
+        yield Path(folder)
 
 
 def write_plain(

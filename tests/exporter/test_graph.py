@@ -1,6 +1,8 @@
 """The embedder as an ONNX file: every backbone, any batch, nothing of this machine in it."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from exporter import graph, parity
-from exporter.graph import add_properties, write_model
+from exporter.graph import add_properties, traced, write_model
 from exporter.session import Session, describe
 from retrieval.errors import DmlError
 from tests.exporter.networks import properties, settled, stripes
@@ -149,3 +151,19 @@ def test_a_network_that_cannot_be_traced_is_an_error_and_leaves_no_file(tmp_path
 def test_a_folder_that_is_not_there_is_told(exported, tmp_path):
     with pytest.raises(DmlError, match="cannot be written"):
         graph.save(onnx.load(exported), tmp_path / "nowhere" / "model.onnx")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_interrupt_that_the_exporter_swallows_is_still_one(ends, embedder, monkeypatch):
+    def swallow(*_, **__):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            if ends:
+                raise torch.onnx.OnnxExporterError("all of our ways have failed") from None
+
+    monkeypatch.setattr(torch.onnx, "export", swallow)
+    with pytest.raises(KeyboardInterrupt):
+        traced(embedder, 16, "uint8-nhwc", normalize=False)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

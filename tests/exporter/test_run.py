@@ -20,7 +20,7 @@ from cli import main
 from exporter import parity
 from exporter.any_model import embed_with, find_data
 from exporter.model import describe
-from exporter.run import EMBEDDINGS, MODEL, Settings, export, load_member, some_images
+from exporter.run import EMBEDDINGS, MODEL, Settings, export, load_member, some_images, work_folder
 from exporter.session import Session
 from retrieval.embeddings import load
 from retrieval.errors import DmlError
@@ -369,6 +369,18 @@ def test_a_file_reproduces_the_embeddings_of_its_images(run):
     assert len(labels) == len(stored)
     distances = np.abs(found[:, None] - stored[None]).max(2).min(1)
     assert distances.max() < 1e-4
+
+
+def test_what_a_killed_export_left_is_removed_and_what_another_uses_is_not(tmp_path):
+    left = tmp_path / ".export-left"
+    left.mkdir()
+    (left / "lock").touch()
+    with work_folder(tmp_path) as used:
+        assert not left.exists()
+        (used / "fp32.onnx").touch()
+        with work_folder(tmp_path) as other:
+            assert {used, other} == set(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def start(*args):
