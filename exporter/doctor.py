@@ -86,7 +86,8 @@ def _training() -> list[Check]:
             return f"CUDA {torch.version.cuda}, {count} x {torch.cuda.get_device_name(0)}"
         if picked.type == "cpu":
             why = f"CUDA {torch.version.cuda} finds no GPU" if torch.version.cuda else "no CUDA"
-            return f"trains on the CPU, {torch.get_num_threads()} threads ({why})"
+            threads = torch.get_num_threads()
+            return f"trains on the CPU, {threads} thread{'s' * (threads > 1)} ({why})"
         return f"trains on {picked.type}"
 
     def vision(_: ModuleType) -> str:
