@@ -34,7 +34,8 @@ def _principal(points: np.ndarray) -> np.ndarray:
     """(n, 2 .. 50) coordinates along the main directions; columns of zeros where there are none."""
     centred = points - points.mean(axis=0)
     left, size, axes = np.linalg.svd(centred, full_matrices=False)
-    kept = size > size.max(initial=0.0) * 1e-12
+    # What rounding leaves of points that are all the same is no direction.
+    kept = size > max(size.max(initial=0.0) * 1e-12, np.linalg.norm(points) * 1e-14)
     left, size, axes = left[:, kept][:, :DIMENSIONS], size[kept][:DIMENSIONS], axes[kept]
     # A direction and its opposite are one answer: the sum of its entries decides, not the library.
     sign = np.sign(axes[: len(size)].sum(axis=1))

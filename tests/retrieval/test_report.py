@@ -180,11 +180,14 @@ def test_the_sample_is_bounded_and_reaches_every_class(rng):
     assert sample.tabs["random"] == again.tabs["random"]
 
 
-def test_the_result_is_that_of_eval_and_the_curve_agrees(clustered):
+@pytest.mark.parametrize("noise", [0, 10])
+def test_the_result_is_that_of_eval_and_the_curve_agrees(clustered, noise, rng):
     from retrieval import evaluate
 
-    view = view_of(file(*clustered))
-    expected = evaluate(*clustered, nmi=False)
+    X, labels = clustered
+    given = X + noise * rng.standard_normal(X.shape), labels
+    view = view_of(file(*given))
+    expected = evaluate(*given, nmi=False)
     assert view["result"]["distances"] == expected["distances"]
     assert view["result"]["source"] == SOURCE
     for d, scores in expected["distances"].items():
@@ -325,6 +328,14 @@ def test_the_map_keeps_classes_together_and_repeats(rng):
     np.fill_diagonal(apart, np.inf)
     assert (labels[apart.argmin(1)] == labels).mean() > 0.95
     np.testing.assert_array_equal(points, layout.plane(X, np.arange(120), "l2", "tsne", 1)[1])
+
+
+def test_points_that_are_all_the_same_are_no_cloud():
+    X = np.full((60, 8), 0.1, np.float32)
+    for distance in ("cos", "l2"):
+        name, points = layout.plane(X, np.arange(60), distance, "tsne", 0)
+        assert name == "PCA"
+        assert (points == 0.5).all()
 
 
 def test_no_map_and_no_nmi_where_they_are_not_wanted(clustered):
