@@ -179,7 +179,7 @@ def describe_checkpoint(
         "loss": config["loss"]["name"],
         "dataset": config["data"]["dataset"],
         "checkpoint_sha256": sha256,
-        "versions": state["versions"],
+        "versions": {str(key): str(value) for key, value in state["versions"].items()},
         "precision": precision,
     }
     values |= {_NAMES.get(key, key): value for key, value in prepared.to_dict().items()}

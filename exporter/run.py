@@ -172,6 +172,13 @@ def load_member(run: Path) -> Member:
         )
     state = checkpoint.load(path)
     config = from_dict(state["config"], f"The configuration in {path}")
+    if missing := asdict(config).keys() - state["config"].keys():
+        raise DmlError(
+            f"{path} is damaged.",
+            f"Its configuration lacks {', '.join(sorted(missing))}, so its network is not known.",
+            "Use another checkpoint, or train anew.",
+        )
+    state |= {"config": asdict(config)}  # with keys that an older one leaves to defaults
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return Member(path, sha256, state, config, load_embedder(state))

@@ -291,6 +291,21 @@ def test_a_checkpoint_with_other_keys_is_refused(run):
     assert "extra.weight" in done.stderr
 
 
+def test_a_checkpoint_may_leave_things_to_defaults_and_hold_odd_ones(run):
+    state = checkpoint.load(run / "best.pt")
+    del state["config"]["loss"]["name"]
+    state["versions"]["torch"] = torch.zeros(1)
+    torch.save(state, run / "best.pt")
+    done = invoke("export", run, "--no-embeddings")
+    assert done.exit_code == 0, done.output
+    assert describe(run / MODEL).metadata.loss == "ce"
+    del state["config"]["network"]
+    torch.save(state, run / "best.pt")
+    done = invoke("export", run, "--no-embeddings", "--force")
+    assert done.exit_code == 1
+    assert "lacks network" in done.stderr
+
+
 def test_code_in_a_checkpoint_is_not_run(tmp_path):
     class Bomb:
         def __reduce__(self):
