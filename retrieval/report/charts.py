@@ -101,7 +101,7 @@ def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
 def scatter(spread: Sequence[float | None], gap: Sequence[float | None]) -> Markup:
     """A dot for each class: how wide it is, how far away the next one."""
     pairs = [(s, g) for s, g in zip(spread, gap, strict=True) if s is not None and g is not None]
-    across, up = (ticks(0, max(column)) for column in zip(*pairs, strict=True))
+    across, up = (ticks(0, max(column) or 1) for column in zip(*pairs, strict=True))
     x, y = Axis(0, across[-1], LEFT, RIGHT), _upward(0, up[-1])
     reach = min(across[-1], up[-1])
     path = "".join(f"M{x(s):.1f} {y(g):.1f}h0" for s, g in pairs)

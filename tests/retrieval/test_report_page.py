@@ -330,6 +330,12 @@ def test_ticks_of_a_single_value_surround_it():
         assert marks[0] < value < marks[-1]
 
 
+def test_classes_of_no_width_leave_the_scale_inside_its_frame():
+    drawn = charts.scatter([0.0, 0.0], [0.0, 0.0])
+    places = [float(x) for x in re.findall('class="middle" x="(.*?)"', drawn)]
+    assert min(places) == charts.LEFT
+
+
 def test_axis_maps_ends_and_logarithms():
     axis = charts.Axis(1, 100, 0, 200, log=True)
     assert [axis(1), axis(10), axis(100)] == pytest.approx([0, 100, 200])
