@@ -28,7 +28,7 @@ class Cli(click.Group):
         except KeyboardInterrupt:
             # These write as they go, and the others all at once, at their end.
             kept = {"export": "add --resume to go on", "embed": "add --resume to go on"}
-            kept["merge"] = "the same command goes on"
+            kept["merge"] = kept["demo"] = "the same command goes on"
             told = kept.get(ctx.invoked_subcommand, "nothing was written")
             click.echo(f"\nInterrupted: {told}.", err=True)
             ctx.exit(130)
@@ -879,15 +879,17 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
     from pathlib import Path
     from shlex import join
 
-    from exporter.demo import LOSSES, steps, summary, write_baselines
+    from exporter.demo import LOSSES, open_folder, steps, summary, write_baselines
 
     folder, losses = Path(out), LOSSES[: 1 if quick else None]
+    open_folder(folder, epochs)
     with progress_bar() as report:
         write_baselines(folder, report)
     for step in steps(folder, losses, epochs):
         if step.finished():
             click.secho(f"kept: {step.made}", dim=True, err=True)
             continue
+        step.clear()
         args = step.command()
         click.secho(f"\n$ dmltool {join(args)}", bold=True)
         if code := main.main(list(args), prog_name="dmltool", standalone_mode=False):

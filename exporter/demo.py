@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,41 @@ from rich import box
 from rich.table import Table
 
 from retrieval.embeddings import Split
+from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import write
 from retrieval.threads import StageProgress
+from retrieval.writing import write_text
 
 LOSSES = ("ce", "spce", "group")
 BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
 BATCH = 256
+MARK = "demo.json"  # says that a folder is the demo's own, and how it was begun
 
 
 @dataclass(frozen=True)
 class Step:
-    """`dmltool ARGS`: reads `needs` and is finished when `made` is there, and not older."""
+    """`dmltool ARGS`: reads `needs` and is finished when `made` is there, whole and not older."""
 
     args: tuple[str, ...]
     made: Path
     needs: tuple[Path, ...] = ()
+    also: tuple[Path, ...] = ()  # what else it makes for the steps after it
 
     def finished(self) -> bool:
-        return _newer(self.made, self.needs)
+        there = all(path.exists() for path in self.also)
+        return there and _newer(self.made, self.needs) and _whole(self.made)
+
+    def clear(self) -> None:
+        """Away with a training that was killed before its first checkpoint: nothing goes on there.
+
+        Only in a folder of the demo's own.
+        """
+        run = self.made.parent
+        if self.args[0] == "train" and run.exists() and not (run / "last.pt").exists():
+            from trainer.saving import locked
+
+            with locked(run):
+                shutil.rmtree(run)
 
     def command(self) -> tuple[str, ...]:
         """As it is to be run now: resumed where it was interrupted, over files that are older."""
@@ -53,6 +71,42 @@ def _newer(path: Path, than: tuple[Path, ...]) -> bool:
     return all(path.stat().st_mtime >= other.stat().st_mtime for other in than)
 
 
+def _whole(path: Path) -> bool:
+    if path.suffix != ".json":
+        return True
+    try:
+        return isinstance(_read(path), dict)
+    except ValueError:
+        return False
+
+
+def open_folder(folder: Path, epochs: int | None) -> None:
+    """A folder for the demo, or the one that it began with the same settings; no other files."""
+    mark = folder / MARK
+    if not folder.exists() or not any(folder.iterdir()):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(mark, json.dumps({"epochs": epochs}) + "\n")
+        return
+    try:
+        begun = _read(mark)["epochs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DmlError(
+            f"{folder} holds files that are not the demo's.",
+            "Those with the names of its own would be taken for them, or overwritten.",
+            "Choose a new folder: --out NAME",
+        ) from error
+    if begun != epochs:
+        raise DmlError(
+            f"The demo in {folder} was begun {_told(begun)}, not {_told(epochs)}.",
+            "What is finished is kept, so its numbers would be those of the other.",
+            "Go on as it was begun, or choose a new folder: --out NAME",
+        )
+
+
+def _told(epochs: int | None) -> str:
+    return "without --epochs" if epochs is None else f"with --epochs {epochs}"
+
+
 def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Step]:
     """Everything after the baselines, in order."""
     found = [_evaluate(folder / f"{name}.h5", folder / f"{name}.json") for name in BASELINES]
@@ -61,12 +115,18 @@ def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Ste
         short = () if epochs is None else ("--epochs", str(epochs))
         model, rows, shop = run / "model.onnx", run / "embeddings.h5", run / "shop.h5"
         found += [
-            Step(("train", "--loss", loss, *short, "--out", str(run)), run / "result.json"),
-            Step(("export", str(run), "--onnx"), run / "export.json", (run / "best.pt",)),
+            Step(
+                ("train", "--loss", loss, *short, "--out", str(run)),
+                run / "result.json", also=(run / "best.pt",),
+            ),
+            Step(
+                ("export", str(run), "--onnx"),
+                run / "export.json", (run / "best.pt",), (model, rows),
+            ),
             Step(("embed", str(model), "glyphs:query", "--out", str(shop)), shop, (model,)),
             _evaluate(rows, run / "metrics.json"),
             _evaluate(shop, run / "shop.json", "--recall-at", "1,10,20", "--no-nmi"),
-        ]
+        ]  # fmt: skip
     first, *others = (folder / loss / "embeddings.h5" for loss in losses)
     for loss, other in zip(losses[1:], others, strict=True):
         result = folder / f"{losses[0]}-{loss}.json"
@@ -94,7 +154,6 @@ def write_baselines(folder: Path, progress: StageProgress | None = None) -> None
     from trainer.resolve import resolve
     from trainer.setup import build_embedder
 
-    folder.mkdir(parents=True, exist_ok=True)
     data = load("glyphs")
     rows = data.rows("test")
     images = np.stack([data.image(row) for row in rows.tolist()])

@@ -74,6 +74,52 @@ def test_what_is_missing_or_older_is_made_again(finished):
     assert shown(done.stdout) == ["eval", "report"]
 
 
+def test_what_is_damaged_or_gone_is_made_again(finished):
+    folder, _ = finished
+    run_folder = folder / "demo" / "ce"
+    (run_folder / "metrics.json").write_text("{")
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert shown(done.stdout) == ["eval"]
+    (run_folder / "embeddings.h5").unlink()
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert shown(done.stdout)[0] == "export"
+    assert (run_folder / "embeddings.h5").exists()
+
+
+def test_numbers_of_other_epochs_are_not_shown_as_its_own(finished):
+    folder, _ = finished
+    done = subprocess.run([DMLTOOL, "demo", "--quick"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "was begun with --epochs 1, not without --epochs" in done.stderr
+
+
+def test_files_that_are_not_the_demos_stay_as_they_are(tmp_path):
+    page = tmp_path / "demo" / "report.html"
+    page.parent.mkdir()
+    page.write_text("mine")
+    done = run(tmp_path)
+    assert done.returncode == 1
+    assert "holds files that are not the demo's" in done.stderr
+    assert [p.name for p in page.parent.iterdir()] == ["report.html"]
+    assert page.read_text() == "mine"
+
+
+def test_a_training_killed_before_its_first_checkpoint_begins_again(tmp_path):
+    step = next(s for s in steps(tmp_path, ("ce",), 1) if s.args[0] == "train")
+    run_folder = tmp_path / "ce"
+    run_folder.mkdir()
+    (run_folder / "config.toml").touch()
+    step.clear()
+    assert not run_folder.exists()
+    run_folder.mkdir()
+    (run_folder / "last.pt").touch()
+    step.clear()
+    assert (run_folder / "last.pt").exists()
+    assert step.command()[:2] == ("train", "--resume")
+
+
 def test_a_step_goes_on_where_it_was(tmp_path):
     source, made = tmp_path / "best.pt", tmp_path / "export.json"
     source.touch()
@@ -85,7 +131,7 @@ def test_a_step_goes_on_where_it_was(tmp_path):
     assert step.command() == ("export", "run", "--resume")
     os.utime(source, (model.stat().st_mtime + 5, model.stat().st_mtime + 5))
     assert step.command() == ("export", "run", "--force")  # of another checkpoint
-    made.touch()
+    made.write_text("{}")
     os.utime(made, (source.stat().st_mtime + 5, source.stat().st_mtime + 5))
     assert step.finished()
 
