@@ -35,6 +35,7 @@ def run_view(folder: Path) -> dict[str, Any]:
             "Name a folder made by `dmltool train`, or leave out --run.",
         )
     scores = _curves(records, "scores")
+    epochs = [_number(record.get("epoch")) for record in records]
     lines = {
         "loss": [_number(record.get("loss")) for record in records],
         "parts": _curves(records, "parts"),
@@ -43,7 +44,7 @@ def run_view(folder: Path) -> dict[str, Any]:
     }
     return {
         "name": folder.resolve().name,
-        "epochs": [record.get("epoch", n + 1) for n, record in enumerate(records)],
+        "epochs": [n if epoch is None else epoch for n, epoch in enumerate(epochs, 1)],
         "lines": lines,
         "scores_of": next((r.get("scores_of") for r in records if r.get("scores")), None),
         "settings": text,
@@ -51,13 +52,17 @@ def run_view(folder: Path) -> dict[str, Any]:
 
 
 def _curves(records: list[dict[str, Any]], key: str) -> dict[str, list[float | None]]:
-    tables = [record.get(key) or {} for record in records]
+    tables = [_dict(record.get(key)) for record in records]
     names = dict.fromkeys(name for table in tables for name in table)
     return {name: [_number(table.get(name)) for table in tables] for name in names}
 
 
 def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _settings_text(folder: Path) -> str:
@@ -142,12 +147,12 @@ def _check_folder(data: Embeddings, images: Path) -> None:
 
 def _table(run: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(_settings_text(run)).get("data", {})
+        table = _dict(tomllib.loads(_settings_text(run)).get("data"))
     except tomllib.TOMLDecodeError as error:
         raise DmlError(f"{run / CONFIG} is not TOML.", f"{error}.") from error
     found = {key: table.get(key) for key in ("dataset", "root", "options")}
     return {"dataset": str(found["dataset"]), "root": found["root"] or None,
-            "options": found["options"] or {}}  # fmt: skip
+            "options": _dict(found["options"])}  # fmt: skip
 
 
 def _pictures(

@@ -673,6 +673,21 @@ def test_a_run_brings_its_curves(run):
         run_view(run)
 
 
+def test_a_run_written_by_others_shows_what_can_be_shown(run):
+    from trainer.reporting import pictures_of, run_view
+
+    strange = [{"epoch": "x", "loss": 1}, {"epoch": None, "loss": 2, "parts": [1], "scores": 3}]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, strange)))
+    view = run_view(run)
+    assert view["epochs"] == [1, 2]
+    assert (view["lines"]["loss"], view["lines"]["parts"]) == ([1, 2], {})
+    for text in ("data = 3", '[data]\ndataset = "nothing"\noptions = 3'):
+        (run / "config.toml").write_text(text)
+        read, note = pictures_of(file(np.eye(2), [0, 1]), None, run)
+        assert read is None
+        assert "images are not shown" in note
+
+
 @pytest.mark.parametrize("variant", ["test", "query"])
 def test_letters_are_drawn_again(variant, tmp_path, run):
     from trainer import datasets
