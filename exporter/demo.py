@@ -38,12 +38,13 @@ class Step:
         return there and _newer(self.made, self.needs) and _whole(self.made)
 
     def clear(self) -> None:
-        """Away with a training that was killed before its first checkpoint: nothing goes on there.
-
-        Only in a folder of the demo's own.
+        """Away with a training that cannot go on: killed before its first checkpoint, or with an
+        end but no network. Only in a folder of the demo's own.
         """
         run = self.made.parent
-        if self.args[0] == "train" and run.exists() and not (run / "last.pt").exists():
+        lost = self.made.exists() and not all(path.exists() for path in self.also)
+        goes_on = (run / "last.pt").exists() and not lost
+        if self.args[0] == "train" and run.exists() and not goes_on:
             from trainer.saving import locked
 
             with locked(run):

@@ -118,6 +118,10 @@ def test_a_training_killed_before_its_first_checkpoint_begins_again(tmp_path):
     step.clear()
     assert (run_folder / "last.pt").exists()
     assert step.command()[:2] == ("train", "--resume")
+    (run_folder / "result.json").write_text("{}")
+    assert not step.finished()  # best.pt is gone
+    step.clear()
+    assert not run_folder.exists()
 
 
 def test_a_step_goes_on_where_it_was(tmp_path):
