@@ -159,9 +159,11 @@ def int8(runs: list[Path], small: bool, dry: bool) -> None:
             spec = describe(paths["fp32"]).preprocessing
             to_fp16(paths["fp32"], paths["fp16"])
             chosen = spread(data.rows("train"), CALIBRATION)
-            to_int8(paths["fp32"], paths["int8"], iter([prepared_images(data, chosen, spec)]))
+            to_int8(
+                paths["fp32"], paths["int8"], iter([prepared_images(data, chosen, spec, False)[0]])
+            )
             tested = data.rows("test")[: 400 if small else None]
-            images = prepared_images(data, tested, spec)
+            images, tested = prepared_images(data, tested, spec, False)
             found = compare(paths, images, data.labels[tested], provider="cpu", batch_size=32)
         network = f"{data.name}, {member.config.network.backbone}, {member.config.loss.name}"
         rows += [

@@ -258,7 +258,7 @@ def export_model(
     with work_folder(target.parent) as folder:
         plain = folder / "fp32.onnx"
         write_plain(members, plain, settings, progress)
-        made = at_precision(plain, data, prepared, settings, progress)
+        made = at_precision(plain, settings.precision, data, prepared, settings, progress)
         session = Session(describe(made), settings.provider)
         normalize = settings.normalize and len(members) == 1  # an ensemble does it itself
         timed = Timed(session)
@@ -268,7 +268,11 @@ def export_model(
             speed = timed.images / timed.seconds
             rows = [precision.Row("fp32", plain.stat().st_size, speed, found.recall_onnx, 0.0)]
         else:
-            compared = {"fp32": plain, settings.precision: made}
+            paths = {"fp32": plain, settings.precision: made}
+            other = "fp16" if settings.precision == "int8" else "int8"
+            with suppress(DmlError):  # not asked for: it is in the table if it can be had
+                paths[other] = at_precision(plain, other, data, prepared, settings, progress)
+            compared = {name: paths[name] for name in ("fp32", "fp16", "int8") if name in paths}
             rows = precision.compare(
                 compared, images, labels, provider=settings.provider, progress=progress
             )
@@ -336,15 +340,16 @@ def write_plain(
 
 def at_precision(
     plain: Path,
+    name: str,
     data: DataSet,
     prepared: Preprocessing,
     settings: Settings,
     progress: StageProgress | None,
 ) -> Path:
-    target = plain.with_name(f"{settings.precision}.onnx")
-    if settings.precision == "fp16":
+    target = plain.with_name(f"{name}.onnx")
+    if name == "fp16":
         precision.to_fp16(plain, target)
-    elif settings.precision == "int8":
+    elif name == "int8":
         rows = spread(data.rows("train"), CALIBRATION)
         parts = (rows[at : at + 8] for at in range(0, len(rows), 8))
         read = (prepared_images(data, part, prepared, settings.skip_bad)[0] for part in parts)

@@ -383,7 +383,7 @@ class Writer:
                 raise DmlError(
                     f"{self.partial} could not be written: the disk is full",
                     text.splitlines()[0],
-                    "make room, then add --resume",
+                    "make room and run it again; export and embed go on with --resume",
                 ) from error
             raise DmlError(f"{self.partial} could not be written", text) from error
 

@@ -91,8 +91,9 @@ def test_torch_and_onnx_give_the_same_embeddings(run, tmp_path):
 def test_lower_precision_is_shown_beside_fp32(precision, run):
     settings = Settings(precision=precision, embeddings=False, max_recall_drop=20)
     model = export([run], settings=settings)["model"]
-    assert [row["precision"] for row in model["precisions"]] == ["fp32", precision]
-    assert model["precisions"][1]["bytes"] < model["precisions"][0]["bytes"]
+    rows = {row["precision"]: row for row in model["precisions"]}
+    assert list(rows) == ["fp32", "fp16", "int8"]
+    assert rows["int8"]["bytes"] < rows["fp16"]["bytes"] < rows["fp32"]["bytes"]
     assert describe(run / MODEL).metadata.precision == precision
 
 
