@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 import threading
@@ -79,8 +80,10 @@ def main(debug: bool) -> None:
       dmltool train --preset cub-ce --data CUB_200_2011
       dmltool eval embeddings.h5 --distance cos
     """
-    # Importing torch makes objects by the hundred thousand, none of them garbage.
+    # Importing torch makes objects by the hundred thousand, none of them garbage; looking for some
+    # among them takes seconds, at the end as well.
     gc.set_threshold(100_000, 20, 100)
+    atexit.register(gc.freeze)
 
 
 class Numbers(click.ParamType):
@@ -864,8 +867,9 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     show_default=True,
     help="Folder of the demo.",
 )
+@click.option("--goes-on", is_flag=True, hidden=True)
 @click.pass_context
-def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
+def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str, goes_on: bool) -> None:
     """From images to a report: train, export, evaluate and compare three losses.
 
     The images are letters drawn from fonts: nothing is downloaded. Each command is shown, then
@@ -884,11 +888,16 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
     folder, losses = Path(out), LOSSES[: 1 if quick else None]
     open_folder(folder, epochs)
     with progress_bar() as report:
-        write_baselines(folder, report)
+        fresh = not write_baselines(folder, report)
     for step in steps(folder, losses, epochs):
         if step.finished():
-            click.secho(f"kept: {step.made}", dim=True, err=True)
+            if fresh and not goes_on:
+                click.secho(f"kept: {step.made}", dim=True, err=True)
             continue
+        if step.heavy and not fresh:
+            _begin_anew(["demo", "--out", out, *["--quick"] * quick,
+                         *(["--epochs", str(epochs)] if epochs else []), "--goes-on"])  # fmt: skip
+        fresh = False
         step.clear()
         args = step.command()
         click.secho(f"\n$ dmltool {join(args)}", bold=True)
@@ -903,5 +912,15 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
     click.echo("Open it in a browser. Next, your own images: dmltool train --help", err=True)
 
 
+def _begin_anew(args: list[str]) -> None:
+    """Goes on in the memory of a new program: all that the commands so far have loaded is gone."""
+    import os
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # -P: a cli.py in the present folder is not ours.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "cli", *args])
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog_name="dmltool"))

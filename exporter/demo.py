@@ -33,6 +33,11 @@ class Step:
     needs: tuple[Path, ...] = ()
     also: tuple[Path, ...] = ()  # what else it makes for the steps after it
 
+    @property
+    def heavy(self) -> bool:
+        """Wants the memory for itself."""
+        return self.args[0] in ("train", "export", "report")
+
     def finished(self) -> bool:
         there = all(path.exists() for path in self.also)
         return there and _newer(self.made, self.needs) and _whole(self.made)
@@ -143,11 +148,11 @@ def _evaluate(source: Path, result: Path, *options: str) -> Step:
     return Step(("eval", str(source), *options, "--out", str(result)), result, (source,))
 
 
-def write_baselines(folder: Path, progress: StageProgress | None = None) -> None:
-    """pixels.h5 and untrained.h5: what the test images give without training."""
+def write_baselines(folder: Path, progress: StageProgress | None = None) -> bool:
+    """pixels.h5 and untrained.h5: what the test images give without training; False: kept."""
     paths = {name: folder / f"{name}.h5" for name in BASELINES}
     if all(path.exists() for path in paths.values()):
-        return
+        return False
     import torch
 
     from trainer.datasets import load
@@ -176,6 +181,7 @@ def write_baselines(folder: Path, progress: StageProgress | None = None) -> None
     for name, path in paths.items():
         attrs = {"model": BASELINES[name], "dataset": data.name}
         write(path, {"test": Split(vectors[name], labels, files)}, names, attrs, force=True)
+    return True
 
 
 def summary(folder: Path, losses: tuple[str, ...]) -> Table:
