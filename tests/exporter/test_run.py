@@ -379,7 +379,7 @@ def test_a_file_reproduces_the_embeddings_of_its_images(run):
     export([run])
     member = load_member(run)
     data = load_data(member.config)
-    images, labels = some_images(data, describe(run / MODEL).preprocessing)
+    images, labels = some_images(data, describe(run / MODEL).preprocessing, 1000)
     found = Session(describe(run / MODEL)).run(images)
     stored = load(run / EMBEDDINGS).splits["test"].vectors
     assert len(labels) == len(stored)
