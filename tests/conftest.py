@@ -1,7 +1,12 @@
 """Small data that several test files use."""
 
+import signal
+
 import numpy as np
 import pytest
+
+# Background jobs of a shell are deaf to Ctrl-C, and so is what they start; here it is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
