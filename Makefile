@@ -34,10 +34,10 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.embed
 	$(BIN)/python -m benchmarks.report
 
-# torch first, pinned: an unpinned torch would pull the CUDA build.
+# pip takes its ordinary settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf): they
+# decide whether torch is the large CUDA build or the small one for CPUs.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[cpu,readers,extras,dev]"
 	touch $(STAMP)
 

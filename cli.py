@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import atexit
 import gc
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import click
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 
 EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "onnxscript")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -54,7 +57,7 @@ def _fail(error: Exception) -> None:
         error = DmlError(
             f"This command needs {error.name}.",
             "It is not installed.",
-            'pip install "dmltool[cpu]", or "dmltool[gpu]" where there is a GPU.',
+            install("cpu"),
         )
     if not isinstance(error, DmlError):
         error = DmlError(
@@ -63,10 +66,26 @@ def _fail(error: Exception) -> None:
             "Run `dmltool --debug ...` and report the traceback.",
         )
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
-    click.secho(error.what, bold=True, err=True)
-    for line in (error.why, error.fix and f"Fix: {error.fix}"):
-        if line:
-            click.echo(f"  {line}", err=True)
+    click.secho(_folded(error.what, 7).replace("\n", "\n  "), bold=True, err=True)
+    if error.why:
+        click.echo("  " + _folded(error.why, 2).replace("\n", "\n  "), err=True)
+    if error.fix:  # not folded: a command that spans lines cannot be copied
+        click.echo(f"  Fix: {error.fix}", err=True)
+
+
+def warn(line: str) -> None:
+    """A line on stderr about something that the user should know."""
+    click.secho("! ", fg="yellow", nl=False, err=True)
+    click.echo(_folded(line, 2).replace("\n", "\n  "), err=True)
+
+
+def _folded(text: str, used: int) -> str:
+    """The text broken between words to fit a terminal whose first `used` columns are taken."""
+    if not sys.stderr.isatty():
+        return text
+    width = max(20, shutil.get_terminal_size().columns - used)
+    lines = [textwrap.wrap(line, width, break_long_words=False) for line in text.splitlines()]
+    return "\n".join(chain.from_iterable(lines))
 
 
 @click.group(cls=Cli, context_settings=CONTEXT)
@@ -303,11 +322,12 @@ def eval_command(
     file, gallery, labels, gallery_labels, distance, per_class, as_json, out, force,
     drop_nonfinite, **scoring,
 ) -> None:  # fmt: skip
-    """Evaluate an embedding file: Recall@K, MRR, MAP@R, NMI, by cosine and by l2.
+    """Evaluate an embedding file: Recall@K, MRR, MAP@R and NMI.
 
-    FILE is .h5, .npy, .npz, .csv, .parquet, .jsonl, .pt, .safetensors, .fvecs or one of their
-    kin; FILE::key picks an array inside. Every item asks all others; a file with query and
-    gallery splits, or --gallery, is scored query -> gallery.
+    Scores are given by cosine and by l2. FILE is .h5, .npy, .npz, .csv, .parquet, .jsonl, .pt,
+    .safetensors, .fvecs or another format of the README's table; FILE::key picks an array inside.
+    Every item is a query against all others; a file with query and gallery splits, or --gallery,
+    is scored query -> gallery.
 
     \b
     Examples:
@@ -345,10 +365,9 @@ def eval_command(
     console.print(evaluation_table(result, console.width))
     found = evaluation_warnings(result)
     if scoring["nmi"] is None and not result["settings"]["nmi"]:
-        found.append('no NMI: k-means needs FAISS, pip install "dmltool[cpu]"')
+        found.append(f"no NMI: k-means needs FAISS. {install('cpu')}")
     for line in found:
-        click.secho("! ", fg="yellow", nl=False, err=True)
-        click.echo(line, err=True)
+        warn(line)
 
 
 @main.command()
@@ -356,7 +375,7 @@ def eval_command(
 @labels_option
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def inspect(file: str, labels: str | None, as_json: bool) -> None:
-    """Show what is in an embedding file: splits, labels, norms, metadata, checks.
+    """Show what is in an embedding file: splits, labels, norms.
 
     \b
     Example:
@@ -383,7 +402,7 @@ def inspect(file: str, labels: str | None, as_json: bool) -> None:
 @click.option("--nmi/--no-nmi", default=False, help="k-means NMI and AMI as well.")
 @output_options
 def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
-    """Compare two embedding files of the same items: is B better than A?
+    """Compare two embedding files of the same items: is B better?
 
     Each difference comes with a paired interval that resamples classes and a p value, and with
     the queries that flipped. Rows are matched by path where both files have paths.
@@ -441,10 +460,11 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
               help="Of what is drawn at random, and of the map.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def report(file, others, run, images, out, gallery, labels, gallery_labels, force, **given) -> None:
-    """Show an embedding file as one HTML page: what is found, and where it fails.
+    """Show an embedding file as one HTML page.
 
-    Scores, retrieved rows with images, confused classes, near-duplicates, distances and a map. The
-    page is one file that needs no network. Images are found by the paths in FILE.
+    It shows what is found and what is not: scores, retrieved rows with images, confused classes,
+    near-duplicates, distances and a map. The page is one file that needs no network. Images are
+    found by the paths in FILE.
 
     \b
     Examples:
@@ -477,8 +497,7 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     sources.check_unchanged()
     write_text(target, page, force)
     for line in view["warnings"]:
-        click.secho("! ", fg="yellow", nl=False, err=True)
-        click.echo(line, err=True)
+        warn(line)
     click.echo(str(target))
 
 
@@ -569,7 +588,7 @@ def _train_flags(given: dict) -> dict:
 @click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplete, **given) -> None:
-    """Train an embedding network: cross-entropy, SPCE, Group Loss and others.
+    """Train an embedding network: CE, SPCE, Group Loss and others.
 
     Without options it learns letters drawn from fonts: no download, two minutes. The run folder
     holds checkpoints (best.pt, last.pt), config.toml, metrics.jsonl, curves.png and result.json.
@@ -714,7 +733,7 @@ embedding_options = options(
 @click.option("--out", metavar="FOLDER", help="[default: the folder of the run]")
 @embedding_options
 def export(runs, out, as_json, **given) -> None:
-    """Export a trained run: model.onnx, checked, and the embeddings of its test set.
+    """Export a trained run: a checked model.onnx and embeddings.h5.
 
     The model is compared with the network on real and random images, down to Recall@1 and the
     nearest neighbours; where it falls short, no model is left behind. Several runs become one
@@ -751,7 +770,7 @@ def export(runs, out, as_json, **given) -> None:
 @click.option("--output-name", metavar="NAME", help="Which output holds the embeddings.")
 @embedding_options
 def embed(model, data, out, as_json, **given) -> None:
-    """Embed images with any ONNX model, of dmltool or of another program.
+    """Embed images with any ONNX model, also of other programs.
 
     DATA is a folder with a folder for each class, a table (.csv with path and label), `glyphs`, or
     NAME:FOLDER of a data set (cub:CUB_200_2011). A model of dmltool says itself how images are
@@ -780,7 +799,7 @@ def _tell_export(result: dict, as_json: bool, tables: Callable) -> None:
     if by := found.get("run_by") or found.get("provider_why"):
         click.echo(f"Runs on {by}", err=True)
     for path, reason in found.get("skipped", ()):
-        click.echo(f"! left out: {path}: {reason}", err=True)
+        warn(f"left out: {path}: {reason}")
     if as_json:
         click.echo(to_json(result), nl=False)
         return
@@ -833,7 +852,7 @@ def list_command(kind: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Say what is installed, what works here, and what to install for the rest.
+    """Show what is installed, what works here and what is missing.
 
     Everything is tried, not listed. Exit code 0: `dmltool demo` can run.
 
@@ -870,7 +889,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 @click.option("--goes-on", is_flag=True, hidden=True)
 @click.pass_context
 def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str, goes_on: bool) -> None:
-    """From images to a report: train, export, evaluate and compare three losses.
+    """From images to a report: train, export, evaluate, compare.
 
     The images are letters drawn from fonts: nothing is downloaded. Each command is shown, then
     run. Interrupted, it goes on where it was: what is finished is kept.

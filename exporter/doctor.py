@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, distributions, version
 from pathlib import Path
 from types import ModuleType
 
@@ -20,11 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter import providers
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 
 OK, NOTE, MISSING, BROKEN = "ok", "note", "missing", "broken"
 MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), MISSING: ("✗", "red"), BROKEN: ("✗", "red")}
-CPU = 'pip install "dmltool[cpu]", or "dmltool[gpu]" beside an NVIDIA GPU'
+CPU = install("cpu")
+BASE = "In the folder of dmltool's repository: pip install -c constraints.txt ."
 CGROUP = Path("/sys/fs/cgroup")
 LEAST_DISK, LEAST_MEMORY = 1 << 30, 1 << 30  # the demo needs less than half of each
 
@@ -39,6 +40,7 @@ class Check:
     found: str
     fix: str = ""
     needed: bool = False  # by the quick start: train, export, eval
+    size: int | None = None  # bytes on disk
 
 
 def examine(folder: Path | None = None) -> list[Check]:
@@ -61,7 +63,7 @@ def ready(checks: list[Check]) -> bool:
 
 def _evaluation() -> list[Check]:
     names = ("numpy", "h5py", "numba", "sklearn", "jinja2")
-    found = [_module("evaluate", name, "pip install dmltool", needed=True) for name in names]
+    found = [_module("evaluate", name, BASE, needed=True) for name in names]
     return [*found, _faiss()]
 
 
@@ -99,12 +101,23 @@ def _training() -> list[Check]:
     found = [_module("train", "torch", CPU, device, needed=True)]
     if found[0].state == OK:  # torchvision does not import without it
         found.append(_module("train", "torchvision", CPU, vision, True, "trainer.vision"))
+        found += _cuda_libraries()
     found += [_module("train", name, CPU, needed=True) for name in ("PIL", "matplotlib")]
     found.append(_module("train", "pytorch_metric_learning", CPU))
-    extras = 'pip install "dmltool[extras]"'
+    extras = install("extras")
     return found + [
         _module("train", name, extras, optional=True) for name in ("timm", "tensorboard")
     ]
+
+
+def _cuda_libraries() -> list[Check]:
+    """What a CUDA build of torch brings along: several gigabytes, of no use without a GPU."""
+    names = {str(found.name).lower() for found in distributions()}
+    names = {name for name in names if name.startswith("nvidia-") or name == "triton"}
+    size = sum(filter(None, map(_size, names)))
+    if not names:
+        return []
+    return [Check("train", "CUDA libraries", NOTE, f"{len(names)} packages of torch", size=size)]
 
 
 def _export() -> list[Check]:
@@ -117,7 +130,8 @@ def _export() -> list[Check]:
         name = f"{providers.load_runtime().__version__}"
     except DmlError as error:
         return [*found, Check("export", "onnxruntime", MISSING, error.why, CPU, needed=True)]
-    found.append(Check("export", "onnxruntime", OK, name, needed=True))
+    size = _size("onnxruntime") or _size("onnxruntime-gpu")
+    found.append(Check("export", "onnxruntime", OK, name, needed=True, size=size))
     if any(check.state != OK for check in found):  # trying a device takes a model
         return found
     for device, title in (("cuda", "CUDA"), ("tensorrt", "TensorRT")):
@@ -128,7 +142,7 @@ def _export() -> list[Check]:
 
 
 def _readers() -> list[Check]:
-    fix = 'pip install "dmltool[readers]"'
+    fix = install("readers")
     built_in = ".h5 .npy .npz .csv .tsv .jsonl .pt .safetensors .fvecs"
     arrow = _module("read", "pyarrow", fix, lambda _: ".parquet .arrow .feather", optional=True)
     return [Check("read", "built in", OK, built_in), arrow]
@@ -181,7 +195,7 @@ def _module(
     except Exception as error:  # a broken library fails in ways of its own
         words = f"{type(error).__name__}: {error}".strip().splitlines()[-1][:200]
         return Check(group, name, BROKEN, words, f"reinstall: {fix}", needed)
-    return Check(group, name, OK, text, "", needed)
+    return Check(group, name, OK, text, "", needed, _size_of(name))
 
 
 PACKAGES = {"sklearn": ("scikit-learn",), "PIL": ("pillow",), "faiss": ("faiss-cpu", "faiss-gpu")}
@@ -189,6 +203,19 @@ PACKAGES = {"sklearn": ("scikit-learn",), "PIL": ("pillow",), "faiss": ("faiss-c
 
 def _version_of(module: str) -> str:
     return next(filter(None, map(_version, PACKAGES.get(module, (module,)))), "")
+
+
+def _size_of(module: str) -> int | None:
+    return next(filter(None, map(_size, PACKAGES.get(module, (module,)))), None)
+
+
+def _size(package: str) -> int | None:
+    """Bytes of the files that pip installed for a package."""
+    try:
+        files = distribution(package).files or []
+    except PackageNotFoundError:
+        return None
+    return sum(os.path.getsize(path) for file in files if os.path.isfile(path := file.locate()))
 
 
 def _version(package: str) -> str:
@@ -223,15 +250,18 @@ def _available_memory() -> int | None:
 
 def table(checks: list[Check]) -> Table:
     out = Table.grid(padding=(0, 2))
+    for justify in ("left", "left", "left", "right", "left"):
+        out.add_column(justify=justify)
     group = ""
     for check in checks:
         if group and check.group != group:
-            out.add_row("", "", "", "")
+            out.add_row("", "", "", "", "")
         mark, style = MARKS[check.state]
         text = Text(check.found)
         if check.fix:
             text.append(f"\n{check.fix}", style="bold" if check.state != NOTE else "dim")
         title = check.group if check.group != group else ""
-        out.add_row(title, Text(mark, style), check.name, text)
+        size = "" if check.size is None else f"{max(1, round(check.size / 1e6)):,} MB"
+        out.add_row(title, Text(mark, style), check.name, size, text)
         group = check.group
     return out

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from functools import cache
 from typing import Any
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 
 NAMES = {
     "cpu": "CPUExecutionProvider",
@@ -72,7 +72,7 @@ def missing_for(name: str) -> tuple[str, str] | None:
     if NAMES[name] not in runtime.get_available_providers():
         return (
             f"this onnxruntime is built without {_title(name)}",
-            "In an environment of its own: pip install 'dmltool[gpu]'",
+            f"{install('gpu')}, in an environment of its own",
         )
     with quiet() as said:
         if hasattr(runtime, "preload_dlls"):
@@ -130,7 +130,7 @@ def _import_runtime() -> Any:
         raise DmlError(
             "onnxruntime is not installed.",
             f"{error}.",
-            "pip install 'dmltool[cpu]', or 'dmltool[gpu]' where there is an NVIDIA GPU",
+            install("cpu"),
         ) from error
     return onnxruntime
 

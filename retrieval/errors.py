@@ -1,4 +1,7 @@
-"""The one exception that users are meant to see. Imports nothing of ours."""
+"""The one exception that users are meant to see, and how to install what is missing.
+
+Imports nothing of ours.
+"""
 
 
 class DmlError(Exception):
@@ -12,3 +15,15 @@ class DmlError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.what, self.why, self.fix) if part)
+
+
+def install(extra: str) -> str:
+    """The line that installs one of the extras of pyproject.toml.
+
+    dmltool is installed from its repository, not by its name: a package index may have something
+    else under that name.
+    """
+    line = f'pip install -c constraints.txt ".[{extra}]"'
+    if extra == "cpu":
+        line += ', or ".[gpu]" where there is an NVIDIA GPU'
+    return f"In the folder of dmltool's repository: {line}"

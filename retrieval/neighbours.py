@@ -8,7 +8,7 @@ from types import ModuleType
 
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 from retrieval.slices import slices
 from retrieval.space import MEMORY, Rows, Space, float32_rows, space_of
 from retrieval.threads import Progress
@@ -57,7 +57,7 @@ def load_faiss() -> ModuleType:
         raise DmlError(
             "FAISS is not installed.",
             "Neighbour lists and k-means need it.",
-            'pip install "dmltool[cpu]", or "dmltool[gpu]" beside a CUDA device.',
+            install("cpu"),
         ) from error
     return faiss
 

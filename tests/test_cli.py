@@ -10,13 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+import cli
 from cli import Size, main, progress_bar
 from retrieval.embeddings import Split
+from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import write
 from retrieval.tables import evaluation_table
 
@@ -307,6 +310,32 @@ def test_a_bug_is_reported_as_one_and_debug_shows_the_traceback(files, monkeypat
 )
 def test_sizes_are_read_as_people_write_them(text, size):
     assert Size().convert(text, None, None) == size
+
+
+def test_the_commands_are_summarised_in_full_at_80_columns():
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout
+    listed = shown[shown.index("Commands:") :].splitlines()[1:]
+    assert len(listed) == len(main.commands)
+    for line in listed:
+        assert not line.rstrip().endswith("..."), line
+        assert len(line) <= 80, line
+
+
+def test_messages_are_folded_between_words_on_a_terminal_and_whole_elsewhere(monkeypatch, capsys):
+    words = "a message of many words " * 8
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.warn(words.strip())
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    cli.warn(words.strip())
+    error = DmlError(words + "what.", words + "why.", "dmltool " + "--option " * 12)
+    cli._fail(error)
+    shown = click.unstyle(capsys.readouterr().err)
+    lines = [line for line in shown.splitlines() if "Fix:" not in line]
+    assert max(map(len, lines)) <= 80
+    assert all(line.startswith(("! ", "  ", "Error: ")) for line in lines)
+    assert " ".join(shown.split()).count(words.strip()) == 3
+    assert error.fix in shown  # a command can be copied
 
 
 def test_help_is_quick_and_loads_nothing_heavy():

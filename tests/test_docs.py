@@ -53,6 +53,14 @@ LETTERS = (  # and on letters
 FEWER = 5  # of the letters one in so many
 
 
+def test_nothing_advises_to_install_dmltool_by_its_name():
+    """It is on no package index: whoever takes the name there would be installed."""
+    sources = [file for folder in ("retrieval", "trainer", "exporter") for file in
+               (ROOT / folder).rglob("*.py")]  # fmt: skip
+    for file in [*sources, ROOT / "cli.py", *LINKED]:
+        assert not re.search(r"pip install [^\n]*?[\"' ]dmltool\b", file.read_text()), file
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_generated_text_is_up_to_date(name):
     assert (ROOT / name).read_text() == FILES[name](), "run `make docs`"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.embeddings import Embeddings
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 from trainer import datasets
 from trainer.datasets.records import FileReader
 from trainer.history import METRICS, read_metrics
@@ -163,7 +163,7 @@ def _pictures(
     except DmlError as error:
         return None, f"images are not shown: {error.what} --images ROOT says where they are"
     except ModuleNotFoundError as error:
-        return None, f'images are not shown: that needs {error.name}, pip install "dmltool[cpu]"'
+        return None, f"images are not shown: that needs {error.name}. {install('cpu')}"
     if isinstance(data.reader, FileReader):
         return Folder(Path(data.reader.root)), ""
     # Letters are drawn in the size of a thumbnail: the same shapes, sharper.

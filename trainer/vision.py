@@ -12,7 +12,7 @@ from types import ModuleType
 
 import torch
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 
 SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 OPERATORS = ("nms", "qnms")
@@ -25,9 +25,7 @@ def _load() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torchvision":
             raise _broken(error) from error
-        raise DmlError(
-            "This needs torchvision.", f"{error}.", 'pip install "dmltool[cpu]"'
-        ) from error
+        raise DmlError("This needs torchvision.", f"{error}.", install("cpu")) from error
     except (ImportError, RuntimeError) as error:
         if "operator torchvision::" not in str(error):
             raise _broken(error) from error
@@ -54,7 +52,7 @@ def _broken(error: Exception) -> DmlError:
     return DmlError(
         "torchvision cannot be imported.",
         f"{error}. Its version may not belong to torch {torch.__version__}.",
-        'pip install --upgrade "dmltool[cpu]"',
+        install("cpu"),
     )
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS, Format
 
 
@@ -88,7 +88,7 @@ def missing_library(name: str, extra: str, path: Path) -> DmlError:
     return DmlError(
         f"{path} needs {name}, which is not installed",
         f"reading {path.suffix} files is optional",
-        f'pip install "dmltool[{extra}]"',
+        install(extra),
     )
 
 

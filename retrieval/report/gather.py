@@ -16,6 +16,7 @@ import numpy as np
 from retrieval import bootstrap
 from retrieval.comparison import align, difference
 from retrieval.embeddings import Embeddings, comparable
+from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
 from retrieval.report import classes, layout, nearest, sampling, thumbs
@@ -155,7 +156,7 @@ def _settings(problem: Problem, options: Options) -> tuple[Settings, list[str]]:
         return settings, []
     quick = replace(settings, nmi=False)
     if find_spec("faiss") is None:
-        return quick, ['NMI was left out: k-means needs FAISS, pip install "dmltool[cpu]"']
+        return quick, [f"NMI was left out: k-means needs FAISS. {install('cpu')}"]
     N, C = len(problem.gallery), len(problem.names)
     N += len(problem.query_codes) if problem.protocol == QUERY_GALLERY else 0
     work = N * C * problem.gallery.shape[1] * 2 * settings.seeds * settings.kmeans_iterations
@@ -299,7 +300,7 @@ def _thumbs(
         return thumbs.Thumbs([], {}, []), []
     if not thumbs.pillow_there():
         return thumbs.Thumbs([], {}, []), [
-            'images are not shown: that needs Pillow, pip install "dmltool[cpu]"'
+            f"images are not shown: that needs Pillow. {install('cpu')}"
         ]
     made = thumbs.thumbnails(paths, pictures, options.budget, _stage(progress, "thumbnails"))
     if not made.unread:

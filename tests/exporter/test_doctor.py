@@ -1,11 +1,16 @@
 """The doctor tries things, and names what to install."""
 
 import builtins
+import io
 import json
+import re
 import sys
+from pathlib import Path
 
+import jinja2
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from cli import main
 from exporter import doctor
@@ -51,6 +56,18 @@ def test_everything_is_ready_where_the_tests_run(tmp_path):
     assert found["faiss"].found
     assert "models" in found["torchvision"].found
     assert str(tmp_path) in found["disk"].found
+
+
+def test_packages_are_shown_with_their_size_on_disk(tmp_path):
+    checks = doctor.examine(tmp_path)
+    package = Path(jinja2.__file__).parent
+    inside = sum(file.stat().st_size for file in package.rglob("*") if file.is_file())
+    assert by_name(checks)["jinja2"].size == pytest.approx(inside, rel=0.1)
+    console = Console(width=80, file=io.StringIO())
+    console.print(doctor.table(checks))
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(r"torch +[\d,]+ MB", shown)
 
 
 @pytest.mark.parametrize("module", ["torch", "onnx", "matplotlib"])

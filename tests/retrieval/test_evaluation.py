@@ -243,7 +243,7 @@ def test_without_faiss_recall_works_and_nmi_says_what_to_install(tmp_path):
         "try:\n"
         "    evaluate(X, y, nmi=True)\n"
         "except DmlError as error:\n"
-        "    assert 'dmltool[cpu]' in error.fix, error.fix\n"
+        "    assert '.[cpu]' in error.fix, error.fix\n"
         "else:\n"
         "    raise AssertionError('no error')\n"
     )

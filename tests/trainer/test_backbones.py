@@ -518,4 +518,4 @@ def test_other_failures_of_the_import_are_told_and_nothing_is_declared(raised, w
     )
     assert done.returncode == 0, done.stderr
     assert words in done.stdout
-    assert '"dmltool[cpu]"' in done.stdout
+    assert 'pip install -c constraints.txt ".[cpu]"' in done.stdout
