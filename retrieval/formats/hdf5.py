@@ -127,7 +127,7 @@ def _check_version(attrs: dict[str, object], path: Path) -> None:
         raise DmlError(
             f"{path} has version {version}, written by dmltool {attrs.get('dmltool', 'unknown')}",
             f"this dmltool reads versions up to {VERSION}",
-            "pip install --upgrade dmltool",
+            "Update dmltool: git pull in its repository, then install it again.",
         )
 
 
