@@ -28,10 +28,9 @@ from typing import BinaryIO
 import h5py
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split
+from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming
-from retrieval.formats.arrays import KEPT, blocks, vectors
+from retrieval.formats.arrays import KEPT, blocks
 from retrieval.formats.hdf5_content import (
     Splits,
     cast,
@@ -48,105 +47,14 @@ from retrieval.formats.hdf5_content import (
     put_text,
     sync,
 )
-from retrieval.formats.hdf5_objects import array, datasets, entries, open_file
+from retrieval.formats.hdf5_reading import FORMAT, VERSION, attribute, read, read_labels
 
-FORMAT, VERSION = "dmltool-embeddings", 1
+__all__ = ["FORMAT", "VERSION", "Writer", "read", "read_labels", "write"]
+
 # What must not change between the two halves of a resumed file.
 SAME = ("model_sha256", "paths_sha256", "preprocessing", "normalized")
 MARK, ALIGNMENT = np.dtype("u1"), 4096
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    with open_file(path) as file:
-        found = datasets(file, path)
-        if _attribute(file, "format") == FORMAT:
-            return _read_own(file, found, path, key)
-        listed = entries(found, path)
-        if (
-            key is None
-            and {"train", "test"} <= set(listed)
-            and {"neighbors", "distances"} & set(listed)
-        ):
-            chosen = {"query": naming.Choice("test"), "gallery": naming.Choice("train")}
-            return naming.read_chosen(listed, chosen, path, "ann-benchmarks")
-        chosen = naming.choose(listed, key, path, with_labels)
-        return naming.read_chosen(listed, chosen, path, "hdf5")
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    with open_file(path) as file:
-        listed = entries(datasets(file, path), path)
-        name = naming.choose_labels(listed, key, path)
-        return labels.labels(listed[name].read(), f"{path}::{name}")
-
-
-def _attribute(file: h5py.File, name: str) -> object:
-    try:
-        value = file.attrs.get(name)
-    except (OSError, TypeError):  # a type that h5py cannot represent
-        return None
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _read_own(
-    file: h5py.File, found: dict[str, h5py.Dataset], path: Path, key: str | None
-) -> Embeddings:
-    attrs = {name: _attribute(file, name) for name in file.attrs}
-    _check_version(attrs, path)
-    if attrs.get("complete") is not True:
-        raise DmlError(
-            f"{path} is half-written",
-            "whoever wrote it has not finished; rows may be missing",
-            "let it be finished, or write it again",
-        )
-    splits = {}
-    for name in found:
-        split, _, role = name.partition("/")
-        if role == "embeddings" and key in (None, split, name):
-            splits[split] = _read_split(found, split, path)
-    if not splits:
-        raise DmlError(
-            f"{path} has no split called {key}" if key else f"{path} has no splits",
-            naming.describe(entries(found, path)),
-        )
-    names = None
-    if "label_names" in found:
-        where = f"{path}::label_names"
-        names = labels.strings(array(found["label_names"], path, where), where)
-    return Embeddings(path, "hdf5", splits, names, attrs)
-
-
-def _check_version(attrs: dict[str, object], path: Path) -> None:
-    version = attrs.get("version")
-    if not isinstance(version, int) or version < 1:
-        raise DmlError(f"{path} has version {version!r}", f"versions 1 to {VERSION} are known")
-    if version > VERSION:
-        raise DmlError(
-            f"{path} has version {version}, written by dmltool {attrs.get('dmltool', 'unknown')}",
-            f"this dmltool reads versions up to {VERSION}",
-            "Update dmltool: git pull in its repository, then install it again.",
-        )
-
-
-def _read_split(found: dict[str, h5py.Dataset], split: str, path: Path) -> Split:
-    def part(role: str, convert) -> np.ndarray | None:
-        name = f"{split}/{role}"
-        if name not in found:
-            return None
-        return convert(array(found[name], path, f"{path}::{name}"), f"{path}::{name}")
-
-    result = Split(
-        part("embeddings", vectors), part("labels", labels.labels), part("paths", labels.paths)
-    )
-    for role, values in (("labels", result.labels), ("paths", result.paths)):
-        if values is not None and len(values) != len(result.vectors):
-            raise DmlError(
-                f"{path}::{split} has {len(values):,} {role} for {len(result.vectors):,} vectors"
-            )
-    return result
 
 
 class Writer:
@@ -273,7 +181,7 @@ class Writer:
         with h5py.File(self.partial, "r", locking=False) as file:
             for split, count in self.lengths.items():
                 if "progress" not in file:  # killed after the last row, before the renaming
-                    self.marks[split] = np.full(count, _attribute(file, "complete") is True)
+                    self.marks[split] = np.full(count, attribute(file, "complete") is True)
                     continue
                 marks = file["progress"][split]
                 self.marks[split] = marks[:] != 0
@@ -298,9 +206,9 @@ class Writer:
             )
 
     def _differences(self, file: h5py.File) -> list[str]:
-        if _attribute(file, "format") != FORMAT or _attribute(file, "version") != VERSION:
+        if attribute(file, "format") != FORMAT or attribute(file, "version") != VERSION:
             return ["format"]
-        found = [key for key in SAME if _attribute(file, key) != self.attrs.get(key)]
+        found = [key for key in SAME if attribute(file, key) != self.attrs.get(key)]
         if {name for name in file if name not in ("progress", "label_names")} != set(self.lengths):
             return [*found, "splits"]
         for split in self.lengths:
