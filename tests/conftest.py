@@ -1,9 +1,13 @@
 """Small data that several test files use."""
 
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+from retrieval.errors import DmlError
 
 # Background jobs of a shell are deaf to Ctrl-C, and so is what they start; here it is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -15,6 +19,25 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def limited_onednn():
+    """Where AMX is advertised, find out whether it may be used before oneDNN settles on it.
+
+    Else the first bf16 layer could end the process, and all of its tests with it.
+    """
+    flags = Path("/proc/cpuinfo")
+    if not flags.exists() or "amx_bf16" not in flags.read_text():
+        return
+    with suppress(ImportError):  # torch is not installed
+        import torch
+
+        from trainer.half_precision import allow_half
+
+        with suppress(DmlError):  # neither way; the tests of half precision are skipped
+            allow_half(torch.bfloat16)
+        torch.nn.functional.conv2d(torch.ones(1, 1, 8, 8), torch.ones(1, 1, 3, 3))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from trainer import checkpoint, distributed, history, losses, optimizers, saving
 from trainer.config import Config
 from trainer.device import determinism, pick_device, precision, to_input
 from trainer.distributed import World
+from trainer.half_precision import allow_half
 from trainer.loading import Loader, testing_batches
 from trainer.monitor import build_monitors
 from trainer.scoring import embed, recall, sides
@@ -44,10 +45,15 @@ def run(
     processes, only the first returns the result.
     """
     device = pick_device(config.run.device)
+    half, limited = precision(config, device), None
+    if half is not None and device.type == "cpu":
+        limited = allow_half(half)
     world = distributed.join(device.type)
     if device.type == "cuda" and world.size > 1:
         device = torch.device("cuda", world.local_rank)
     watch = watch if watch is not None and world.rank == 0 else Watch()
+    if limited:
+        watch.note(limited)
     check_names(config, folder)
     own = nullcontext()
     if world.rank == 0:

@@ -7,7 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from retrieval.errors import DmlError
 from trainer.config import Batches, Config, Data, Input, Network, Optimizer, Run, Schedule
+from trainer.half_precision import allow_half
 
 NOISE = 0.35  # hard enough that epochs differ
 
@@ -46,6 +48,16 @@ def small_config(pictures):
 def one_thread():
     """Networks this small gain nothing from more, and wait for each other on a busy machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def bf16():
+    """Skips where the processor has none."""
+    try:
+        allow_half(torch.bfloat16)
+    except DmlError as error:
+        pytest.skip(str(error))
+    return torch.bfloat16
 
 
 @pytest.fixture(scope="session")

@@ -94,11 +94,11 @@ def test_gradients_reach_every_parameter(images, backbone):
     assert not without
 
 
-def test_autocast_gives_float32_near_the_full_precision(images):
+def test_autocast_gives_float32_near_the_full_precision(images, bf16):
     embedder = small(dim=16, batchnorm=True).eval()
     with torch.no_grad():
         exact = embedder(images)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", bf16):
             cast = embedder(images)
     assert cast.dtype == torch.float32
     assert not torch.equal(cast, exact)

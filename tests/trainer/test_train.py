@@ -435,7 +435,7 @@ def test_queries_are_scored_against_the_gallery(change, tmp_path):
     assert result["scores"]["cos"] == result["test"]["distances"]["cos"]["recall"]["1"]
 
 
-def test_half_precision_trains_and_the_loss_is_float32(change, tmp_path):
+def test_half_precision_trains_and_the_loss_is_float32(change, tmp_path, bf16):
     train.run(change(run={"precision": "bf16"}), tmp_path / "run")
     records = read_metrics(tmp_path / "run")
     assert records[-1]["loss"] < records[0]["loss"]
