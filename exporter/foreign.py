@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exporter.hostile import check_batch
 from exporter.metadata import LAYOUTS, Preprocessing
 from exporter.model import Model
 from retrieval.errors import DmlError
@@ -37,6 +38,7 @@ def foreign_preprocessing(
         return model.preprocessing
     _check(model, size, mean, std, layout)
     side = size or model.size[0]
+    check_batch(model.path, model.batch, side * side)
     return Preprocessing(
         resize=side if resize is None else resize,
         keep_ratio=keep_ratio,

@@ -154,9 +154,12 @@ def set_properties(model: ModelProto, properties: Mapping[str, str]) -> None:
 
 
 def save(model: ModelProto, path: Path) -> None:
-    """Checked, then written whole or not at all."""
+    """Checked, then written whole or not at all, with the lowest IR version that the opset allows:
+    a runtime refuses files of a higher one than it knows, whatever is in them.
+    """
     import onnx
 
+    model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     onnx.checker.check_model(model, full_check=True)
     with whole_file(path) as file:
         file.write(model.SerializeToString(deterministic=True))

@@ -20,6 +20,8 @@ MAX_BYTES = 2**31 - 1  # protobuf's own limit
 MAX_PARTS = 500_000
 """Networks have tens of thousands. Two bytes of a file can become a hundred of memory, so that a
 file of empty messages would fill it."""
+MAX_BATCH, MAX_INPUT = 4096, 1 << 30
+"""Images in a fixed batch, and bytes of them as float32: fewer images are filled up to a batch."""
 _ANOTHER = "Use a file made by `dmltool export` or another exporter."
 
 
@@ -228,6 +230,17 @@ def check_operators(model: ModelProto, path: Path) -> None:
                 "Such code is not run from a file.",
                 "Use the plain ONNX model that it was made from.",
             )
+
+
+def check_batch(path: Path, batch: int | None, pixels: int) -> None:
+    """Whether a fixed batch of images of so many pixels fits into memory."""
+    if batch is not None and (batch > MAX_BATCH or batch * pixels * 3 * 4 > MAX_INPUT):
+        raise DmlError(
+            f"{path} takes batches of {batch:,} images and no others.",
+            f"{batch * pixels * 3 * 4 / 1e9:,.1f} GB would be needed for each; the limits are "
+            f"{MAX_BATCH:,} images and {MAX_INPUT / 1e9:.1f} GB.",
+            "Export it with a dynamic batch.",
+        )
 
 
 def digest(data: bytes, beside: list[Path]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ def describe(path: Path | str, output_name: str | None = None) -> Model:
         layout = metadata.preprocessing.layout
     places = (1, 2) if layout == "nhwc" else (2, 3)
     size = None if not layout else tuple(dims[place] for place in places)
+    size = None if size is None or None in size else size
+    hostile.check_batch(path, dims[0], math.prod(size or (1, 1)))
     output, dim = _find_output(proto, path, output_name)
     model = Model(
         path=path,
@@ -71,7 +74,7 @@ def describe(path: Path | str, output_name: str | None = None) -> Model:
         output_name=output,
         layout=layout,
         dtype=dtype,
-        size=None if size is None or None in size else size,
+        size=size,
         batch=dims[0],
         dim=dim,
         properties=properties,

@@ -107,6 +107,17 @@ def test_an_ensemble_can_be_float16_or_int8_and_keeps_its_lengths(exported, othe
     assert len(np.unique(run(eighth, images))) > 1000  # not 256 steps
 
 
+def test_every_model_carries_the_lowest_ir_version_of_its_opset(exported, other, tmp_path):
+    both, half, small = (tmp_path / name for name in ("both.onnx", "half.onnx", "small.onnx"))
+    write_ensemble([exported, other], both)
+    to_fp16(both, half)
+    to_int8(both, small, [stripes(16)[0]])
+    for path in (exported, both, half, small):
+        model = onnx.load(path)
+        assert [o.version for o in model.opset_import if not o.domain] == [18]
+        assert model.ir_version == 8, path  # ONNX Runtime 1.15 reads it; 1.17 refuses 10
+
+
 def test_an_embedding_of_zeros_stays_zeros(exported, tmp_path):
     def vanish(model):
         [gemm] = [node for node in model.graph.node if node.op_type == "Gemm"]

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 from onnx.external_data_helper import set_external_data
 
 from exporter import hostile
-from exporter.session import Session, describe
+from exporter.session import Session, describe, foreign_preprocessing
 from retrieval.errors import DmlError
 from tests.exporter.models import FLOAT, PROPERTIES, mean_model, model_of
 
@@ -207,6 +207,25 @@ def test_weights_beside_the_model_are_used_and_hashed(folder, location, monkeypa
     assert describe("model.onnx").sha256 != model.sha256
     with pytest.raises(DmlError, match="has changed"):
         Session(model, "cpu")
+
+
+@pytest.mark.parametrize(("batch", "side"), [(10_000_000, 8), (4097, 8), (2000, 224)])
+def test_a_fixed_batch_that_fills_the_memory_is_refused(tmp_path, batch, side):
+    path = tmp_path / "a.onnx"
+    save(mean_model((batch, side, side, 3), FLOAT), path)
+    with pytest.raises(DmlError, match=f"batches of {batch:,} images") as caught:
+        describe(path)
+    assert "dynamic" in caught.value.fix
+
+
+def test_a_fixed_batch_is_also_judged_by_the_size_that_the_user_names(tmp_path):
+    path = tmp_path / "a.onnx"
+    save(mean_model((1000, "h", "w", 3), FLOAT), path)
+    model = describe(path)
+    one = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+    assert foreign_preprocessing(model, 32, **one).crop == 32
+    with pytest.raises(DmlError, match="batches of 1,000 images"):
+        foreign_preprocessing(model, 512, **one)
 
 
 def test_a_compiled_engine_is_refused(tmp_path):
