@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import gc
+import os
 import shutil
 import sys
 import textwrap
@@ -21,8 +23,34 @@ EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "o
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+# Signs that tables and messages use, for encodings without them.
+PLAIN_SIGNS = {"·": "-", "→": "->", "±": "+/-", "…": "...", "×": "x", "✓": "+", "✗": "x"}
+
+
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of codecs: plain signs, and escapes for the rest."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    plain = (PLAIN_SIGNS.get(c) or c.encode("ascii", "backslashreplace").decode() for c in signs)
+    return "".join(plain), error.end
+
+
 class Cli(click.Group):
     """Renders every failure: message on stderr, exit code 1; a traceback only with --debug."""
+
+    def main(self, *args, **kwargs) -> object:
+        """Output that the encoding of a stream cannot show must not end in a crash."""
+        codecs.register_error("dmltool", _replace_unencodable)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="dmltool")
+        return super().main(*args, **kwargs)
+
+    def make_context(self, *args, **extra) -> click.Context:
+        if os.environ.get("NO_COLOR"):  # rich looks for it, click does not
+            extra.setdefault("color", False)
+        return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -232,10 +260,20 @@ def _settings(distance: str, **given):
     return Settings(distances=("cos", "l2") if distance == "both" else (distance,), **given)
 
 
-def to_json(result: dict) -> str:
+def to_json(result: dict, encoding: str = "utf-8") -> str:
+    """As readable as the encoding allows."""
     import json
 
-    return json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:  # also for stray bytes of file names, which UTF-8 lacks
+        text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+    return text
+
+
+def print_json(result: dict) -> None:
+    click.echo(to_json(result, getattr(sys.stdout, "encoding", None) or "utf-8"), nl=False)
 
 
 def stdout_console():
@@ -359,7 +397,7 @@ def eval_command(
     if "per_class" in targets:
         write_text(targets["per_class"], per_class_csv(evaluation, data.label_names), force)
     if as_json:
-        click.echo(to_json(result), nl=False)
+        print_json(result)
         return
     console = stdout_console()
     console.print(evaluation_table(result, console.width))
@@ -387,7 +425,7 @@ def inspect(file: str, labels: str | None, as_json: bool) -> None:
     with progress_bar() as report:
         result = look(load(file, labels=labels), report)
     if as_json:
-        click.echo(to_json(result), nl=False)
+        print_json(result)
         return
     from retrieval.tables import inspection_table
 
@@ -426,7 +464,7 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
     if target:
         write_text(target, to_json(result), force)
     if as_json:
-        click.echo(to_json(result), nl=False)
+        print_json(result)
         return
     from retrieval.tables import comparison_table
 
@@ -645,7 +683,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     if result is None:  # another process of the same run tells it
         return
     if as_json:
-        click.echo(to_json(result), nl=False)
+        print_json(result)
         return
     from trainer.display import result_table
 
@@ -801,7 +839,7 @@ def _tell_export(result: dict, as_json: bool, tables: Callable) -> None:
     for path, reason in found.get("skipped", ()):
         warn(f"left out: {path}: {reason}")
     if as_json:
-        click.echo(to_json(result), nl=False)
+        print_json(result)
         return
     stdout_console().print(tables(result))
 
@@ -841,7 +879,7 @@ def list_command(kind: str, as_json: bool) -> None:
 
     found = listing(kind)
     if as_json:
-        click.echo(to_json(found), nl=False)
+        print_json(found)
         return
     width = max(map(len, found))
     for name, summary in found.items():
@@ -868,7 +906,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     good = ready(checks)
     if as_json:
         found = {"ready": good, "checks": [asdict(check) for check in checks]}
-        click.echo(to_json(found), nl=False)
+        print_json(found)
     else:
         stdout_console().print(table(checks))
         verdict = "Ready: dmltool demo" if good else "Not ready: the lines with ✗ say what to do."
@@ -933,8 +971,6 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str, goes_on:
 
 def _begin_anew(args: list[str]) -> None:
     """Goes on in the memory of a new program: all that the commands so far have loaded is gone."""
-    import os
-
     sys.stdout.flush()
     sys.stderr.flush()
     # -P: a cli.py in the present folder is not ours.
