@@ -24,7 +24,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 # Signs that tables and messages use, for encodings without them.
-PLAIN_SIGNS = {"·": "-", "→": "->", "±": "+/-", "…": "...", "×": "x", "✓": "+", "✗": "x"}
+PLAIN_SIGNS = {"·": "-", "→": "->", "±": "+/-", "…": "...", "✓": "+", "✗": "x"}
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
@@ -59,8 +59,7 @@ class Cli(click.Group):
             raise
         except KeyboardInterrupt:
             # These write as they go, and the others all at once, at their end.
-            kept = {"export": "add --resume to go on", "embed": "add --resume to go on"}
-            kept["merge"] = kept["demo"] = "the same command goes on"
+            kept = dict.fromkeys(("merge", "demo"), "the same command goes on")
             told = kept.get(ctx.invoked_subcommand, "nothing was written")
             click.echo(f"\nInterrupted: {told}.", err=True)
             ctx.exit(130)
@@ -286,6 +285,38 @@ def stdout_console():
     return console
 
 
+def next_step(*args: object) -> None:
+    """Says on stderr which command usually follows; the demo runs it by itself."""
+    from shlex import join
+
+    if click.get_current_context().find_root().obj != "demo":
+        click.echo(f"Next: dmltool {join(map(str, args))}", err=True)
+
+
+def given_options(**given: str | None) -> list[str]:
+    """The options that were given, as words of a command line."""
+    pairs = ((f"--{name.replace('_', '-')}", value) for name, value in given.items() if value)
+    return [word for pair in pairs for word in pair]
+
+
+@contextmanager
+def resumable(*files, resume: bool) -> Iterator[None]:
+    """On Ctrl-C names --resume, if one of the files was written and is there to go on from."""
+
+    def look() -> list[tuple[int, int] | None]:
+        seen = (path.stat() if path.exists() else None for path in files)
+        return [found and (found.st_ino, found.st_mtime_ns) for found in seen]
+
+    before = [None] * len(files) if resume else look()
+    try:
+        yield
+    except KeyboardInterrupt:
+        written = any(now and now != was for now, was in zip(look(), before, strict=True))
+        told = "add --resume to go on" if written else "nothing was written"
+        click.echo(f"\nInterrupted: {told}.", err=True)
+        raise click.exceptions.Exit(130) from None
+
+
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """A callback (stage, done, total) that shows what takes longer than a second, on stderr.
@@ -406,6 +437,8 @@ def eval_command(
         found.append(f"no NMI: k-means needs FAISS. {install('cpu')}")
     for line in found:
         warn(line)
+    given = given_options(gallery=gallery, labels=labels, gallery_labels=gallery_labels)
+    next_step("report", file, *given)
 
 
 @main.command()
@@ -430,6 +463,10 @@ def inspect(file: str, labels: str | None, as_json: bool) -> None:
     from retrieval.tables import inspection_table
 
     stdout_console().print(inspection_table(result))
+    if all(split["labels"] for split in result["splits"].values()):
+        next_step("eval", file, *given_options(labels=labels))
+    else:
+        next_step("eval", file, "--labels", "labels.txt")
 
 
 @main.command()
@@ -469,6 +506,7 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
     from retrieval.tables import comparison_table
 
     stdout_console().print(comparison_table(result))
+    next_step("report", b, "--compare", a, *given_options(labels=labels))
 
 
 @main.command()
@@ -537,6 +575,8 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     for line in view["warnings"]:
         warn(line)
     click.echo(str(target))
+    if click.get_current_context().find_root().obj != "demo":
+        click.echo(f"Next: open {target} in a browser", err=True)
 
 
 FLAGS = {  # options of `dmltool train` that are keys of the configuration
@@ -785,15 +825,20 @@ def export(runs, out, as_json, **given) -> None:
     """
     from pathlib import Path
 
-    from exporter.run import Settings
+    from exporter.run import EMBEDDINGS, MODEL, Settings, output_folder
     from exporter.run import export as run_export
     from exporter.tables import export_tables
 
-    with progress_bar() as report:
-        result = run_export(
-            [Path(run) for run in runs], out and Path(out), Settings(**given), report
-        )
+    runs, out = [Path(run) for run in runs], out and Path(out)
+    folder = output_folder(runs, out)
+    kept = (folder / MODEL, folder / f"{EMBEDDINGS}.partial")
+    with resumable(*kept, resume=given["resume"]), progress_bar() as report:
+        result = run_export(runs, out, Settings(**given), report)
     _tell_export(result, as_json, export_tables)
+    if not as_json and given["embeddings"]:
+        next_step("eval", folder / EMBEDDINGS)
+    elif not as_json:
+        next_step("embed", folder / MODEL, "photos", "--out", "photos.h5")
 
 
 @main.command()
@@ -824,11 +869,14 @@ def embed(model, data, out, as_json, **given) -> None:
     from exporter.any_model import embed_with
     from exporter.tables import embeddings_table
 
-    with progress_bar() as report:
+    kept = Path(out).with_name(f"{Path(out).name}.partial")
+    with resumable(kept, resume=given["resume"]), progress_bar() as report:
         result = embed_with(Path(model), data, Path(out), progress=report, **given)
     _tell_export(
         {"embeddings": result}, as_json, lambda found: embeddings_table(found["embeddings"])
     )
+    if not as_json:
+        next_step("eval", out)
 
 
 def _tell_export(result: dict, as_json: bool, tables: Callable) -> None:
@@ -863,6 +911,7 @@ def merge(files, out, force) -> None:
         found = join(files, out, force, report)
     rows = ", ".join(f"{n:,} {split}" for split, n in found.splits.items())
     click.echo(f"{found.path}: {rows} rows of {' + '.join(map(str, found.dims))} dimensions")
+    next_step("eval", out)
 
 
 @main.command("list")
@@ -958,7 +1007,7 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str, goes_on:
         step.clear()
         args = step.command()
         click.secho(f"\n$ dmltool {join(args)}", bold=True)
-        if code := main.main(list(args), prog_name="dmltool", standalone_mode=False):
+        if code := main.main(list(args), prog_name="dmltool", standalone_mode=False, obj="demo"):
             click.echo(
                 "To go on from here, run the demo again: what is finished is kept.", err=True
             )

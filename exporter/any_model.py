@@ -43,9 +43,9 @@ def embed_with(
     """
     described = describe(model, output_name)
     prepared = foreign_preprocessing(described, size, mean, std, layout, resize=resize)
+    images = find_data(data)
     given = [model, *described.beside, Path(data)]
     target = check_target(target, options.get("force") or options.get("resume"), given)
-    images = find_data(data)
     same_name = [Path(file) for file in images.files() or () if Path(file).name == target.name]
     check_target(target, True, same_name)
     rows = all_or_chosen(images, splits)

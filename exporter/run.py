@@ -117,7 +117,7 @@ def export(
             "Leave one of them out.",
         )
     folder = output_folder(runs, out)
-    if folder.exists():  # before long work
+    if folder.exists() and all(run.exists() for run in runs):  # before long work
         check_targets(folder, runs, settings)
     members = [load_member(run) for run in runs]
     data = load_matching(members, settings.data)

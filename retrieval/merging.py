@@ -18,7 +18,7 @@ from retrieval.errors import DmlError
 from retrieval.formats.arrays import blocks
 from retrieval.formats.hdf5 import Writer
 from retrieval.formats.labels import alike
-from retrieval.formats.opening import Sources, split_key
+from retrieval.formats.opening import Sources
 from retrieval.threads import StageProgress
 from retrieval.writing import check_target
 
@@ -52,8 +52,8 @@ def merge(
             "At least two are needed.",
             "dmltool merge A.h5 B.h5 --out C.h5",
         )
-    target = check_target(target, force, [split_key(path)[0] for path in paths])
     sources = Sources(*map(str, paths))
+    target = check_target(target, force, sources.files)
     hashes = [_sha256(file, progress) for file in sources.files]
     data = [load(path) for path in paths]
     orders = [_order(data[0], other) for other in data]

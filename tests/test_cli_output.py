@@ -87,3 +87,51 @@ def on_terminal(folder, *args, **environment):
 def test_no_color_holds_for_errors_too(tmp_path):
     assert b"\x1b[" in on_terminal(tmp_path, "eval", "nowhere.h5")
     assert b"\x1b[" not in on_terminal(tmp_path, "eval", "nowhere.h5", NO_COLOR="1")
+
+
+def test_every_command_ends_with_the_next_step_on_stderr(files):
+    def last_line(*args):
+        done = run(files, *args)
+        assert done.returncode == 0, done.stderr
+        assert b"Next:" not in done.stdout
+        return done.stderr.decode().splitlines()[-1]
+
+    quick = ("--no-map", "--no-nmi")
+    assert last_line("eval", "b.h5", *quick) == "Next: dmltool report b.h5"
+    np.save(files / "y.npy", np.arange(60) % 6)
+    with_labels = ("b.h5", "--labels", "y.npy")
+    assert (
+        last_line("eval", *with_labels, *quick) == f"Next: dmltool report {' '.join(with_labels)}"
+    )
+    assert last_line("inspect", "b.h5") == "Next: dmltool eval b.h5"
+    assert last_line("compare", "é日.h5", "b.h5", *quick) == (
+        "Next: dmltool report b.h5 --compare 'é日.h5'"
+    )
+    assert last_line("merge", "b.h5", "b.h5", "--out", "c.h5") == "Next: dmltool eval c.h5"
+    page = last_line("report", "b.h5", "--map", "none", "--no-nmi")
+    assert page == f"Next: open {files / 'report.html'} in a browser"
+    assert b"Next:" not in run(files, "inspect", "b.h5", "--json").stderr
+    assert b"Next:" not in run(files, "eval", "b.h5", *quick, "--json").stderr
+    assert b"Next:" not in run(files, "compare", "b.h5", "b.h5", *quick, "--json").stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["report", "nope.h5"],
+        ["report", "b.h5", "--compare", "nope.h5"],
+        ["eval", "nope.h5", "--out", "report.html"],
+        ["compare", "b.h5", "nope.h5", "--out", "report.html"],
+        ["merge", "b.h5", "nope.h5", "--out", "report.html"],
+        ["export", "nope.h5"],
+        ["export", "nope.h5", "--out", "there"],
+        ["embed", "nope.h5", "photos", "--out", "report.html"],
+    ],
+)
+def test_a_missing_input_is_named_before_an_output_that_exists(files, args):
+    (files / "there").mkdir()
+    for name in ("report.html", "model.onnx", "there/model.onnx"):
+        (files / name).touch()
+    done = run(files, *args)
+    assert done.returncode == 1
+    assert b"nope.h5" in done.stderr.splitlines()[0]

@@ -24,10 +24,13 @@ def split_key(source: str | Path) -> tuple[Path, str | None]:
 
 
 class Sources:
-    """The input files of a command, as they were when it began."""
+    """The input files of a command, as they were when it began; a missing one is an error."""
 
     def __init__(self, *names: str | None) -> None:
         self.files = [split_key(name)[0] for name in names if name]
+        for path in self.files:
+            if not path.exists():
+                find_format(path)  # raises, before anything else is found wrong
         self.seen = [self._look(path) for path in self.files]
 
     def check_unchanged(self) -> None:

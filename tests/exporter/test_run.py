@@ -259,6 +259,29 @@ def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
     assert invoke("export", run, "--resume").exit_code == 0
 
 
+def test_an_export_stopped_before_anything_was_written_does_not_name_resume(run, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exporter.run.load_member", interrupt)
+    done = invoke("export", run)
+    assert done.exit_code == 130
+    assert "nothing was written" in done.stderr
+    assert "--resume" not in done.stderr
+    (run / MODEL).write_bytes(b"of an earlier export")
+    assert "--resume" not in invoke("export", run, "--force").stderr
+
+
+def test_an_export_ends_with_the_next_step(run):
+    done = invoke("export", run)
+    assert done.stderr.splitlines()[-1] == f"Next: dmltool eval {run / EMBEDDINGS}"
+    done = invoke("export", run, "--no-embeddings", "--force")
+    assert f"Next: dmltool embed {run / MODEL}" in done.stderr
+    embedded = ("embed", run / MODEL, "glyphs", "--out", run / "g.h5")
+    assert invoke(*embedded).stderr.splitlines()[-1] == f"Next: dmltool eval {run / 'g.h5'}"
+    assert "Next:" not in invoke(*embedded, "--force", "--json").stderr
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
