@@ -18,6 +18,7 @@ from itertools import chain
 import click
 
 from retrieval.errors import DmlError, install
+from retrieval.visible import visible
 
 EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "onnxscript")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -92,6 +93,7 @@ def _fail(error: Exception) -> None:
             "This is a bug in dmltool, not in your data.",
             "Run `dmltool --debug ...` and report the traceback.",
         )
+    error = DmlError(visible(error.what), visible(error.why), visible(error.fix))
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
     click.secho(_folded(error.what, 7).replace("\n", "\n  "), bold=True, err=True)
     if error.why:
@@ -103,7 +105,7 @@ def _fail(error: Exception) -> None:
 def warn(line: str) -> None:
     """A line on stderr about something that the user should know."""
     click.secho("! ", fg="yellow", nl=False, err=True)
-    click.echo(_folded(line, 2).replace("\n", "\n  "), err=True)
+    click.echo(_folded(visible(line), 2).replace("\n", "\n  "), err=True)
 
 
 def _folded(text: str, used: int) -> str:
@@ -277,9 +279,7 @@ def print_json(result: dict) -> None:
 
 def stdout_console():
     """For rich tables; not cut to 80 columns where stdout is a file or a pipe."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = safe_console(highlight=False)
     if not console.is_terminal:
         console.width = 200
     return console
@@ -317,16 +317,31 @@ def resumable(*files, resume: bool) -> Iterator[None]:
         raise click.exceptions.Exit(130) from None
 
 
+def safe_console(**options):
+    """A rich console that shows control characters in names instead of sending them."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        def render(self, renderable, options=None):
+            for segment in super().render(renderable, options):
+                if segment.control:
+                    yield segment
+                else:
+                    yield Segment(visible(segment.text), segment.style)
+
+    return SafeConsole(**options)
+
+
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """A callback (stage, done, total) that shows what takes longer than a second, on stderr.
 
     A bar with the time left on a terminal, else a plain line every ten seconds.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = safe_console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(), TextColumn("left"), console=console, transient=True,
@@ -362,11 +377,26 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def provenance(data) -> dict:
-    """Where the embeddings came from: the file and what it says of itself."""
+    """Where the embeddings came from: the file, what was taken of it, what it says of itself."""
     from retrieval.inspection import plain
 
-    attrs = {name: plain(value) for name, value in data.attrs.items()}
-    return {"file": str(data.source), "format": data.format, "attrs": attrs}
+    return {
+        "file": str(data.source),
+        "format": data.format,
+        "attrs": {name: plain(value) for name, value in data.attrs.items()},
+        "taken": {name: split.taken for name, split in data.splits.items()},
+        "notes": list(data.notes),
+    }
+
+
+def tell_source(data) -> None:
+    """On stderr: which arrays or columns of a file were taken, and what came up with it."""
+    from retrieval.tables import taken
+
+    if line := taken(data):
+        click.echo(_folded(visible(line), 0), err=True)
+    for line in data.notes:
+        warn(line)
 
 
 @main.command("eval")
@@ -435,6 +465,7 @@ def eval_command(
     found = evaluation_warnings(result)
     if scoring["nmi"] is None and not result["settings"]["nmi"]:
         found.append(f"no NMI: k-means needs FAISS. {install('cpu')}")
+    tell_source(data)
     for line in found:
         warn(line)
     given = given_options(gallery=gallery, labels=labels, gallery_labels=gallery_labels)
@@ -456,13 +487,16 @@ def inspect(file: str, labels: str | None, as_json: bool) -> None:
     from retrieval.inspection import inspect as look
 
     with progress_bar() as report:
-        result = look(load(file, labels=labels), report)
+        data = load(file, labels=labels)
+        result = look(data, report)
     if as_json:
         print_json(result)
         return
     from retrieval.tables import inspection_table
 
     stdout_console().print(inspection_table(result))
+    for line in data.notes:
+        warn(line)
     if all(split["labels"] for split in result["splits"].values()):
         next_step("eval", file, *given_options(labels=labels))
     else:
@@ -506,6 +540,8 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
     from retrieval.tables import comparison_table
 
     stdout_console().print(comparison_table(result))
+    for line in dict.fromkeys((*first.notes, *second.notes)):
+        warn(line)
     next_step("report", b, "--compare", a, *given_options(labels=labels))
 
 
@@ -572,7 +608,7 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
         page = render(view)
     sources.check_unchanged()
     write_text(target, page, force)
-    for line in view["warnings"]:
+    for line in (*data.notes, *view["warnings"]):
         warn(line)
     click.echo(str(target))
     if click.get_current_context().find_root().obj != "demo":
@@ -742,11 +778,9 @@ def new_folder(parent, name: str):
 @contextmanager
 def training_display() -> Iterator:
     """Shows a run on stderr: a bar on a terminal, and a line for every epoch."""
-    from rich.console import Console
-
     from trainer.display import Display
 
-    with Display(Console(stderr=True)) as display:
+    with Display(safe_console(stderr=True)) as display:
         yield display
 
 

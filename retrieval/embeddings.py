@@ -10,6 +10,7 @@ import numpy as np
 from retrieval.errors import DmlError
 from retrieval.formats import labels as label_arrays
 from retrieval.formats import opening
+from retrieval.formats.notes import collected
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,9 @@ class Split:
     vectors: np.ndarray  # (N, D) float16, float32, float64, int8 or uint8
     labels: np.ndarray | None = None  # (N,) integers of any width, or str
     paths: np.ndarray | None = None  # (N,) str
+    taken: dict[str, str] = field(
+        default_factory=dict
+    )  # vectors, labels, paths -> name in the file
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Embeddings:
     splits: dict[str, Split]
     label_names: np.ndarray | None = None  # (C,) str
     attrs: dict[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what came up while reading, for people
 
 
 def load(
@@ -43,6 +48,17 @@ def load(
 
     With a `gallery`, the source holds the queries. Labels may come from files of their own.
     """
+    with collected() as notes:
+        found = _load(source, labels, gallery, gallery_labels)
+    return replace(found, notes=tuple(notes))
+
+
+def _load(
+    source: str | Path,
+    labels: str | Path | None,
+    gallery: str | Path | None,
+    gallery_labels: str | Path | None,
+) -> Embeddings:
     found = opening.read(source, with_labels=labels is None)
     if gallery is not None:
         found = _beside(found, opening.read(gallery, with_labels=gallery_labels is None), gallery)
@@ -136,4 +152,5 @@ def _attach(splits: dict[str, Split], split: str, source: str | Path) -> None:
             f"{source} has {len(values):,} labels for {expected:,} vectors",
             f"every item of {split} needs exactly one",
         )
-    splits[split] = replace(splits[split], labels=values)
+    taken = splits[split].taken | {"labels": str(source)}
+    splits[split] = replace(splits[split], labels=values, taken=taken)

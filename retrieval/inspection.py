@@ -22,6 +22,7 @@ def inspect(data: Embeddings, progress: StageProgress | None = None) -> dict:
         "attrs": {name: plain(value) for name, value in data.attrs.items()},
         "label_names": None if data.label_names is None else len(data.label_names),
         "splits": {name: _split(split, name, progress) for name, split in data.splits.items()},
+        "notes": list(data.notes),
     }
 
 
@@ -46,6 +47,7 @@ def _split(split: Split, name: str, progress: StageProgress | None) -> dict:
         "unit_length": bool(len(known) and np.abs(known - 1).max() < 1e-2),
         "labels": _labels(split.labels),
         "paths": split.paths is not None,
+        "taken": split.taken,
         "checks": {
             "nonfinite_rows": int(np.count_nonzero(~finite)),
             "zero_norm_rows": zero_rows(vectors),

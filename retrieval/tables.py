@@ -16,7 +16,8 @@ from rich.text import Text
 from retrieval.checks import warnings
 from retrieval.metrics import per_class_recall
 
-if TYPE_CHECKING:  # importing it loads numba, which `inspect` does not need
+if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
+    from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Evaluation
 
 _TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI",
@@ -74,6 +75,21 @@ def headline(result: dict) -> str:
     if not isinstance(dim, int):  # of two files
         dim = " and ".join(dict.fromkeys(map(str, dim.values())))
     return f"{who} · {result['classes']:,} classes · {dim} dimensions"
+
+
+def taken(data: Embeddings) -> str:
+    """x.csv: vectors from d0 ... d31, 32 columns; labels from label. Empty for our own files."""
+    if "format" in data.attrs:
+        return ""
+    parts = {}
+    for name, split in data.splits.items():
+        roles = [f"{role} from {source}" for role, source in split.taken.items()]
+        parts[name] = "; ".join(roles)
+    if len(parts) > 1 and len(set(parts.values())) > 1:
+        told = ". ".join(f"{name}: {text}" for name, text in parts.items() if text)
+    else:
+        told = next(iter(parts.values()), "")
+    return f"{data.source}: {told}." if told else ""
 
 
 def evaluation_warnings(result: dict) -> list[str]:
@@ -141,6 +157,10 @@ def inspection_table(result: dict) -> RenderableType:
     splits = result["splits"].values()
     for title, cell in _INSPECTED.items():
         table.add_row(title, *(cell(split) for split in splits))
+    for role in ("vectors", "labels", "paths", "split"):
+        names = [split["taken"].get(role, "") for split in splits]
+        if any(names):
+            table.add_row(f"{role} from", *(Text(name) for name in names))
     parts: list[RenderableType] = [Text(result["file"], style="bold"), table]
     if result["attrs"]:
         attrs = Table(box=None, show_header=False, padding=(0, 2, 0, 0))

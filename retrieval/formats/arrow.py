@@ -43,7 +43,8 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
         if (at := getattr(found, role)) is not None
     }
     label = labels.labels(values["label"], str(path)) if "label" in values else None
-    return assemble(path, "arrow", rows, label, values.get("path"), values.get("split"))
+    paths, split = values.get("path"), values.get("split")
+    return assemble(path, "arrow", rows, label, paths, split, found.taken)
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
@@ -160,16 +161,30 @@ def _parts(pa, path: Path, table: Table, names: list[str], is_list: bool) -> Ite
                 row = at + column.is_null().to_numpy(zero_copy_only=False).argmax()
                 raise DmlError(f"{path}, row {row}: {name} is null", "every item needs its vector")
         if batch.num_rows:
-            yield _lists(pa, path, columns[0], at) if is_list else _wide(columns)
+            yield _lists(pa, path, columns[0], at) if is_list else _wide(path, columns, names)
         at += batch.num_rows
 
 
-def _wide(columns: list) -> np.ndarray:
+def _wide(path: Path, columns: list, names: list[str]) -> np.ndarray:
     arrays = [column.to_numpy(zero_copy_only=False) for column in columns]
     out = np.empty((len(arrays[0]), len(arrays)), np.result_type(*arrays))
     for n, array in enumerate(arrays):
+        if out.dtype.kind == "f":
+            _refuse_rounded(f"{path}::{names[n]}", columns[n])
         out[:, n] = array
     return out
+
+
+def _refuse_rounded(where: str, column) -> None:
+    whole = column.drop_null().to_numpy(zero_copy_only=False)
+    if whole.dtype.kind in "iu" and len(whole):
+        low, high = int(whole.min()), int(whole.max())
+        if low < -(2**53) or high > 2**53:
+            raise DmlError(
+                f"{where} holds {low if low < -(2**53) else high}, which is beyond 2^53",
+                "beside columns of floats it cannot be kept without rounding",
+                "scale it, or rename the column if it is no part of the vector",
+            )
 
 
 def _lists(pa, path: Path, column, at: int) -> np.ndarray:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -17,6 +18,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.arrays import allocate
+from retrieval.formats.charset import open_text
 from retrieval.formats.naming import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES
 from retrieval.formats.tables import SPLIT_COLUMNS, Column, Roles, assemble, label_column, roles
 
@@ -24,55 +26,112 @@ NUMBER = re.compile(
     r"\s*[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf|infinity)\s*\Z", re.I
 )
 WHOLE = re.compile(r"\s*[-+]?[0-9]+\s*\Z")
+# Numbers with a decimal comma; a single group of three digits could also be a thousand.
+COMMA = re.compile(r"\s*[-+]?(?:[0-9]+,[0-9]*|,[0-9]+)(?:e[-+]?[0-9]+)?\s*\Z", re.I)
+THOUSANDS = re.compile(r"\s*[-+]?[1-9][0-9]{0,2},[0-9]{3}\s*\Z")
+ENCLOSED = re.compile(r'"[^"]*"|\[[^\]]*\]')
 SAMPLE_ROWS, BLOCK_ROWS = 1000, 2048
+BLOCK_CELLS = 1 << 19  # a cell takes some 60 bytes until it is a number
 FIELD_CHARS = 1 << 22  # a list of 4,096 numbers is longer than the csv module's own limit
+EXACT = 2**53  # float64 holds every whole number up to here
 
 Row = tuple[int, list[str]]  # line number and cells
 
 
+@dataclass(frozen=True)
+class _Table:
+    """An open file: its columns, the first rows and the rest."""
+
+    columns: list[Column]
+    sample: list[Row]
+    rest: Iterator[Row]
+    comma: bool  # numbers are written 0,5
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        return chain(self.sample, self.rest)
+
+
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        columns, sample, rest = _open(file, path)
-        found = roles(columns, key, path, with_labels)
-        reader = _Reader(path, columns, found, sample)
-        rows = chain(sample, rest)
-        while block := list(islice(rows, BLOCK_ROWS)):
+    with open_text(path, newline="") as file:
+        table = _open(file, path)
+        found = roles(table.columns, key, path, with_labels)
+        reader = _Reader(path, table, found)
+        rows, height = table.rows, _height(len(table.columns), BLOCK_ROWS)
+        while block := list(islice(rows, height)):
             reader.add(block)
     return reader.result()
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        columns, sample, rest = _open(file, path)
-        at = label_column(columns, key, path)
+    with open_text(path, newline="") as file:
+        table = _open(file, path)
+        at = label_column(table.columns, key, path)
         cells = []
-        for line, row in chain(sample, rest):
-            _check_width(row, len(columns), path, line)
+        for line, row in table.rows:
+            _check_width(row, len(table.columns), path, line)
             cells.append(row[at])
-    first = sample[0][0] if sample else 1
-    return labels.parsed(cells, str(path), first)
+    return labels.parsed(cells, str(path), table.sample[0][0])
 
 
-def _open(file: TextIO, path: Path) -> tuple[list[Column], list[Row], Iterator[Row]]:
-    """The columns, the first rows, and the rest."""
+def _open(file: TextIO, path: Path) -> _Table:
     csv.field_size_limit(FIELD_CHARS)
     first = file.readline(FIELD_CHARS)
     file.seek(0)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(first)
     rows = _rows(csv.reader(file, delimiter=delimiter), path)
-    sample = list(islice(rows, SAMPLE_ROWS))
+    sample = list(islice(rows, 2))
     if not sample:
         raise DmlError(f"{path} has no rows", "it holds blank lines only")
-    names = _header(sample)
+    sample += islice(rows, _height(len(sample[-1][1]), SAMPLE_ROWS))
+    comma = _decimal_comma(sample)
+    names = _header(sample, comma)
     body = sample[1:] if names else sample
     if not body:
         raise DmlError(f"{path} has a header and no rows", "nothing to read")
     width = len(body[0][1])
     for line, row in sample:
         _check_width(row, width, path, line)
-    kinds = [_kind([row[n] for _, row in body]) for n in range(width)]
-    columns = [Column(names[n] if names else "", kind) for n, kind in enumerate(kinds)]
-    return columns if names else _name_columns(kinds), body, rows
+    kinds = [_kind([row[n] for _, row in body], comma) for n in range(width)]
+    if names:
+        columns = [Column(names[n], kind, body[0][1][n]) for n, kind in enumerate(kinds)]
+    else:
+        columns = _name_columns(kinds)
+    return _Table(columns, body, rows, comma)
+
+
+def _height(width: int, most: int) -> int:
+    """How many rows to hold as text at once."""
+    return max(1, min(most, BLOCK_CELLS // max(1, width)))
+
+
+def _delimiter(line: str) -> str:
+    """The most frequent of comma, semicolon and tab outside quotes and brackets."""
+    bare = ENCLOSED.sub("", line.rstrip("\r\n"))
+    for other in ";\t":
+        # Commas that only make decimals do not separate: 0,5;0,25;cat
+        cells = [cell for cell in bare.split(other) if "," in cell]
+        if other in bare and cells and all(map(COMMA.match, cells)):
+            return other
+    return max(",;\t", key=bare.count)
+
+
+def _decimal_comma(sample: list[Row]) -> bool:
+    """Whether numbers are written 0,5: some are, and none has a decimal point."""
+    found = False
+    for _, row in sample:
+        for cell in row:
+            if "," in cell and COMMA.match(cell):
+                found = found or not THOUSANDS.match(cell)
+            elif "." in cell and NUMBER.match(cell):
+                return False
+    return found
+
+
+def _pointed(cells: list[str], comma: bool) -> list[str]:
+    if not comma:
+        return cells
+    return [cell.replace(",", ".") if COMMA.match(cell) else cell for cell in cells]
 
 
 def _rows(reader, path: Path) -> Iterator[Row]:
@@ -84,28 +143,29 @@ def _rows(reader, path: Path) -> Iterator[Row]:
         raise DmlError(f"{path}, line {reader.line_num}: {error}", "not valid CSV") from error
 
 
-def _header(sample: list[Row]) -> list[str] | None:
+def _header(sample: list[Row], comma: bool) -> list[str] | None:
     """The first row if it holds names, which may be pandas' 0, 1, 2..."""
-    first = sample[0][1]
+    first = _pointed(sample[0][1], comma)
     known = LABEL_NAMES | PATH_NAMES | VECTOR_NAMES | SPLIT_COLUMNS
     numbers = [cell for cell in first if NUMBER.match(cell)]
     if not numbers:
         # One column of text has a header only if that is a familiar name, or numbers follow it.
-        below = sample[1][1] if len(sample) > 1 else []
+        below = _pointed(sample[1][1], comma) if len(sample) > 1 else []
         listed = any(cell.lstrip().startswith("[") for cell in first)
         named = bool({cell.strip().lower() for cell in first} & known)
         changed = any(NUMBER.match(cell) or cell.lstrip().startswith("[") for cell in below)
         return first if not listed and (named or changed) else None
     if {cell.strip().lower() for cell in first} & known:
         return first
-    if len(numbers) > 1 and all(map(WHOLE.match, numbers)):
+    if len(numbers) > 1 and all(map(WHOLE.match, numbers)) and max(map(len, numbers)) < 20:
         values = [int(cell) for cell in numbers]
         if values[0] in (0, 1) and values == list(range(values[0], values[0] + len(values))):
             return first
     return None
 
 
-def _kind(cells: list[str]) -> str:
+def _kind(cells: list[str], comma: bool) -> str:
+    cells = _pointed(cells, comma)
     if all(map(WHOLE.match, cells)):
         return "integer"
     # A column that is mostly numbers is one with a mistake in it, which is then told by line.
@@ -139,12 +199,13 @@ def _check_width(row: list[str], width: int, path: Path, line: int) -> None:
 class _Reader:
     """Collects blocks of rows; the vectors go straight to where they stay."""
 
-    def __init__(self, path: Path, columns: list[Column], found: Roles, sample: list[Row]) -> None:
-        self.path, self.columns, self.roles, self.count = path, columns, found, 0
+    def __init__(self, path: Path, table: _Table, found: Roles) -> None:
+        self.path, self.columns, self.comma = path, table.columns, table.comma
+        self.roles, self.count = found, 0
         at = found.vectors
         span = at == list(range(at[0], at[0] + len(at)))
         self.cells = itemgetter(slice(at[0], at[-1] + 1)) if span else itemgetter(*at)
-        first = sample[0][1]
+        first = table.sample[0][1]
         self.dim = len(_numbers(first[at[0]])) if found.is_list else len(at)
         # A value takes a digit and a separator: this bounds the rows before any are read.
         rows = os.path.getsize(path) // max(1, 2 * self.dim - 1) + 1
@@ -153,30 +214,42 @@ class _Reader:
         self.out = allocate((min(rows, lines), self.dim), np.float64)
         self.kept: dict[str, list[str]] = {"label": [], "path": [], "split": []}
         self.seen: dict[str, str] = {}  # one object for each distinct label
-        self.first_line = sample[0][0]
+        self.first_line = table.sample[0][0]
 
     def add(self, block: list[Row]) -> None:
         for line, row in block:
             _check_width(row, len(self.columns), self.path, line)
         try:
-            if self.roles.is_list:
-                values = [self._list(line, row) for line, row in block]
-            else:
-                values = [list(map(float, self.cells(row))) for _, row in block]
+            values = [self._floats(line, row) for line, row in block]
         except ValueError:
             self._blame(block)
             values = [
-                [float(cell.strip() or "nan") for cell in self.cells(row)] for _, row in block
+                [float(text.strip() or "nan") for text in self._texts(row)] for _, row in block
             ]
-        self.out[self.count : self.count + len(block)] = values
+        target = self.out[self.count : self.count + len(block)]
+        target[:] = values
+        if (np.abs(target) >= EXACT).any():
+            self._refuse_rounded(block, target)
         self.count += len(block)
         for role, kept in self.kept.items():
             at = getattr(self.roles, role)
             if at is not None:
                 kept.extend(self.seen.setdefault(row[at], row[at]) for _, row in block)
 
-    def _list(self, line: int, row: list[str]) -> list[float]:
-        values = list(map(float, _numbers(row[self.roles.vectors[0]])))
+    def _texts(self, row: list[str]) -> Sequence[str]:
+        """The numbers of a row as text, with decimal points."""
+        if self.roles.is_list:
+            return _numbers(row[self.roles.vectors[0]])
+        return _pointed(self.cells(row), self.comma)
+
+    def _floats(self, line: int, row: list[str]) -> list[float]:
+        if self.comma and not self.roles.is_list and "." in "".join(self.cells(row)):
+            raise ValueError
+        texts = self._texts(row)
+        joined = "".join(texts)
+        if "_" in joined or not joined.isascii():  # Python reads 1_0 as 10
+            raise ValueError
+        values = list(map(float, texts))
         if len(values) != self.dim:
             raise DmlError(
                 f"{self.path}, line {line}: a vector of {len(values)} numbers",
@@ -185,17 +258,29 @@ class _Reader:
         return values
 
     def _blame(self, block: list[Row]) -> None:
+        """Raise for the first cell that is not a number; pandas leaves NaN empty."""
         for line, row in block:
             for at in self.roles.vectors:
                 for text in _numbers(row[at]) if self.roles.is_list else [row[at]]:
-                    try:
-                        float(text.strip() or "nan")  # pandas leaves NaN empty
-                    except ValueError as error:
+                    mixed = self.comma and "." in text and not self.roles.is_list
+                    if text.strip() and (mixed or not NUMBER.match(*_pointed([text], self.comma))):
                         raise DmlError(
                             f"{self.path}, line {line}, column {at + 1} "
                             f"({self.columns[at].name}): {text[:40]!r} is not a number",
-                            "every item needs all of its vector",
-                        ) from error
+                            "every item needs all of its vector"
+                            + ("; other numbers have a decimal comma" if mixed else ""),
+                        )
+
+    def _refuse_rounded(self, block: list[Row], values: np.ndarray) -> None:
+        for row, at in np.argwhere(np.abs(values) >= EXACT):
+            line, cells = block[row]
+            text, value = self._texts(cells)[at].strip(), values[row, at]
+            if WHOLE.match(text) and (np.isinf(value) or int(text) != int(value)):
+                raise DmlError(
+                    f"{self.path}, line {line}: {text[:40]} is beyond 2^53",
+                    "it cannot become float64 without rounding",
+                    "scale such numbers, or rename the column if it is no part of the vector",
+                )
 
     def result(self) -> Embeddings:
         where, kept = str(self.path), self.kept
@@ -203,10 +288,11 @@ class _Reader:
         if self.roles.label is not None:
             label = labels.parsed(kept["label"], where, self.first_line)
         if self.roles.path is not None:
-            paths = np.array(kept["path"], np.str_)
+            paths = labels.text(kept["path"], where)
         if self.roles.split is not None:
-            split = np.array(kept["split"], np.str_)
-        return assemble(self.path, "csv", self.out[: self.count], label, paths, split)
+            split = labels.text(kept["split"], where)
+        rows = self.out[: self.count]
+        return assemble(self.path, "csv", rows, label, paths, split, self.roles.taken)
 
 
 def _numbers(cell: str) -> list[str]:
@@ -215,8 +301,11 @@ def _numbers(cell: str) -> list[str]:
 
 
 def _count_lines(path: Path) -> int:
+    """At least as many as there are rows; a lone carriage return ends a row as well."""
+    count, last = 1, b""
     with path.open("rb") as file:
-        return 1 + sum(
-            max(block.count(b"\n"), block.count(b"\r"))
-            for block in iter(lambda: file.read(1 << 20), b"")
-        )
+        for block in iter(lambda: file.read(1 << 20), b""):
+            joined = last + block  # a pair may lie across two blocks
+            count += block.count(b"\n") + block.count(b"\r") - joined.count(b"\r\n")
+            last = block[-1:]
+    return count

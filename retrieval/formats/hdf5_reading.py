@@ -98,7 +98,14 @@ def _read_split(found: dict[str, h5py.Dataset], split: str, path: Path) -> Split
         return convert(array(found[name], path, f"{path}::{name}"), f"{path}::{name}")
 
     result = Split(
-        part("embeddings", vectors), part("labels", labels.labels), part("paths", labels.paths)
+        part("embeddings", vectors),
+        part("labels", labels.labels),
+        part("paths", labels.paths),
+        {
+            title: f"{split}/{role}"
+            for title, role in (("vectors", "embeddings"), ("labels", "labels"), ("paths", "paths"))
+            if f"{split}/{role}" in found
+        },
     )
     for role, values in (("labels", result.labels), ("paths", result.paths)):
         if values is not None and len(values) != len(result.vectors):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import TextIO
 
 import numpy as np
 
@@ -15,13 +15,15 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.arrays import allocate
+from retrieval.formats.charset import open_text
 from retrieval.formats.tables import Column, assemble, label_column, roles
 
-BLOCK_ROWS = 2048
+BLOCK_ROWS, BLOCK_VALUES = 2048, 1 << 19
+EXACT = 2**53  # float64 holds every whole number up to here
 
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    with path.open("rb") as file:
+    with open_text(path, "\n") as file:
         first = _first(file, path)
         columns = [Column(name, _kind(value)) for name, value in first.items()]
         found = roles(columns, key, path, with_labels)
@@ -37,18 +39,22 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
         }
         kept: dict[str, list] = {role: [] for role in keep}
         count = 0
-        while block := list(islice(rows, BLOCK_ROWS)):
+        height = max(1, min(BLOCK_ROWS, BLOCK_VALUES // size))
+        while block := list(islice(rows, height)):
             out[count : count + len(block)] = [values for values, _, _ in block]
             count += len(block)
             for role, name in keep.items():
                 kept[role].extend(_field(r, name, path, line) for _, r, line in block)
     label = labels.from_values(kept["label"], str(path)) if "label" in kept else None
-    text_of = {role: np.array([str(v) for v in kept[role]]) for role in kept if role != "label"}
-    return assemble(path, "jsonl", out[:count], label, text_of.get("path"), text_of.get("split"))
+    paths, split = (
+        labels.text([str(value) for value in kept[role]], str(path)) if role in kept else None
+        for role in ("path", "split")
+    )
+    return assemble(path, "jsonl", out[:count], label, paths, split, found.taken)
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
-    with path.open("rb") as file:
+    with open_text(path, "\n") as file:
         first = _first(file, path)
         columns = [Column(name, _kind(value)) for name, value in first.items()]
         name = columns[label_column(columns, key, path)].name
@@ -56,7 +62,7 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
     return labels.from_values(values, str(path))
 
 
-def _first(file: BinaryIO, path: Path) -> dict:
+def _first(file: TextIO, path: Path) -> dict:
     """The first object; leaves the file at its start."""
     for text in file:
         if text.strip():
@@ -65,12 +71,12 @@ def _first(file: BinaryIO, path: Path) -> dict:
     raise DmlError(f"{path} has no rows", "it holds blank lines only")
 
 
-def _records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict]]:
+def _records(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict]]:
     for line, text in enumerate(lines, 1):
         if not text.strip():
             continue
         try:
-            record = json.loads(text.decode("utf-8-sig"))
+            record = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DmlError(f"{path}, line {line}: not valid JSON", str(error)) from error
         if not isinstance(record, dict):
@@ -90,9 +96,23 @@ def _vectors(
             raise DmlError(
                 f"{path}, line {line}: {names[0]} has {found} numbers", f"the first has {size}"
             )
-        if not set(map(type, values)) <= {float, int}:
+        kinds = set(map(type, values))
+        if not kinds <= {float, int}:
             raise DmlError(f"{path}, line {line}: {names[0]} holds something else than numbers")
+        if int in kinds:
+            _refuse_rounded(values, f"{path}, line {line}")
         yield values, record, line
+
+
+def _refuse_rounded(values: list, where: str) -> None:
+    for value in values:
+        whole = type(value) is int and abs(value) > EXACT
+        if whole and (abs(value) >= 2**1023 or int(float(value)) != value):
+            raise DmlError(
+                f"{where}: {str(value)[:40]} is beyond 2^53",
+                "it cannot become float64 without rounding",
+                "scale such numbers",
+            )
 
 
 def _field(record: dict, name: str, path: Path, line: int) -> object:

@@ -9,8 +9,11 @@ import numpy as np
 
 from retrieval.errors import DmlError
 
-INTEGER = re.compile(r"-?(0|[1-9][0-9]*)\Z")  # canonical, so that "07" and "7" stay different
-WHOLE_FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.0*)?\Z")  # how pandas writes integers beside NaN
+# Canonical, so that "07" and "7", or "-0" and "0", stay different.
+INTEGER = re.compile(r"(0|-?[1-9][0-9]*)\Z")
+WHOLE_FLOAT = re.compile(r"(0|-?[1-9][0-9]*)\.0\Z")  # how pandas writes integers beside NaN
+# NumPy gives every text the room of the longest: one long label can fill the memory.
+PADDED_BYTES, PADDED_RATIO = 200 << 20, 10
 
 
 def labels(array: np.ndarray, where: str) -> np.ndarray:
@@ -65,7 +68,7 @@ def strings(array: np.ndarray, where: str, errors: str = "strict") -> np.ndarray
         if kind == "S":
             return np.char.decode(array, "utf-8", errors) if array.size else array.astype("U1")
         if kind in "OT":
-            return _from_objects(array.tolist(), errors)
+            return _from_objects(array.tolist(), errors, where)
     except (UnicodeDecodeError, TypeError) as error:
         raise DmlError(f"{where} holds text that is not UTF-8", str(error)) from error
     raise DmlError(
@@ -75,11 +78,34 @@ def strings(array: np.ndarray, where: str, errors: str = "strict") -> np.ndarray
     )
 
 
-def _from_objects(values: list, errors: str) -> np.ndarray:
+def _from_objects(values: list, errors: str, where: str) -> np.ndarray:
     decoded = [v.decode("utf-8", errors) if isinstance(v, bytes) else v for v in values]
     if not all(isinstance(v, str) for v in decoded):
         raise TypeError("some values are neither text nor bytes")
-    return np.array(decoded, dtype=np.str_) if decoded else np.empty(0, "U1")
+    return text(decoded, where)
+
+
+def text(values: Sequence[str], where: str) -> np.ndarray:
+    """(N,) str, after checking that NumPy can hold the texts as they are."""
+    if not len(values):
+        return np.empty(0, "U1")
+    lengths = list(map(len, values))
+    longest = max(lengths)
+    padded = 4 * longest * len(values)
+    if padded > PADDED_BYTES and padded > PADDED_RATIO * sum(lengths):
+        raise DmlError(
+            f"{where} has a text of {longest:,} characters in row {lengths.index(longest)}.",
+            f"With {len(values):,} rows it would take {padded / 1e9:.1f} GB of memory.",
+            "Shorten it: labels and paths are short texts.",
+        )
+    for row, value in enumerate(values):
+        if value.endswith("\0"):  # NumPy would drop it, and merge two labels
+            raise DmlError(
+                f"{where} has a text that ends in a zero character, in row {row}: {value[:40]!r}.",
+                "Such a text cannot be told from the same text without it.",
+                "Remove the zero characters.",
+            )
+    return np.array(values, np.str_)
 
 
 def paths(array: np.ndarray, where: str) -> np.ndarray:
@@ -96,25 +122,30 @@ def parsed(cells: Sequence[str], where: str, first_line: int = 1) -> np.ndarray:
         )
     bare = [cell.strip() for cell in cells]  # of text, spaces are part of the label
     if all(map(INTEGER.match, bare)):
-        return _fit([int(cell) for cell in bare], cells)
+        return _fit(list(map(_integer, bare)), cells)
     if all(map(WHOLE_FLOAT.match, bare)):
-        values = [int(cell.partition(".")[0]) for cell in bare]
-        return np.array(values, np.int64) if _within(values, 2**53) else np.array(cells, np.str_)
-    return np.array(cells, np.str_)
+        values = [_integer(cell.partition(".")[0]) for cell in bare]
+        return np.array(values, np.int64) if _within(values, 2**53) else text(cells, where)
+    return text(cells, where)
 
 
 def from_values(values: Iterable[object], where: str) -> np.ndarray:
     """Labels from Python objects: integers, whole floats, bools or strings, not mixed."""
     values = list(values)
     kinds = {type(value) for value in values}
-    if kinds <= {int, bool}:
+    if kinds in ({int}, {bool}):  # True beside 1 could mean the same class or another
         return _fit([int(value) for value in values], [str(value) for value in values])
     if kinds <= {str}:
-        return np.array(values, np.str_) if values else np.empty(0, "U1")
-    if kinds <= {int, float, bool} and _within([v for v in values if type(v) is int], 2**53):
+        return text(values, where)
+    if kinds <= {int, float} and _within([v for v in values if type(v) is int], 2**53):
         return labels(np.array(values, np.float64), where)
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise DmlError(f"{where} has labels of type {names}", "labels are all integers or all strings")
+
+
+def _integer(cell: str) -> int:
+    """The number, or one beyond 64 bits for the longer ones, which Python refuses to read."""
+    return int(cell) if len(cell) <= 20 else (-1 if cell.startswith("-") else 1) << 70
 
 
 def _within(values: Sequence[int], limit: int) -> bool:

@@ -256,5 +256,7 @@ def read_chosen(
         if choice.paths is not None:
             where = f"{source}::{choice.paths}"
             path = label_arrays.paths(entries[choice.paths].read(), where)
-        splits[split] = Split(vectors, label, path)
+        named = {"vectors": choice.vectors, "labels": choice.labels, "paths": choice.paths}
+        taken = {role: name for role, name in named.items() if name}
+        splits[split] = Split(vectors, label, path, taken)
     return Embeddings(source, format, splits, None, attrs or {})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ from retrieval.formats.naming import (
     SPLIT_NAMES,
     VECTOR_NAMES,
 )
+from retrieval.formats.notes import note
 
+NUMBERS = ("number", "integer")
 SPLIT_COLUMNS = frozenset(["split", "subset", "partition", "evaluation_status"])
 # Row numbers, such as the column that pandas adds, are neither vectors nor labels.
 ROW_NUMBERS = frozenset(["", "unnamed: 0", "index", "idx", "id", "row", "__index_level_0__"])
@@ -29,6 +32,7 @@ ROW_NUMBERS = frozenset(["", "unnamed: 0", "index", "idx", "id", "row", "__index
 class Column:
     name: str
     kind: str  # number, integer, text, list or other
+    example: str = ""  # the first cell, where it is text
 
     @property
     def key(self) -> str:
@@ -44,10 +48,42 @@ class Roles:
     label: int | None
     path: int | None
     split: int | None
+    taken: dict[str, str]  # role -> names, for people
+
+
+NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
+
+
+def fold(names: Sequence[str]) -> list[str]:
+    """Names with each run of three and more that count upwards as one: d0 ... d31, 32 columns."""
+    out: list[str] = []
+    run: list[str] = []
+    before: tuple[str, int] | None = None
+    for name in [*names, None]:
+        match = None if name is None else NUMBERED.fullmatch(name)
+        place = (match[1], int(match[2])) if match else None
+        if run and place and before and place == (before[0], before[1] + 1):
+            run.append(name)
+        else:
+            folded = len(run) > 2
+            out += [f"{run[0]} ... {run[-1]}, {len(run):,} columns"] if folded else run
+            run = [] if name is None else [name]
+        before = place
+    return out
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in one line, folded and cut."""
+    folded = [name or "(unnamed)" for name in fold(names)]
+    more = [f"and {len(folded) - LISTED} more"] if len(folded) > LISTED else []
+    return ", ".join([*folded[:LISTED], *more])
 
 
 def describe(columns: Sequence[Column]) -> str:
-    lines = [f"  {column.name or '(unnamed)'}  {column.kind}" for column in columns]
+    lines = []
+    for kind, group in groupby(columns, lambda column: column.kind):
+        names = fold([column.name for column in group])
+        lines += [f"  {name or '(unnamed)'}  {kind}" for name in names]
     if len(lines) > LISTED:
         lines = [*lines[:LISTED], f"  and {len(lines) - LISTED} more"]
     return "its columns are:\n" + "\n".join(lines)
@@ -71,8 +107,30 @@ def roles(
     free = [n for n, c in enumerate(columns) if n not in taken and c.key not in ROW_NUMBERS]
     chosen, is_list = _vectors(columns, free, wanted, source)
     if with_labels and label is None:
-        label = _left_over(columns, [n for n in free if n not in chosen], source, wanted)
-    return Roles(chosen, is_list, label, path, split)
+        used = set(chosen)
+        label = _left_over(columns, [n for n in free if n not in used], source, wanted)
+    return _told(columns, Roles(chosen, is_list, label, path, split, {}), source, free, key)
+
+
+def _told(
+    columns: Sequence[Column], found: Roles, source: Path, free: list[int], key: str | None
+) -> Roles:
+    """The roles with the names of their columns; says which columns are not used."""
+    parts = {"vectors": found.vectors, "labels": [found.label], "paths": [found.path],
+             "split": [found.split]}  # fmt: skip
+    taken = {
+        role: listed([columns[n].name for n in numbers])
+        for role, numbers in parts.items()
+        if numbers[0] is not None
+    }
+    used = {n for numbers in parts.values() for n in numbers}
+    unused = [columns[n] for n in free if n not in used]
+    if unused and not key:
+        names = listed([column.name for column in unused if column.kind != "text"])
+        texts = listed([column.name for column in unused if column.kind == "text"])
+        shown = [names] * bool(names) + [f"{texts} (text)"] * bool(texts)
+        note(f"{source}: not used: {', '.join(shown)}")
+    return replace(found, taken=taken)
 
 
 def find(columns: Sequence[Column], name: str, source: Path) -> int:
@@ -147,6 +205,7 @@ def _vectors(
         groups = _numbered(columns, free)
         if wanted in groups:
             return groups[wanted], False
+        _refuse_gaps(columns, free, source)
         raise DmlError(
             f"{source} has neither a list column called {wanted} nor columns {wanted}0, {wanted}1",
             describe(columns),
@@ -177,24 +236,46 @@ def _wide(columns: Sequence[Column], free: list[int], source: Path) -> list[int]
             describe(columns),
             f"choose one: dmltool eval '{source}::{next(iter(groups))}'",
         )
-    numbers = [n for n in free if columns[n].kind in ("number", "integer")]
+    _refuse_gaps(columns, free, source)
+    numbers = [n for n in free if columns[n].kind in NUMBERS]
     if not numbers:
         raise DmlError(f"{source} has no columns of numbers", describe(columns))
     return numbers
 
 
-def _numbered(columns: Sequence[Column], free: list[int]) -> dict[str, list[int]]:
-    """Series such as f0, f1, f2, in the order of their numbers."""
+def _series(columns: Sequence[Column], free: list[int]) -> dict[str, dict[int, int]]:
+    """Columns such as f0, f1, f2: prefix -> number -> column."""
     series: dict[str, dict[int, int]] = {}
     for n in free:
-        match = re.fullmatch(r"(.*?)([0-9]{1,9})", columns[n].name.strip())
-        if match and columns[n].kind in ("number", "integer"):
+        if match := NUMBERED.fullmatch(columns[n].name.strip()):
             series.setdefault(match[1], {})[int(match[2])] = n
-    return {
-        prefix: [members[number] for number in sorted(members)]
-        for prefix, members in series.items()
-        if len(members) > 1 and max(members) - min(members) == len(members) - 1
-    }
+    return series
+
+
+def _numbered(columns: Sequence[Column], free: list[int]) -> dict[str, list[int]]:
+    """Series without gaps that hold numbers, in the order of their numbers."""
+    found = {}
+    for prefix, members in _series(columns, free).items():
+        good = sorted(number for number, n in members.items() if columns[n].kind in NUMBERS)
+        if len(good) > 1 and good[-1] - good[0] == len(good) - 1:
+            found[prefix] = [members[number] for number in good]
+    return found
+
+
+def _refuse_gaps(columns: Sequence[Column], free: list[int], source: Path) -> None:
+    """Raise if a column in the middle of a series is mostly not numbers: it would be left out."""
+    for members in _series(columns, free).values():
+        good = [number for number, n in members.items() if columns[n].kind in NUMBERS]
+        for number, n in sorted(members.items()):
+            if number not in good and good and min(good) < number < max(good):
+                column = columns[n]
+                cell = f", for example {column.example[:40]!r}" if column.example else ""
+                names = listed([columns[members[number]].name for number in sorted(members)])
+                raise DmlError(
+                    f"{source}: the column {column.name} is mostly not numbers{cell}.",
+                    f"It stands in the middle of {names}, and a vector needs all of them.",
+                    "Mend the column; or rename it, and it is left out.",
+                )
 
 
 def assemble(
@@ -204,11 +285,12 @@ def assemble(
     labels: np.ndarray | None,
     paths: np.ndarray | None,
     split: np.ndarray | None,
+    taken: dict[str, str],
 ) -> Embeddings:
     """One split called test, or those that the split column names."""
     rows = vectors(rows, str(source))
     if split is None:
-        return Embeddings(source, format, {"test": Split(rows, labels, paths)})
+        return Embeddings(source, format, {"test": Split(rows, labels, paths, taken)})
     splits = {}
     for name in sorted(set(split.tolist())):
         if name.strip().lower() not in SPLIT_NAMES:
@@ -222,6 +304,7 @@ def assemble(
             _gather(rows, at),
             None if labels is None else labels[at],
             None if paths is None else paths[at],
+            taken,
         )
     return Embeddings(source, format, splits)
 

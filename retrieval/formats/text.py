@@ -9,13 +9,14 @@ import numpy as np
 
 from retrieval.errors import DmlError
 from retrieval.formats import labels, naming
+from retrieval.formats.charset import open_text
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
-    text = path.read_text(encoding="utf-8-sig")
+    with open_text(path) as file:  # whatever ends a line is read as a newline
+        text = file.read()
     if path.suffix.lower() != ".json":
-        lines = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
-        return labels.parsed(lines, str(path))
+        return labels.parsed(text.rstrip("\n").split("\n"), str(path))
     value = json.loads(text)
     if isinstance(value, dict):
         lists = {k: v for k, v in value.items() if isinstance(v, list)}

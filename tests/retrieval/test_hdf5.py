@@ -194,7 +194,9 @@ def test_a_split_is_picked_by_key(tmp_path):
         load(f"{tmp_path / 'x.h5'}::tset")
 
 
-@pytest.mark.parametrize(("version", "match"), [(2, "Update dmltool"), (0, "known"), ("1", "known")])
+@pytest.mark.parametrize(
+    ("version", "match"), [(2, "Update dmltool"), (0, "known"), ("1", "known")]
+)
 def test_other_versions_are_refused(tmp_path, version, match):
     hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y)})
     with h5py.File(tmp_path / "x.h5", "r+") as file:

@@ -1,0 +1,65 @@
+"""What commands say of files from elsewhere: what was taken, and names with control characters."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from cli import main
+
+X = np.random.default_rng(0).standard_normal((12, 5))
+Y = np.arange(12) // 3
+
+
+def run(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def table(tmp_path):
+    frame = pd.DataFrame(X, columns=[f"d{n}" for n in range(5)]).assign(label=Y, width=0.5)
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    return tmp_path / "x.csv"
+
+
+def test_eval_says_which_columns_it_took(table):
+    found = run("eval", table, "--no-nmi")
+    assert "vectors from d0 ... d4, 5 columns; labels from label." in found.stderr
+    assert "not used: width" in found.stderr
+    source = json.loads(run("eval", table, "--no-nmi", "--json").stdout)["source"]
+    assert source["taken"] == {"test": {"vectors": "d0 ... d4, 5 columns", "labels": "label"}}
+    assert source["notes"] == [f"{table}: not used: width"]
+
+
+def test_eval_says_where_the_labels_came_from(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    found = run("eval", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--no-nmi")
+    assert f"labels from {tmp_path / 'y.npy'}." in found.stderr
+
+
+def test_inspect_says_which_arrays_it_took(tmp_path, table):
+    np.savez(tmp_path / "x.npz", query_x=X, query_y=Y, gallery_x=X, gallery_y=Y)
+    found = run("inspect", tmp_path / "x.npz")
+    lines = [line.split() for line in found.stdout.splitlines()]
+    assert ["vectors", "from", "query_x", "gallery_x"] in lines
+    assert ["labels", "from", "query_y", "gallery_y"] in lines
+    result = json.loads(run("inspect", table, "--json").stdout)
+    assert result["splits"]["test"]["taken"]["vectors"] == "d0 ... d4, 5 columns"
+    assert result["notes"] == [f"{table}: not used: width"]
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
+    evil = "\x1b[31mred\x07\x9b\u202e"
+    names = [f"{evil}{n}" for n in range(5)]
+    pd.DataFrame(X, columns=names).assign(label=Y, **{f"{evil}x": 0.5}).to_csv(
+        tmp_path / "x.csv", index=False
+    )
+    np.savez(tmp_path / "x.npz", **{f"a{evil}": X, f"b{evil}": X})
+    for args in (("eval", "x.csv", "--no-nmi"), ("inspect", "x.csv"), ("inspect", "x.npz")):
+        found = run(args[0], tmp_path / args[1], *args[2:])
+        assert "\\x1b[31mred" in found.output
+        assert not set("\x1b\x07\x9b\u202e") & set(found.output)
+    assert found.exit_code == 1
