@@ -7,36 +7,38 @@ from functools import partial
 
 import numpy as np
 
-from retrieval.slices import blocks
+from retrieval.slices import slices
 from retrieval.threads import processors, run_all
 
-Same = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (n, D), (n, D) -> (n, D) bool
+Rows = Callable[[slice], np.ndarray]  # a slice of positions -> their rows (n, D)
+_BLOCK = 1 << 21  # numbers converted at a time
 
 
-def row_hashes(vectors: np.ndarray) -> np.ndarray:
-    """(N,) uint64, equal for identical rows."""
+def row_groups(*sides: np.ndarray) -> np.ndarray:
+    """(N,) int64: the index of the first row identical to each row, counted over all sides."""
+    D = sides[0].shape[1]
     # float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0.
-    return _hashes(vectors, lambda part: np.asarray(vectors[part], np.float64) + 0.0)
+    hashes = np.concatenate(
+        [
+            _hashes(len(side), D, lambda part, side=side: np.asarray(side[part], np.float64) + 0.0)
+            for side in sides
+        ]
+    )
+    group = _first_of_each(hashes)
+    left, seed = _differ(sides, np.arange(len(group)), group), 0
+    while len(left):  # rows with the hash of another row are hashed anew, among themselves
+        seed += 1
+        hashes = _hashes(len(left), D, lambda part, left=left: _rows(sides, left[part]) + 0.0, seed)
+        first = _first_of_each(hashes)
+        group[left] = left[first]
+        left = left[_differ(sides, left, first)]
+    return group
 
 
-def _hashes(vectors: np.ndarray, rows: Callable[[slice], np.ndarray]) -> np.ndarray:
-    from retrieval.kernels import hash_rows
-
-    factors = np.random.default_rng(0).integers(1, 2**63, vectors.shape[1], dtype=np.uint64)
-    factors = factors * np.uint64(2) + np.uint64(1)
-    out = np.empty(len(vectors), np.uint64)
-
-    def hash_part(part: slice) -> None:
-        block = np.ascontiguousarray(rows(part))
-        hash_rows(block.view(f"u{block.itemsize}"), factors, out[part])
-
-    run_all([(partial(hash_part, part), 1) for part in blocks(vectors)], processors())
-    return out
-
-
-def row_groups(vectors: np.ndarray) -> np.ndarray:
-    """(N,) int64: the index of the first row identical to each row."""
-    return _verified(vectors, row_hashes(vectors), np.equal)
+def rows_among(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    """(Q,) int64: a gallery row identical to each query, -1 if there is none."""
+    first = row_groups(gallery, queries)[len(gallery) :]
+    return np.where(first < len(gallery), first, -1)
 
 
 def direction_groups(
@@ -50,40 +52,65 @@ def direction_groups(
     """
     if vectors.dtype.itemsize > 4:
         return rows
-    return _verified(vectors, _hashes(vectors, lambda part: units(part) + np.float32(0)), _parallel)
+    N, D = vectors.shape
+    group = _first_of_each(_hashes(N, D, lambda part: units(part) + np.float32(0)))
+    # Different directions with one hash stand alone: a group is a promise, not a guess.
+    alone = _differ((vectors,), np.arange(N), group, _parallel)
+    group[alone] = alone
+    return group
+
+
+def _hashes(count: int, dim: int, rows: Rows, seed: int = 0) -> np.ndarray:
+    """(N,) uint64, equal for identical rows."""
+    from retrieval.kernels import hash_rows
+
+    keys = np.random.default_rng(seed).integers(0, 2**64, dim, dtype=np.uint64)
+    out = np.empty(count, np.uint64)
+
+    def hash_part(part: slice) -> None:
+        block = np.ascontiguousarray(rows(part))
+        hash_rows(block.view(f"u{block.itemsize}"), keys, out[part])
+
+    parts = slices(count, max(1, _BLOCK // dim))
+    run_all([(partial(hash_part, part), 1) for part in parts], processors())
+    return out
+
+
+def _first_of_each(hashes: np.ndarray) -> np.ndarray:
+    """(N,) int64: where each hash occurs first."""
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    return first[inverse].astype(np.int64)
+
+
+def _differ(
+    sides: tuple[np.ndarray, ...],
+    index: np.ndarray,
+    first: np.ndarray,
+    same: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.equal,
+) -> np.ndarray:
+    """Positions in `index` whose row is not the same as the row at their position `first`."""
+    repeated = np.flatnonzero(first != np.arange(len(first)))
+    out = [repeated[:0]]
+    for part in slices(len(repeated), max(1, _BLOCK // sides[0].shape[1])):
+        some = repeated[part]
+        a, b = (_rows(sides, index[at]) for at in (some, first[some]))
+        out.append(some[~same(a, b).all(axis=1)])
+    return np.concatenate(out)
+
+
+def _rows(sides: tuple[np.ndarray, ...], index: np.ndarray) -> np.ndarray:
+    """Rows (n, D) in float64, counted over all sides."""
+    out, start = np.empty((len(index), sides[0].shape[1])), 0
+    for side in sides:
+        here = np.flatnonzero((index >= start) & (index < start + len(side)))
+        out[here] = side[index[here] - start]
+        start += len(side)
+    return out
 
 
 def _parallel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    a, b = a.astype(np.float64), b.astype(np.float64)
     return a * _top(b) == b * _top(a)
 
 
 def _top(block: np.ndarray) -> np.ndarray:
     return np.abs(block).max(axis=1, keepdims=True)
-
-
-def _verified(vectors: np.ndarray, hashes: np.ndarray, same: Same) -> np.ndarray:
-    """The first row with each row's hash, if it is the same indeed."""
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    group = first[inverse].astype(np.int64)
-    repeated = np.flatnonzero(group != np.arange(len(group)))
-    for part in blocks(vectors[: len(repeated)]):
-        rows = repeated[part]
-        alike = same(np.asarray(vectors[rows]), np.asarray(vectors[group[rows]])).all(axis=1)
-        # Different rows with one hash stand alone: a group is a promise, not a guess.
-        group[rows[~alike]] = rows[~alike]
-    return group
-
-
-def rows_among(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
-    """(Q,) int64: a gallery row identical to each query, -1 if there is none."""
-    known, first = np.unique(row_hashes(gallery), return_index=True)
-    hashes = row_hashes(queries)
-    at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-    found = np.where(known[at] == hashes, first[at], -1)
-    listed = np.flatnonzero(found >= 0)
-    for part in blocks(queries[: len(listed)]):
-        rows = listed[part]
-        same = (np.asarray(queries[rows]) == np.asarray(gallery[found[rows]])).all(axis=1)
-        found[rows[~same]] = -1
-    return found

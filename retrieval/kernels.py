@@ -303,12 +303,17 @@ def pair_distances(Q, q_row, G, g_row, q_inverse, g_inverse, l2, cos):
 
 
 @compiled(fastmath=False)
-def hash_rows(words, factors, out):
-    """A 64-bit linear hash of each row of words (N, D) uint64."""
+def hash_rows(words, keys, out):
+    """A 64-bit hash of each row of words (N, D): every bit of a word reaches every bit of it.
+
+    Words of small numbers differ in a few high bits only; multiplied and added up, they collide.
+    """
     N, D = words.shape
     for i in range(N):
         h = np.uint64(0)
-        for k in range(D):
-            w = words[i, k] * factors[k]
-            h += w ^ (w >> np.uint64(32))
+        for k in range(D):  # the finaliser of SplitMix64
+            w = np.uint64(words[i, k]) + keys[k]
+            w = (w ^ (w >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            w = (w ^ (w >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            h += w ^ (w >> np.uint64(31))
         out[i] = h
