@@ -19,7 +19,18 @@ def compare(query: np.ndarray, item: np.ndarray, best: np.ndarray, distance: str
             return np.sign(nearer).astype(np.int8)
         dots = [(a * b).sum(-1) for a, b in _cos_pairs(small)]
         return np.array([_cos_sign(*map(int, row)) for row in zip(*dots, strict=True)], np.int8)
-    return np.array([_compare_one(rows[:, m], distance) for m in range(rows.shape[1])], np.int8)
+    out = np.zeros(rows.shape[1], np.int8)
+    for m in np.flatnonzero(_open(rows, distance)):
+        out[m] = _compare_one(rows[:, m], distance)
+    return out
+
+
+def _open(rows: np.ndarray, distance: str) -> np.ndarray:
+    """(M,) False where zeros alone show a tie: query at a right angle to item and best."""
+    if distance == "l2":
+        return np.ones(rows.shape[1], bool)
+    query, item, best = rows != 0
+    return (query & (item | best)).any(axis=-1)
 
 
 def _cos_pairs(rows):
@@ -35,7 +46,11 @@ def _cos_sign(qi: int, qb: int, ii: int, bb: int) -> int:
 
 
 def _compare_one(rows: np.ndarray, distance: str) -> int:
-    query, item, best = _integers(rows)
+    # Coordinates that add nothing, or the same to both distances, are left out.
+    item, best = rows[1:]
+    query, item, best = _integers(
+        rows[:, item != best if distance == "l2" else (item != 0) | (best != 0)]
+    )
     if distance == "l2":
         to_best = sum((q - b) ** 2 for q, b in zip(query, best, strict=True))
         to_item = sum((q - i) ** 2 for q, i in zip(query, item, strict=True))

@@ -64,11 +64,12 @@ def whole_multiples(sides: list[np.ndarray]) -> list[np.ndarray]:
 
     Neither ranking changes, and as integers they have exact distances. Others return as they are.
     """
-    if any(side.dtype.name not in ("float16", "float32") for side in sides):
+    if any(side.dtype.kind != "f" for side in sides):
         return sides
     some = np.abs(np.concatenate([side[:64].ravel() for side in sides]).astype(np.float64))
     unit = some[some > 0].min(initial=np.inf)
-    if not np.isfinite(unit) or np.frexp(unit)[0] == 0.5:  # a power of two is a lattice already
+    # A power of two is a lattice already; what is tiny has digits below the least float.
+    if not 1e-250 < unit < np.inf or np.frexp(unit)[0] == 0.5:
         return sides
     if any(_multiples(side[:64], unit) is None for side in sides):  # a few rows usually settle it
         return sides
@@ -77,11 +78,15 @@ def whole_multiples(sides: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _multiples(vectors: np.ndarray, unit: float) -> np.ndarray | None:
+    digits, exponent = np.frexp(unit)
+    high = np.ldexp(np.floor(np.ldexp(digits, 33)), exponent - 33)  # the first 33 bits of the unit
+    low = unit - high  # at most 20 bits: products with multiples of 20 bits are exact
     out = np.empty(vectors.shape, np.float32)
     for part in blocks(vectors):
-        multiple = np.rint(vectors[part].astype(np.float64) / unit)
-        # The product is exact: 24 bits of the unit, at most 20 of the multiple.
-        if np.abs(multiple).max() > 2**20 or (multiple * unit != vectors[part]).any():
+        block = vectors[part].astype(np.float64)
+        with np.errstate(over="ignore"):
+            multiple = np.rint(block / unit)
+        if np.abs(multiple).max() > 2**20 or (block - multiple * high != multiple * low).any():
             return None
         out[part] = multiple
     return out

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval import engine, positives
+from retrieval import engine, exact, positives
 from retrieval.errors import DmlError
 from retrieval.listed import right_positions
 from retrieval.ranks import count_ranks
@@ -87,6 +87,10 @@ def hard_cases():
         "duplicated rows": np.repeat(base, 3, axis=0),
         "one live unit": np.where(np.arange(D) == 2, np.abs(normal), 0).astype(np.float32),
         "multiples of 0.1": np.float32(0.1) * rng.integers(-1, 2, (N, D)).astype(np.float32),
+        "multiples of 0.1 in float64": 0.1 * rng.choice([-4.0, -1.0, 0.0, 1.0, 2.0], (N, D)),
+        "nearly multiples of 0.1": rng.choice([0.1, 0.2, 0.1 + 0.2, 0.3, 0.0], (N, D)),
+        "one-hot rows in float64": 0.7 * np.eye(12)[rng.integers(0, 12, N)],
+        "sparse rows": np.where(rng.random((N, D)) < 0.3, normal, 0),
         "parallel rows": np.concatenate([base, 3 * base, base * np.float32(1.1)]),
         "opposite rows": np.concatenate([base, -base, 2 * base]),
         "collapsed": (1 + 1e-7 * normal).astype(np.float32),
@@ -228,6 +232,19 @@ def test_sampled_queries_get_the_ranks_they_have_among_all(rng):
     sampled = count_ranks(X, labels, X[some], labels[some], self_ids=some, block=32)
     for distance in ("cos", "l2"):
         assert (sampled[distance].rank == every[distance].rank[some]).all()
+
+
+@pytest.mark.parametrize(
+    "X", [0.1 * np.eye(60), np.diag(np.linspace(1, 2, 60))], ids=["equal", "of any length"]
+)
+def test_ties_of_float64_rows_need_no_arithmetic_of_long_integers(X, monkeypatch):
+    def slow(*_):
+        raise AssertionError("compared pair by pair")
+
+    monkeypatch.setattr(exact, "_compare_one", slow)
+    found = count_ranks(X, np.arange(60) % 6, distances=("cos",), places=True)["cos"]
+    assert (found.rank == 51).all()
+    assert (found.ties == 50).all()
 
 
 def test_self_is_left_out_by_identity_when_embeddings_repeat():
