@@ -190,13 +190,7 @@ def _curve(own: Evaluation, settings: Settings) -> dict[str, dict]:
     low, high = bootstrap.interval(
         table, problem.query_codes, settings.resamples, settings.level, settings.seed
     )
-    columns = np.stack([table.mean(axis=0), low, high]).reshape(3, len(hits), len(ks))
-    for n, d in enumerate(own.ranks):  # other columns resample otherwise: the table's are shown
-        spans = own.result["distances"][d]["recall_ci"]
-        for place, k in enumerate(ks):
-            if span := spans.get(str(k)):
-                columns[1:, n, place] = span
-    columns = columns.round(6)
+    columns = np.stack([table.mean(axis=0), low, high]).reshape(3, len(hits), len(ks)).round(6)
     return {
         d: {"k": ks} | {
             name: None if np.isnan(values).any() else values.tolist()

@@ -47,35 +47,45 @@ def test_interval_covers_the_true_mean_as_often_as_it_says():
     assert narrow / trials < 0.75
 
 
-def test_columns_give_the_intervals_of_each_score_alone_up_to_resampling():
-    values, classes = sample(1)
-    both = np.stack([values, 1 - values], axis=1)
-    low, high = bootstrap.interval(both, classes)
-    assert low.shape == high.shape == (2,)
-    assert low[0] == pytest.approx(1 - high[1], abs=0.005)
-    assert bootstrap.interval(both[:, :1], classes)[0][0] == bootstrap.interval(values, classes)[0]
+def test_the_interval_of_a_score_does_not_depend_on_the_other_scores():
+    hits, classes = sample(1)
+    rng = np.random.default_rng(2)
+    others = rng.random((len(hits), 5))
+    table = np.stack([hits, others[:, 0], 1 - hits, *others.T], axis=1)
+    low, high = bootstrap.interval(table, classes)
+    for m in range(table.shape[1]):
+        assert bootstrap.interval(table[:, m], classes) == (low[m], high[m])
+    some = [4, 1]
+    assert np.array_equal(bootstrap.interval(table[:, some], classes), (low[some], high[some]))
 
 
-def test_row_order_and_class_names_do_not_matter():
+def test_a_score_that_is_never_less_has_limits_that_are_never_less():
+    """Every score sees the same draws."""
+    ranks = np.random.default_rng(3).integers(1, 30, 400)
+    classes = np.arange(400) % 40
+    low, high = bootstrap.interval(ranks[:, None] <= np.arange(1, 30), classes)
+    assert (np.diff(low) >= 0).all()
+    assert (np.diff(high) >= 0).all()
+
+
+def test_row_order_does_not_matter():
+    # 0.1 + 0.2 + 0.3 depends on the order; the sums must not.
+    rng = np.random.default_rng(4)
     hits, classes = sample(2)
-    values = np.stack([hits, np.random.default_rng(3).random(len(hits))], axis=1)
-    expected = bootstrap.interval(values, classes)
-    order = np.random.default_rng(4).permutation(len(hits))
-    names = np.random.default_rng(5).permutation(40) * 1000 - 7
-    for rows, labels in [(order, classes), (np.arange(len(hits)), names[classes])]:
-        found = bootstrap.interval(values[rows], labels[rows])
-        assert np.array_equal(found, expected)
-
-
-def test_row_order_does_not_matter_to_classes_that_differ_by_rounding_only():
-    # 0.1 + 0.2 + 0.3 depends on the order; the sums must not decide which class is drawn.
-    rng = np.random.default_rng(0)
-    classes = np.repeat(np.arange(30), 3)
-    values = np.stack([rng.random(90), np.tile([0.1, 0.2, 0.3], 30)], axis=1)
+    values = np.stack([hits, rng.random(len(hits)), rng.choice([0.1, 0.2, 0.3], len(hits))], axis=1)
     expected = bootstrap.interval(values, classes)
     for _ in range(5):
-        order = rng.permutation(90)
+        order = rng.permutation(len(hits))
         assert np.array_equal(bootstrap.interval(values[order], classes[order]), expected)
+
+
+def test_the_order_of_class_labels_decides_the_draws_and_nothing_else_about_them():
+    values, classes = sample(2)
+    expected = bootstrap.interval(values, classes)
+    assert bootstrap.interval(values, 1000 * classes - 7) == expected
+    assert bootstrap.interval(values, np.char.mod("c%03d", classes)) == expected
+    other = bootstrap.interval(values, -classes)
+    assert other == pytest.approx(expected, abs=0.01)
 
 
 def test_the_seed_decides_everything():
@@ -115,9 +125,17 @@ def test_paired_p_and_interval_agree_and_are_antisymmetric():
     assert difference == pytest.approx(better.mean() - worse.mean())
     assert 0 < low < difference < high
     assert p == 2 / 2001
-    back = bootstrap.paired(worse, better, classes)
-    assert back[0] == -difference
-    assert back[1] == pytest.approx((-high, -low), abs=0.01)
+    assert bootstrap.paired(worse, better, classes) == (-difference, (-high, -low), p)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_paired_is_mirrored_exactly_when_a_and_b_change_places(seed):
+    rng = np.random.default_rng(seed)
+    classes = np.arange(120) % 12
+    a, b = rng.choice([0.0, 0.1, 1 / 3, 0.7, 1.0], (2, 120))
+    a[classes == 1], b[classes == 1] = b[classes == 0], a[classes == 0]  # one +g, one -g
+    difference, (low, high), p = bootstrap.paired(a, b, classes, 500, 0.9, seed)
+    assert bootstrap.paired(b, a, classes, 500, 0.9, seed) == (-difference, (-high, -low), p)
 
 
 def test_paired_p_is_rarely_small_without_a_difference():

@@ -46,6 +46,21 @@ def test_the_difference_is_b_less_a_and_names_the_flipped_queries(items):
     assert back["flipped"]["l2"]["lost"] == gained
 
 
+def test_comparing_b_with_a_mirrors_comparing_a_with_b(items, rng):
+    X, labels, paths = items
+    settings = replace(SETTINGS, map_at_r=True, distances=("cos", "l2"))
+    other = X + rng.normal(0, 0.7, X.shape).astype(np.float32)
+    order = rng.permutation(60)
+    files = file(X, labels, paths), file(other[order], labels[order], paths[order])
+    there = compare(*files, settings)["distances"]
+    back = compare(*files[::-1], settings)["distances"]
+    for d, scores in there.items():
+        for name, s in scores.items():
+            low, high = s["ci"]
+            assert back[d][name]["ci"] == [-high, -low]
+            assert back[d][name]["p"] == s["p"]
+
+
 def test_rows_are_matched_by_path(items, rng):
     X, labels, paths = items
     order = rng.permutation(60)

@@ -82,7 +82,30 @@ def test_scores_ignore_row_order_and_label_names(clustered, rng, map_at_r):
     after = evaluate(X[order], names[labels[order]], nmi=False, map_at_r=map_at_r)["distances"]
     for d in ("cos", "l2"):
         for key, value in before[d].items():
-            assert after[d][key] == (pytest.approx(value) if isinstance(value, float) else value)
+            if not key.endswith("_ci"):  # the order of the labels decides which classes are drawn
+                assert after[d][key] == (
+                    pytest.approx(value) if isinstance(value, float) else value
+                )
+    names = np.array([f"class {c}" for c in range(6)])
+    after = evaluate(X[order], names[labels[order]], nmi=False, map_at_r=map_at_r)["distances"]
+    for d in ("cos", "l2"):
+        assert {k: v for k, v in after[d].items() if k.endswith("_ci")} == {
+            k: v for k, v in before[d].items() if k.endswith("_ci")
+        }
+
+
+def test_the_interval_of_a_score_does_not_depend_on_what_else_is_computed(clustered):
+    full = evaluate(*clustered, nmi=False, recall_at=(1, 2, 3, 5))["distances"]["cos"]
+    for options in (
+        {"recall_at": 1},
+        {"distances": "cos", "recall_at": (5, 1)},
+        {"map_at_r": False},
+        {"engine": "faiss"},
+    ):
+        some = evaluate(*clustered, nmi=False, **options)["distances"]["cos"]
+        assert some["recall_ci"]["1"] == full["recall_ci"]["1"]
+        if some["map_at_r"] is not None:
+            assert some["map_at_r_ci"] == full["map_at_r_ci"]
 
 
 def test_recall_grows_with_k_and_stays_within_bounds(clustered):
