@@ -1,7 +1,8 @@
 """The table of embedding formats. A module is imported when a file of its kind is read.
 
 A module has `read(path, key, with_labels) -> Embeddings` and `read_labels(path, key) -> array`;
-one that holds labels only has just the second.
+one that holds labels only has just the second. One that rests on a library in C++ also has
+`trial(path)`, which returns what a child process is to try before the file is opened here.
 """
 
 from dataclasses import dataclass

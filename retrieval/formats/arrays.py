@@ -14,8 +14,8 @@ from retrieval.errors import DmlError
 
 KEPT = ("float16", "float32", "float64", "int8", "uint8")
 BLOCK_BYTES = 1 << 26
-# Embeddings hardly compress. What grows 200-fold to this size is a mistake or an attack.
-BOMB_BYTES, BOMB_RATIO = 1 << 28, 200
+# Reading takes at most ten times the file and 200 MB. This much of it is for the arrays.
+ROOM_RATIO, ROOM_BYTES = 8, 1 << 27
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16; ml_dtypes saves it under this name
 
 
@@ -58,11 +58,11 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
 
 def refuse_bomb(where: str, stored: int, expanded: int) -> None:
     """Raise if `stored` bytes claim to hold implausibly many."""
-    if expanded > BOMB_BYTES and expanded > BOMB_RATIO * stored:
+    if expanded > ROOM_RATIO * stored + ROOM_BYTES:
         raise DmlError(
-            f"{where} claims {expanded:,} bytes of data but stores {stored:,}",
-            f"refused: more than {BOMB_RATIO}-fold expansion is not plausible for embeddings",
-            "write the array again without compression, and check that it is complete",
+            f"{where} claims {expanded:,} bytes of data but stores {stored:,}.",
+            f"Data that grow more than {ROOM_RATIO}-fold are not plausible for embeddings.",
+            "Write the array again without compression, and check that it is complete.",
         )
 
 

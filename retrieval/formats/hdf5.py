@@ -47,9 +47,9 @@ from retrieval.formats.hdf5_content import (
     put_text,
     sync,
 )
-from retrieval.formats.hdf5_reading import FORMAT, VERSION, attribute, read, read_labels
+from retrieval.formats.hdf5_reading import FORMAT, VERSION, attribute, read, read_labels, trial
 
-__all__ = ["FORMAT", "VERSION", "Writer", "read", "read_labels", "write"]
+__all__ = ["FORMAT", "VERSION", "Writer", "read", "read_labels", "trial", "write"]
 
 # What must not change between the two halves of a resumed file.
 SAME = ("model_sha256", "paths_sha256", "preprocessing", "normalized")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -11,7 +13,7 @@ from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
 from retrieval.formats import labels, naming
 from retrieval.formats.arrays import vectors
-from retrieval.formats.hdf5_objects import array, datasets, entries, open_file
+from retrieval.formats.hdf5_objects import array, datasets, entries, look, open_file
 
 FORMAT, VERSION = "dmltool-embeddings", 1
 
@@ -38,6 +40,23 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
         listed = entries(datasets(file, path), path)
         name = naming.choose_labels(listed, key, path)
         return labels.labels(listed[name].read(), f"{path}::{name}")
+
+
+def trial(path: Path) -> Callable[[], None]:
+    """Opens every object; reads whatever HDF5 itself, and not NumPy, is to read later."""
+
+    def work() -> None:
+        with open_file(path) as file:
+            for name in file.attrs:
+                attribute(file, name)
+            found = datasets(file, path)
+            for name, entry in entries(found, path).items():
+                if entry.kind == "?":
+                    continue
+                with suppress(DmlError):  # not every data set of a file is wanted
+                    look(found, path, name)
+
+    return work
 
 
 def attribute(file: h5py.File, name: str) -> object:
@@ -74,7 +93,7 @@ def _read_own(
     names = None
     if "label_names" in found:
         where = f"{path}::label_names"
-        names = labels.strings(array(found["label_names"], path, where), where)
+        names = labels.paths(array(found, path, "label_names"), where)
     return Embeddings(path, "hdf5", splits, names, attrs)
 
 
@@ -95,7 +114,7 @@ def _read_split(found: dict[str, h5py.Dataset], split: str, path: Path) -> Split
         name = f"{split}/{role}"
         if name not in found:
             return None
-        return convert(array(found[name], path, f"{path}::{name}"), f"{path}::{name}")
+        return convert(array(found, path, name), f"{path}::{name}")
 
     result = Split(
         part("embeddings", vectors),

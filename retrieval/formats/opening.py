@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 
 from retrieval.errors import DmlError, install
-from retrieval.formats import FORMATS, Format
+from retrieval.formats import FORMATS, Format, trial
 
 
 def split_key(source: str | Path) -> tuple[Path, str | None]:
@@ -71,7 +71,10 @@ def _call(format: Format, path: Path, function):
     # A damaged file may fail anywhere inside a library: whatever it raises, the user is told
     # which file it was. The cause stays attached for --debug.
     try:
-        return function(_load(format))
+        module = _load(format)
+        if hasattr(module, "trial"):
+            trial.attempt(module.trial(path), path, format.name)
+        return function(module)
     except (DmlError, MemoryError):
         raise
     except Exception as error:

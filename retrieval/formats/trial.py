@@ -1,0 +1,132 @@
+"""Try a native parser on a file in a child process first: where it crashes, the user is told.
+
+HDF5, Arrow and torch are written in C++, and a damaged file can make them end the process, ask for
+all memory, or never return. The child opens the file as the reader will; limits of time and memory
+are set for it. `DMLTOOL_TRIAL=0` switches this off.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from retrieval.errors import DmlError
+
+SWITCH = "DMLTOOL_TRIAL"
+MEMORY_RATIO, MEMORY_BYTES = 10, 200_000_000
+CPU_SECONDS, WALL_SECONDS = 10, 60
+BYTES_PER_SECOND = 5_000_000  # of a slow disk; the limits of time grow with the file
+DAMAGED = "The file may be damaged, or of another format than its suffix says."
+
+
+def attempt(work: Callable[[], object], path: Path, format: str) -> None:
+    """Call `work` in a child process; raise what it raised, or that it died."""
+    # macOS: its own libraries do not survive a fork. Windows has none.
+    if os.environ.get(SWITCH) == "0" or not sys.platform.startswith("linux"):
+        return
+    size = os.path.getsize(path)
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: see `_child`
+        child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _child(work, writer, size)
+    os.close(writer)
+    try:
+        answer = _listen(reader, WALL_SECONDS + size // BYTES_PER_SECOND)
+        if answer is None:
+            os.kill(child, signal.SIGKILL)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.close(reader)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _judge(answer, status, path, format, size)
+
+
+def _child(work: Callable[[], object], writer: int, size: int) -> NoReturn:
+    """Runs only `work`, and no clean-up of the parent's: locks of its threads may be held here."""
+    try:
+        faulthandler.disable()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        silent = os.open(os.devnull, os.O_WRONLY)  # libraries announce their own death
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        _limit(size)
+        answer: list[str] = []
+        try:
+            work()
+        except DmlError as error:
+            answer = ["DmlError", error.what, error.why, error.fix]
+        except MemoryError:
+            answer = ["MemoryError"]
+        except Exception as error:
+            answer = [type(error).__name__, (str(error).strip().splitlines() or [""])[0][:300]]
+        os.write(writer, json.dumps(answer).encode())
+    finally:
+        os._exit(0)
+
+
+def _limit(size: int) -> None:
+    import resource
+
+    def lower(kind: int, value: int) -> None:
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, hard))
+
+    with open("/proc/self/status") as file:
+        taken = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData"))
+    lower(resource.RLIMIT_DATA, taken + MEMORY_RATIO * size + MEMORY_BYTES)
+    lower(resource.RLIMIT_CPU, int(time.process_time()) + CPU_SECONDS + size // BYTES_PER_SECOND)
+    lower(resource.RLIMIT_CORE, 0)
+
+
+def _listen(reader: int, seconds: float) -> bytes | None:
+    """All that the child says until it ends; None if it does not end in time."""
+    end, heard = time.monotonic() + seconds, b""
+    while select.select([reader], [], [], max(0, end - time.monotonic()))[0]:
+        part = os.read(reader, 1 << 16)
+        if not part:
+            return heard
+        heard += part
+    return None
+
+
+def _judge(answer: bytes | None, status: int, path: Path, format: str, size: int) -> None:
+    if answer is None or status == -signal.SIGXCPU:
+        raise DmlError(
+            f"{path} cannot be read as {format}: opening it takes too long.",
+            "A child process that tried it was stopped.",
+            f"{DAMAGED} To open it all the same, set {SWITCH}=0.",
+        )
+    if status or not answer:
+        name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+        raise DmlError(
+            f"{path} cannot be read as {format}: it crashes the library that reads it.",
+            f"A child process that tried it ended with {name}.",
+            DAMAGED,
+        )
+    kind, *texts = json.loads(answer) or [""]
+    if kind == "DmlError":
+        raise DmlError(*texts)
+    if kind == "MemoryError":
+        raise DmlError(
+            f"{path} cannot be read as {format}: it asks for too much memory.",
+            f"The file has {size:,} bytes; reading it may take {MEMORY_RATIO} times as much "
+            f"and {MEMORY_BYTES // 10**6} MB.",
+            f"{DAMAGED} To open it all the same, set {SWITCH}=0.",
+        )
+    if kind:
+        raise DmlError(f"{path} cannot be read as {format}.", f"{kind}: {texts[0]}", DAMAGED)

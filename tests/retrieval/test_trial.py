@@ -1,0 +1,99 @@
+"""A file that kills, fills or hangs the library that reads it is an error, not the end."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from retrieval.errors import DmlError
+from retrieval.formats import trial
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "x.h5").write_bytes(b"abc")
+    return tmp_path / "x.h5"
+
+
+def test_nothing_happens_where_nothing_is_wrong(file):
+    trial.attempt(lambda: 3, file, "hdf5")
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS])
+def test_a_crash_is_an_error_that_names_the_signal(file, number, capfd):
+    with pytest.raises(DmlError, match=signal.Signals(number).name) as error:
+        trial.attempt(lambda: os.kill(os.getpid(), number), file, "hdf5")
+    assert str(file) in error.value.what
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_real_abort_prints_nothing_of_its_own(file, capfd):
+    with pytest.raises(DmlError, match="SIGABRT"):
+        trial.attempt(lambda: ctypes.CDLL(None).abort(), file, "hdf5")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_errors_of_the_child_are_raised_here(file):
+    def fail():
+        raise DmlError("What.", "Why.", "Fix.")
+
+    with pytest.raises(DmlError) as error:
+        trial.attempt(fail, file, "hdf5")
+    assert (error.value.what, error.value.why, error.value.fix) == ("What.", "Why.", "Fix.")
+    with pytest.raises(DmlError, match="ZeroDivisionError"):
+        trial.attempt(lambda: 1 / 0, file, "hdf5")
+
+
+def test_memory_is_limited_by_the_size_of_the_file(file):
+    trial.attempt(lambda: np.ones(10_000_000), file, "hdf5")
+    with pytest.raises(DmlError, match="too much memory"):
+        trial.attempt(lambda: np.ones(40_000_000), file, "hdf5")
+
+
+def test_time_is_limited(file, monkeypatch):
+    monkeypatch.setattr(trial, "WALL_SECONDS", 0.3)
+    with pytest.raises(DmlError, match="too long"):
+        trial.attempt(lambda: time.sleep(30), file, "hdf5")
+    monkeypatch.setattr(trial, "WALL_SECONDS", 60)
+    monkeypatch.setattr(trial, "CPU_SECONDS", 1)
+
+    def spin():
+        while True:
+            pass
+
+    with pytest.raises(DmlError, match="too long"):
+        trial.attempt(spin, file, "hdf5")
+
+
+def test_it_can_be_switched_off(file, monkeypatch):
+    monkeypatch.setenv("DMLTOOL_TRIAL", "0")
+    trial.attempt(lambda: os.kill(os.getpid(), signal.SIGKILL), file, "hdf5")
+
+
+def test_other_threads_may_run_meanwhile(file):
+    stop = threading.Event()
+    workers = [threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)])]
+    for worker in workers:
+        worker.start()
+    try:
+        for _ in range(20):
+            trial.attempt(lambda: np.ones(1000).sum(), file, "hdf5")
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+
+
+def test_no_child_and_no_descriptor_is_left(file):
+    before = len(os.listdir("/proc/self/fd"))
+    for work in (lambda: None, os.abort):
+        with contextlib.suppress(DmlError):
+            trial.attempt(work, file, "hdf5")
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
