@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,23 +61,23 @@ def _load(
     gallery_labels: str | Path | None,
 ) -> Embeddings:
     found = opening.read(source, with_labels=labels is None)
-    if gallery is not None:
-        found = _beside(found, opening.read(gallery, with_labels=gallery_labels is None), gallery)
-    splits = dict(found.splits)
     if labels is not None:
-        _attach(splits, _main_split(found, "query"), labels)
-    if gallery_labels is not None:
-        if "gallery" not in splits:
+        found = _attach(found, _main_split(found, "query"), labels)
+    if gallery is not None:
+        other = opening.read(gallery, with_labels=gallery_labels is None)
+        if gallery_labels is not None:
+            other = _attach(other, _main_split(other, "gallery"), gallery_labels)
+        found = _beside(found, other, gallery)
+    elif gallery_labels is not None:
+        if "gallery" not in found.splits:
             raise DmlError(
                 f"{gallery_labels} is for a gallery, and {source} has none",
-                f"its splits are {', '.join(splits)}",
+                f"its splits are {', '.join(found.splits)}",
                 "give the gallery as well: --gallery gallery.npy",
             )
-        _attach(splits, "gallery", gallery_labels)
-    query, other = (
-        splits.get("query", Split(np.empty(0))),
-        splits.get("gallery", Split(np.empty(0))),
-    )
+        found = _attach(found, "gallery", gallery_labels)
+    splits = dict(found.splits)
+    query, other = (splits.get(name, Split(np.empty(0))) for name in ("query", "gallery"))
     if query.labels is not None and other.labels is not None:
         first, second = label_arrays.alike(query.labels, other.labels)
         splits["query"] = replace(query, labels=first)
@@ -114,27 +115,40 @@ def _beside(queries: Embeddings, gallery: Embeddings, name: str | Path) -> Embed
 
 
 def comparable(first: Embeddings, second: Embeddings) -> tuple[Embeddings, Embeddings]:
-    """Both with labels that mean the same.
+    """Both with labels that mean the same: by name where both have names, else by number.
 
-    Integers that count through different lists of names are not comparable: the names are.
+    Names are `label_names` or text labels. Integers that count through the same list of names stay.
+    Text labels that all write integers are these integers beside a file of integers.
     """
-    if _same_names(first, second):
+    names = [data.label_names for data in (first, second)]
+    if all(each is not None for each in names) and np.array_equal(*names):
         return first, second
-    return tuple(
-        replace(data, label_names=None, splits={n: _named(s, data) for n, s in data.splits.items()})
-        for data in (first, second)
-    )
+    if all(_has_names(data) for data in (first, second)):
+        return _mapped(first, _named), _mapped(second, _named)
+    return tuple(_mapped(data, _numbered) if _is_text(data) else data for data in (first, second))
 
 
-def _same_names(first: Embeddings, second: Embeddings) -> bool:
-    if first.label_names is None or second.label_names is None:
-        return True
-    return np.array_equal(first.label_names, second.label_names)
+def _has_names(data: Embeddings) -> bool:
+    return data.label_names is not None or _is_text(data)
+
+
+def _is_text(data: Embeddings) -> bool:
+    return all(s.labels.dtype.kind == "U" for s in data.splits.values() if s.labels is not None)
+
+
+def _mapped(data: Embeddings, change: Callable[[Split, Embeddings], Split]) -> Embeddings:
+    splits = {name: change(split, data) for name, split in data.splits.items()}
+    return replace(data, label_names=None, splits=splits)
+
+
+def _numbered(split: Split, source: Embeddings) -> Split:
+    found = None if split.labels is None else label_arrays.numbers(split.labels)
+    return split if found is None else replace(split, labels=found)
 
 
 def _named(split: Split, source: Embeddings) -> Split:
     names, values = source.label_names, split.labels
-    if values is None or values.dtype.kind == "U" or not len(values):
+    if names is None or values is None or values.dtype.kind == "U" or not len(values):
         return split
     if int(values.min()) < 0 or int(values.max()) >= len(names):
         raise DmlError(
@@ -144,13 +158,14 @@ def _named(split: Split, source: Embeddings) -> Split:
     return replace(split, labels=names[values])
 
 
-def _attach(splits: dict[str, Split], split: str, source: str | Path) -> None:
+def _attach(data: Embeddings, split: str, source: str | Path) -> Embeddings:
+    """The labels of a file of their own in place of those of a split, and of their names."""
     values = opening.read_labels(source)
-    expected = len(splits[split].vectors)
-    if len(values) != expected:
+    part = data.splits[split]
+    if len(values) != len(part.vectors):
         raise DmlError(
-            f"{source} has {len(values):,} labels for {expected:,} vectors",
+            f"{source} has {len(values):,} labels for {len(part.vectors):,} vectors",
             f"every item of {split} needs exactly one",
         )
-    taken = splits[split].taken | {"labels": str(source)}
-    splits[split] = replace(splits[split], labels=values, taken=taken)
+    part = replace(part, labels=values, taken=part.taken | {"labels": str(source)})
+    return replace(data, label_names=None, splits=data.splits | {split: part})

@@ -49,7 +49,10 @@ class Settings:
             ),
             "recall_at": (
                 min(self.recall_at, default=0) >= 1
-                and all(isinstance(k, int | np.integer) for k in self.recall_at),
+                and all(
+                    isinstance(k, int | np.integer) and not isinstance(k, bool)
+                    for k in self.recall_at
+                ),
                 "wants whole numbers from 1",
             ),
             "engine": (self.engine in ENGINES, f"is one of {ENGINES}"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split, load
+from retrieval.embeddings import Embeddings, Split, comparable, load
 from retrieval.errors import DmlError
 from retrieval.formats.arrays import blocks
 from retrieval.formats.hdf5 import Writer
@@ -222,12 +222,8 @@ def _some(values: np.ndarray) -> str:
 def _check_labels(
     split: str, order: np.ndarray | None, first: Embeddings, other: Embeddings
 ) -> None:
-    a, b = first.splits[split].labels, other.splits[split].labels
-    named = [each for each in (first, other) if _has_names(each, split)]
-    if len(named) == 2:  # numbers may count through different lists of names
-        a, b = _names(first, split), _names(other, split)
-    b = b if order is None else b[order]
-    a, b = alike(a, b)
+    a, b = (each.splits[split].labels for each in comparable(first, other))
+    a, b = alike(a, b if order is None else b[order])
     wrong = np.flatnonzero(a != b)
     if len(wrong):
         items = first.splits[split]
@@ -239,22 +235,6 @@ def _check_labels(
             ),
             "Embed both with the same list of labels.",
         )
-
-
-def _has_names(data: Embeddings, split: str) -> bool:
-    return data.label_names is not None or data.splits[split].labels.dtype.kind == "U"
-
-
-def _names(data: Embeddings, split: str) -> np.ndarray:
-    values, names = data.splits[split].labels, data.label_names
-    if values.dtype.kind == "U":
-        return values
-    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
-        raise DmlError(
-            f"{data.source} has labels that are not among its {len(names)} label names.",
-            f"They go from {values.min()} to {values.max()}.",
-        )
-    return names[values]
 
 
 def _item(items: Split, row: int) -> str:

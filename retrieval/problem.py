@@ -8,6 +8,7 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
+from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import KEPT, allocate
 from retrieval.formats.labels import alike
 from retrieval.slices import blocks
@@ -99,15 +100,17 @@ def from_arrays(
             "Vectors of different spaces cannot be compared.",
             "Embed both with the same model.",
         )
-    if (labels.dtype.kind in "US") != (gallery_labels.dtype.kind in "US"):
-        raise DmlError(
-            "Query labels and gallery labels are of different kinds.",
-            f"Queries have {_kind(labels)} labels, the gallery {_kind(gallery_labels)} ones.",
-            "Write both as names, or both as numbers.",
-        )
+    labels, gallery_labels = alike(labels, gallery_labels)
     kept, more = _finite(gallery, "gallery embeddings", drop_nonfinite)
     labels, gallery_labels = labels[rows], gallery_labels[kept]
-    names, codes = np.unique(np.concatenate(alike(labels, gallery_labels)), return_inverse=True)
+    if not np.isin(labels, gallery_labels).any():
+        raise DmlError(
+            "Queries and gallery have no label in common.",
+            f"Queries have labels such as {_some(labels)}, the gallery {_some(gallery_labels)}: "
+            "there is nothing to find.",
+            "Check that both are labelled by the same list of classes.",
+        )
+    names, codes = np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
     return Problem(
         QUERY_GALLERY, _taken(vectors, rows), codes[: len(labels)], _numbers(rows, vectors),
         _taken(gallery, kept), codes[len(labels) :], names, dropped=dropped + more,
@@ -133,7 +136,7 @@ def sample(problem: Problem, queries: int, seed: int) -> Problem:
 
 
 def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
-    vectors, labels = np.asanyarray(vectors), np.asarray(labels)
+    vectors, labels = _unmasked(vectors, what), _label_array(labels, what)
     if vectors.ndim != 2 or 0 in vectors.shape:
         raise DmlError(
             f"The {what} have shape {vectors.shape}.",
@@ -152,11 +155,7 @@ def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.nda
             "Every item needs one label.",
             "Check that both come from the same list of items, in the same order.",
         )
-    if labels.dtype.kind == "O" and all(isinstance(label, str | int) for label in labels):
-        labels = labels.astype(str)  # integers beyond 64 bits keep all their digits
-    if labels.dtype.kind == "b":
-        labels = labels.astype(np.int64)
-    if labels.dtype.kind not in "iuUS":
+    if labels.dtype.kind not in "iuU":
         raise DmlError(
             f"The labels of the {what} are of type {labels.dtype}.",
             "A label is an integer or a string.",
@@ -165,8 +164,34 @@ def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.nda
     return vectors, labels
 
 
-def _kind(labels: np.ndarray) -> str:
-    return "text" if labels.dtype.kind in "US" else "integer"
+def _label_array(given: np.ndarray, what: str) -> np.ndarray:
+    """Integers or str; NumPy alone would merge 1 and "1", or "a" and "a\\0"."""
+    where = f"The array of labels of the {what}"
+    if not isinstance(given, list | tuple):
+        given = _unmasked(given, f"labels of the {what}")
+        if given.dtype.kind in "bS" and given.ndim == 1:
+            return label_arrays.labels(given, where)
+        if given.dtype.kind != "O" or given.ndim != 1:
+            return given
+    values = [value.item() if isinstance(value, np.generic) else value for value in given]
+    if {type(value) for value in values} <= {int, bool, str}:
+        return label_arrays.from_values(values, where)
+    return np.asarray(given)
+
+
+def _unmasked(given: np.ndarray, what: str) -> np.ndarray:
+    """A plain array, also of a matrix or of a masked array of which nothing is masked."""
+    if np.ma.is_masked(given):
+        raise DmlError(
+            f"{np.ma.count_masked(given):,} values of the {what} are masked.",
+            "A value that is not there has no distance and no label.",
+            "Leave out these rows, or fill in what is meant: `array.filled(0)`.",
+        )
+    return np.asarray(given)
+
+
+def _some(labels: np.ndarray) -> str:
+    return ", ".join(repr(label) for label in np.unique(labels)[:3].tolist())
 
 
 def _finite(vectors: np.ndarray, what: str, drop: bool) -> tuple[slice | np.ndarray, int]:

@@ -161,11 +161,36 @@ def _fit(values: list[int], cells: Sequence[str]) -> np.ndarray:
     return np.array(cells, np.str_)
 
 
+def numbers(values: np.ndarray) -> np.ndarray | None:
+    """Text labels as the integers that they write, None if some are anything else."""
+    cells = values.tolist()
+    if not all(map(INTEGER.match, cells)):
+        return None
+    found = _fit(list(map(_integer, cells)), cells)
+    return None if found.dtype.kind == "U" else found
+
+
 def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two label arrays in one dtype: NumPy would compare int64 with uint64 as floats."""
+    """Two label arrays in one dtype: NumPy would compare int64 with uint64 as floats.
+
+    Text labels match integers where every one of them writes an integer; else it is an error.
+    """
     kinds = {first.dtype.kind, second.dtype.kind}
     if "U" in kinds and len(kinds) == 2:
-        return first.astype(np.str_), second.astype(np.str_)
+        texts, others = (first, second) if first.dtype.kind == "U" else (second, first)
+        if not all(map(INTEGER.match, texts.tolist())):
+            named = next(cell for cell in texts.tolist() if not INTEGER.match(cell))
+            raise DmlError(
+                "Some labels are names and the others are numbers.",
+                f"For example {named!r} and {others[0] if len(others) else 0}: nothing tells which "
+                "name belongs to which number.",
+                "Write both as names, or both as numbers.",
+            )
+        found = numbers(texts)
+        if found is None:  # beyond 64 bits
+            return first.astype(np.str_), second.astype(np.str_)
+        first, second = (found if each is texts else each for each in (first, second))
+        kinds = {first.dtype.kind, second.dtype.kind}
     if kinds != {"i", "u"}:
         return first, second
     if min(int(a.min(initial=0)) for a in (first, second)) >= 0:

@@ -7,9 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retrieval.comparison import compare
 from retrieval.embeddings import Split, load
 from retrieval.errors import DmlError
+from retrieval.evaluation import Settings, run
 from retrieval.formats import hdf5
+from retrieval.merging import merge
+from retrieval.problem import from_embeddings
 
 ROOT = Path(__file__).parents[2]
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
@@ -72,6 +76,64 @@ def test_labels_that_count_through_different_names_are_compared_by_name(files):
     assert found.splits["query"].labels.tolist() == ["b", "c", "b"]
     assert found.splits["gallery"].labels.tolist() == ["c", "d"]
     assert found.label_names is None
+
+
+NAMES = np.array(["oak", "elm", "ash"])
+
+
+@pytest.fixture
+def named(tmp_path, rng):
+    """Two files of the same items: text labels, and integers through a list of names."""
+    X, codes = rng.standard_normal((30, 4)).astype(np.float32), np.arange(30) % 3
+    np.savez(tmp_path / "text.npz", embeddings=X, labels=NAMES[codes])
+    hdf5.write(tmp_path / "named.h5", {"test": Split(X, codes)}, NAMES)
+    np.savez(tmp_path / "numbers.npz", embeddings=X, labels=codes)
+    return tmp_path
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_text_labels_match_the_names_of_another_file(named, order):
+    files = [named / "text.npz", named / "named.h5"][::order]
+    found = load(files[0], gallery=files[1])
+    for split in ("query", "gallery"):
+        assert found.splits[split].labels.tolist() == NAMES[np.arange(30) % 3].tolist()
+    both = [load(named / "numbers.npz", gallery=named / "numbers.npz"), found]
+    numbers, texts = (run(from_embeddings(data), Settings(nmi=False)).result for data in both)
+    assert texts["distances"]["l2"]["recall"] == numbers["distances"]["l2"]["recall"]
+    result = compare(load(files[0]), load(files[1]), Settings(nmi=False))
+    assert result["flipped"]["cos"] == {"gained": [], "lost": []}
+    assert merge(files, named / "both.h5").splits == {"test": 30}
+
+
+def test_text_labels_from_a_file_of_their_own_match_names_too(named):
+    (named / "labels.txt").write_text("\n".join(NAMES[np.arange(30) % 3]))
+    labels = named / "labels.txt"
+    found = load(named / "numbers.npz", labels=labels, gallery=named / "named.h5")
+    assert (found.splits["query"].labels == found.splits["gallery"].labels).all()
+    found = load(named / "named.h5", gallery=named / "numbers.npz", gallery_labels=labels)
+    assert (found.splits["query"].labels == found.splits["gallery"].labels).all()
+
+
+def test_names_and_plain_numbers_are_not_matched_by_guess(named):
+    with pytest.raises(DmlError, match="names and the others are numbers"):
+        load(named / "text.npz", gallery=named / "numbers.npz")
+    with pytest.raises(DmlError, match="names and the others are numbers"):
+        compare(load(named / "numbers.npz"), load(named / "text.npz"))
+    with pytest.raises(DmlError, match="names and the others are numbers"):
+        merge([named / "text.npz", named / "numbers.npz"], named / "both.h5")
+
+
+def test_comparing_digits_with_numbers_is_mirrored_too(named, rng):
+    codes = np.arange(30) % 3 * 9 + 1  # 1, 10, 19: texts sort otherwise
+    for name, labels in (("digits", codes.astype(str)), ("ints", codes)):
+        np.savez(named / f"{name}.npz", embeddings=rng.standard_normal((30, 4)), labels=labels)
+    files = [load(named / "digits.npz"), load(named / "ints.npz")]
+    there, back = (
+        compare(*pair, Settings(nmi=False))["distances"]["l2"]["mrr"]
+        for pair in (files, files[::-1])
+    )
+    assert there["ci"] == [-x for x in back["ci"][::-1]]
+    assert there["p"] == back["p"]
 
 
 def test_huge_labels_of_two_files_stay_exact(files):

@@ -231,7 +231,10 @@ def test_integer_labels_of_both_signs_and_widths_meet_without_rounding():
         ((np.ones((3, 2), complex), np.ones(3, int)), "complex128"),
         ((np.ones((3, 2)), np.ones(3, int), np.ones((3, 4)), np.ones(3, int)), "2 dimensions"),
         ((np.ones((3, 2)), np.ones(3, int), np.ones((3, 2))), "come together"),
-        ((np.ones((3, 2)), np.ones(3, int), np.ones((3, 2)), ["a", "b", "c"]), "different kinds"),
+        (
+            (np.ones((3, 2)), np.ones(3, int), np.ones((3, 2)), ["a", "b", "c"]),
+            "names and the others are numbers",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(args, message):
@@ -272,3 +275,54 @@ def test_without_faiss_recall_works_and_nmi_says_what_to_install(tmp_path):
     )
     done = subprocess.run([sys.executable, tmp_path / "run.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_queries_and_gallery_without_a_common_label_are_an_error_not_a_score():
+    X = np.eye(4)
+    for mine, theirs in [
+        ([1, 1, 2, 2], [3, 3, 4, 4]),
+        (["a", "a", "b", "b"], ["c", "c", "d", "d"]),
+    ]:
+        with pytest.raises(DmlError, match="no label in common"):
+            evaluate(X, mine, X, theirs, nmi=False)
+
+
+def test_labels_that_numpy_would_merge_stay_apart_or_are_refused():
+    X = np.eye(4)
+    for labels in ([1, 1, "1", "1"], np.array([1, 1, "1", "1"], object), (True, True, "1", "1")):
+        with pytest.raises(DmlError, match="all integers or all strings"):
+            evaluate(X, labels, nmi=False)
+    for labels in (["a", "a", "a\0", "a\0"], np.array(["a", "a", "a\0", "a\0"], object)):
+        with pytest.raises(DmlError, match="zero character"):
+            evaluate(X, labels, nmi=False)
+    assert evaluate(X, ["0", "0", "-0", "-0"], nmi=False)["classes"] == 2
+    assert evaluate(X, [2**64, 2**64, 2**64 + 1, 2**64 + 1], nmi=False)["classes"] == 2
+
+
+def test_text_that_writes_integers_matches_integers():
+    X = np.random.default_rng(0).standard_normal((8, 3))
+    numbers = np.array([1, 1, 2, 10])
+    expected = evaluate(X[:4], numbers, X[4:], numbers, nmi=False)
+    mixed = evaluate(X[:4], numbers.astype(str), X[4:], numbers, nmi=False)
+    assert mixed == expected
+    with pytest.raises(DmlError, match="'01' and 1"):
+        evaluate(X[:4], ["01", "1", "2", "10"], X[4:], numbers, nmi=False)
+
+
+def test_matrices_and_masked_arrays_are_converted_or_refused(clustered):
+    X, labels = clustered
+    expected = evaluate(X, labels, nmi=False)
+    assert evaluate(X.view(np.matrix), labels, nmi=False) == expected
+    assert evaluate(np.ma.array(X), np.ma.array(labels), nmi=False) == expected
+    hole = np.zeros(X.shape, bool)
+    hole[3, 1] = True
+    with pytest.raises(DmlError, match="1 values of the embeddings are masked"):
+        evaluate(np.ma.array(X, mask=hole), labels, nmi=False)
+    with pytest.raises(DmlError, match="1 values of the labels"):
+        evaluate(X, np.ma.array(labels, mask=hole[:, 1]), nmi=False)
+
+
+@pytest.mark.parametrize("wrong", [(True,), True, (1.0,), (1, False)])
+def test_recall_at_wants_numbers_not_truth(clustered, wrong):
+    with pytest.raises(DmlError, match="recall_at"):
+        evaluate(*clustered, nmi=False, recall_at=wrong)
