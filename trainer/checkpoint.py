@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
     pending = folder / ".next.pt"
     try:
         with whole_file(pending) as file:
-            torch.save({"format": FORMAT, "version": VERSION, **state}, file)
+            torch.save(canonical({"format": FORMAT, "version": VERSION, **state}), file)
         if best:
             link = folder / ".best.pt"
             link.unlink(missing_ok=True)
@@ -69,6 +70,24 @@ def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
             if first
             else f"Make room, then go on: dmltool train --resume {folder}",
         ) from error
+
+
+def canonical(value: Any) -> Any:
+    """A copy whose bytes in a file depend on its content alone; tensors are not copied.
+
+    torch.save writes an object that occurs twice only once. Which equal texts and tuples are one
+    object is not the same in a resumed run, which has read some of them from a checkpoint.
+    """
+    if isinstance(value, str):
+        return sys.intern(str(value))
+    if isinstance(value, Mapping):
+        copied = type(value)((canonical(key), canonical(item)) for key, item in value.items())
+        if hasattr(value, "_metadata"):  # state dicts of torch keep versions of modules there
+            copied._metadata = canonical(value._metadata)
+        return copied
+    if isinstance(value, list | tuple):
+        return type(value)(canonical(item) for item in value)
+    return value
 
 
 def _second_name(path: Path, name: Path) -> None:

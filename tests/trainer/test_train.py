@@ -1,6 +1,7 @@
 """Runs: what they leave behind, how they end, and that they go on as if never interrupted."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -43,6 +44,13 @@ def assert_same_bits(a, b):
     assert a.keys() == b.keys()
     different = [key for key in a if not torch.equal(a[key], b[key])]
     assert not different
+
+
+def assert_same_files(a, b):
+    """An exported model names its checkpoint by the hash of the file."""
+    for name in (checkpoint.BEST, checkpoint.LAST):
+        digests = {hashlib.sha256((run / name).read_bytes()).hexdigest() for run in (a, b)}
+        assert len(digests) == 1, name
 
 
 class Interruption(BaseException):
@@ -130,6 +138,7 @@ def test_a_run_interrupted_anywhere_goes_on_bit_for_bit(loss, change, tmp_path):
         train.run(config, folder, resume=True)
         assert_same_bits(weights(tmp_path / "whole"), weights(folder))
         assert_same_bits(weights(tmp_path / "whole", "best.pt"), weights(folder, "best.pt"))
+        assert_same_files(tmp_path / "whole", folder)
         names = {path.name for path in folder.iterdir()}
         assert names == {path.name for path in (tmp_path / "whole").iterdir()}
         kept = ("epoch", "loss", "parts", "scores", "best", "lr")
@@ -171,6 +180,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_weights(change, tmp_p
     assert done.returncode == 0, told
     assert_same_bits(weights(tmp_path / "whole"), weights(folder))
     assert_same_bits(weights(tmp_path / "whole", "best.pt"), weights(folder, "best.pt"))
+    assert_same_files(tmp_path / "whole", folder)
     assert [r["epoch"] for r in read_metrics(folder)] == list(range(1, 13))
     left = {path.name for path in folder.iterdir()}
     assert left == {path.name for path in (tmp_path / "whole").iterdir()}
