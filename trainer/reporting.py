@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from retrieval.errors import DmlError, install
 from trainer import datasets
 from trainer.datasets.records import FileReader
 from trainer.history import METRICS, read_metrics
+from trainer.resolve import LARGEST, parse_toml
 
 CONFIG = "config.toml"
 SIDE = 64  # of the thumbnails that the images become
@@ -67,7 +67,8 @@ def _dict(value: object) -> dict[str, Any]:
 
 def _settings_text(folder: Path) -> str:
     try:
-        return (folder / CONFIG).read_text(encoding="utf-8")
+        with (folder / CONFIG).open(encoding="utf-8") as file:
+            return file.read(LARGEST)
     except (OSError, UnicodeDecodeError) as error:
         raise DmlError(
             f"{folder} is not a run folder.",
@@ -147,8 +148,8 @@ def _check_folder(data: Embeddings, images: Path) -> None:
 
 def _table(run: Path) -> dict[str, Any]:
     try:
-        table = _dict(tomllib.loads(_settings_text(run)).get("data"))
-    except tomllib.TOMLDecodeError as error:
+        table = _dict(parse_toml(_settings_text(run)).get("data"))
+    except ValueError as error:
         raise DmlError(f"{run / CONFIG} is not TOML.", f"{error}.") from error
     found = {key: table.get(key) for key in ("dataset", "root", "options")}
     return {"dataset": str(found["dataset"]), "root": found["root"] or None,

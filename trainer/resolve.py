@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -13,6 +14,9 @@ from retrieval.errors import DmlError
 from trainer.config import Config
 
 PRESETS = Path(__file__).parent / "presets"
+LARGEST = 100_000  # bytes of a configuration; ours have some 3,000
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+LONG_NAME = re.compile(rf"""(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{16}}""")
 ANY_TIME = (
     *("data.root", "data.cache", "data.workers"),
     *("run.device", "run.compile", "run.tensorboard"),
@@ -152,8 +156,10 @@ def converted(value: Any, kind: Any) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a configuration; what is far larger or deeper than one is not parsed."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
     except FileNotFoundError:
         raise DmlError(
             f"There is no configuration {path}.",
@@ -162,8 +168,26 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise DmlError(f"{path} cannot be read.", f"{error.strerror}.", "Name a file.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    if len(data) > LARGEST:
+        raise DmlError(
+            f"{path} is not a configuration.",
+            f"It is larger than {LARGEST:,} bytes.",
+            "Make one: dmltool train --preset glyphs-ce --dry-run > my.toml",
+        )
+    try:
+        return parse_toml(data.decode("utf-8"))
+    except ValueError as error:  # of TOML, or of UTF-8
         raise DmlError(f"{path} is not TOML.", f"{error}.") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """As tomllib does it, which takes minutes for names of thousands of parts: a ValueError."""
+    if LONG_NAME.search(text):
+        raise ValueError("It holds a name of more than 16 parts, such as a.b.c")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("Its lists or tables are nested too deeply") from None
 
 
 def preset_names() -> list[str]:
@@ -215,6 +239,6 @@ def with_settings(base: Mapping[str, Any], settings: Iterable[str]) -> dict[str,
 
 def toml_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text

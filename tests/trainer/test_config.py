@@ -1,7 +1,9 @@
 """Configs, presets and what the command line changes of them."""
 
+import time
 import tomllib
 from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +12,14 @@ from trainer.config import Config, Data, Input, Loss, Optimizer, toml
 from trainer.resolve import (
     default_preset,
     from_dict,
+    parse_toml,
     preset_names,
     preset_path,
     preset_summary,
     read_toml,
     resolve,
     resumed,
+    toml_value,
     with_settings,
 )
 
@@ -215,3 +219,38 @@ def test_every_field_has_a_default_that_is_sound():
         "input.crop = 300 does not fit into input.resize = 256"
     ]
     assert list(Optimizer(momentum=1.0).problems())
+
+
+HOSTILE_TOML = {
+    "lists": "a = " + "[" * 40_000,
+    "tables": "a = " + "{b=" * 20_000,
+    "a name": ".".join("a" * 25_000) + " = 1\n",
+    "a quoted name": ".".join(['"a b"'] * 10_000) + " = 1\n",
+    "a header": f"[ {' . '.join('a' * 20_000)} ]\n" + "\n".join(f"a{n} = 1" for n in range(900)),
+    "one word": "a" * 99_000,
+    "quotes": '"' * 99_000,
+    "large": "# " + "x" * 200_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_TOML)
+def test_toml_made_to_take_long_is_refused_at_once(tmp_path, name):
+    path = tmp_path / "x.toml"
+    path.write_text(HOSTILE_TOML[name])
+    began = time.monotonic()
+    with pytest.raises(DmlError, match=r"x.toml is not"):
+        read_toml(path)
+    assert time.monotonic() - began < 1
+
+
+def test_a_configuration_without_end_is_refused():
+    with pytest.raises(DmlError, match=r"/dev/zero is not a configuration"):
+        read_toml(Path("/dev/zero"))
+
+
+def test_a_setting_that_is_nested_too_deeply_is_a_text():
+    assert toml_value("[" * 40_000).startswith("[[")
+
+
+def test_ordinary_names_and_texts_may_hold_dots():
+    assert parse_toml('a.b."c.d".e = "1.2.3, and so on... 1.5"\n[x.y]\nz = [0.5, 1.5]')["x"]["y"]
