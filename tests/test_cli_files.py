@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from cli import main
+from retrieval.embeddings import Split
+from retrieval.formats.hdf5 import write
 
 X = np.random.default_rng(0).standard_normal((12, 5))
 Y = np.arange(12) // 3
@@ -63,3 +65,20 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
         assert "\\x1b[31mred" in found.output
         assert not set("\x1b\x07\x9b\u202e") & set(found.output)
     assert found.exit_code == 1
+
+
+def test_a_run_folder_stands_for_its_embeddings(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "embeddings.h5", {"test": Split(X, Y)})
+    inside = str(tmp_path / "a" / "embeddings.h5")
+    assert (
+        json.loads(run("eval", tmp_path / "a", "--no-nmi", "--json").stdout)["source"]["file"]
+        == inside
+    )
+    assert json.loads(run("inspect", f"{tmp_path / 'a'}::test", "--json").stdout)["file"] == inside
+    result = json.loads(run("compare", tmp_path / "a", tmp_path / "b", "--json").stdout)
+    assert result["a"] == inside
+    found = run("report", tmp_path / "a", "--no-nmi", "--map", "none", "--out", tmp_path / "r.html")
+    assert found.exit_code == 0, found.output
+    assert run("merge", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "ab.h5").exit_code == 0

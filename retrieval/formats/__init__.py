@@ -62,6 +62,18 @@ FORMATS = (
         "retrieval.formats.vecs",
         "TEXMEX vectors; labels in another file",
     ),
+    Format(
+        "faiss",
+        (".faiss", ".index"),
+        "retrieval.formats.faiss_flat",
+        "a flat FAISS index, with or without ids; labels in another file",
+    ),
+    Format(
+        "gzip",
+        (".gz",),
+        "retrieval.formats.gzipped",
+        "`.npy.gz`, `.csv.gz`, `.tsv.gz`, `.jsonl.gz`, and labels as `.txt.gz`",
+    ),
     Format("ivecs", (".ivecs",), "retrieval.formats.vecs", "TEXMEX integers", labels_only=True),
     Format("text", (".txt",), "retrieval.formats.text", "one label a line", labels_only=True),
     Format("json", (".json",), "retrieval.formats.text", "a list of labels", labels_only=True),

@@ -204,6 +204,9 @@ def _complete(
                 describe(group),
                 f"choose one: dmltool eval '{source}::{vectors},{same[0]}'",
             )
+    for name in flat:
+        if group[name].dtype == "object" and len(group[name].shape) == 1 and name not in paths:
+            group[name].read()  # raises: it may be the labels, and says how to save them
     unfit = [n for n in group if parts(n)[1] in LABEL_NAMES and parts(n)[0] in (split, None)]
     if unfit and unfit != [vectors]:
         raise DmlError(

@@ -36,7 +36,9 @@ def array(path: Path) -> np.ndarray:
     return data.T if fortran else data
 
 
-def header(file: BinaryIO, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+def header(
+    file: BinaryIO, where: str, allow_objects: bool = False
+) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, whether Fortran order, and dtype; leaves the file at the first byte of data."""
     try:
         version = np.lib.format.read_magic(file)
@@ -49,12 +51,19 @@ def header(file: BinaryIO, where: str) -> tuple[tuple[int, ...], bool, np.dtype]
             raise ValueError(f".npy version {version[0]}.{version[1]}")
     except Exception as error:  # NumPy evaluates the header as a literal: anything may come
         raise DmlError(f"{where} cannot be read", f"{REFUSED}: {error}", "save it again") from error
-    if dtype.hasobject:
-        raise DmlError(
-            f"{where} holds pickled Python objects",
-            "unpickling can run any code, so it is never done",
-            "save plain arrays: np.save(name, array.astype('float32')), labels as integers or str",
-        )
+    if dtype.hasobject and not allow_objects:
+        raise pickled(where)
     if any(length < 0 for length in shape) or not (dtype.itemsize or dtype.kind in "SU"):
         raise DmlError(f"{where} cannot be read", f"{REFUSED}: shape {shape}, dtype {dtype}")
     return shape, fortran, dtype
+
+
+def pickled(where: str) -> DmlError:
+    """The error about an array of objects, which NumPy saves as a pickle."""
+    name = where.partition("::")[2]
+    name = name if name.isidentifier() else "array"
+    return DmlError(
+        f"{where} holds pickled Python objects (dtype=object).",
+        "Unpickling can run any code, so it is never done.",
+        f"Save text as text: {name}.astype(str), and numbers with .astype('float32').",
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from retrieval.errors import DmlError
 from retrieval.formats import labels, naming
 from retrieval.formats.arrays import BLOCK_BYTES, allocate, mapped, refuse_bomb, refuse_overrun
-from retrieval.formats.npy import header
+from retrieval.formats.npy import header, pickled
 
 
 def read(path: Path, key: str | None, with_labels: bool):
@@ -45,11 +45,13 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> namin
     refuse_overrun(where, info.compress_size, os.path.getsize(path))
     with archive.open(info) as member:
         try:
-            shape, fortran, dtype = header(member, where)
+            shape, fortran, dtype = header(member, where, allow_objects=True)
         except DmlError as error:
-            # One pickled array need not spoil the others: it fails when it is asked for.
+            # One damaged array need not spoil the others: it fails when it is asked for.
             return naming.Entry((), "object", "?", lambda error=error: _raise(error))
         offset = member.tell()
+    if dtype.hasobject:
+        return naming.Entry(shape, "object", "?", lambda: _raise(pickled(where)))
     example = naming.entry(np.empty(0, dtype))
 
     def load() -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -12,15 +13,21 @@ import numpy as np
 
 from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS, Format, trial
+from retrieval.formats.foreign import explain
 
 
 def split_key(source: str | Path) -> tuple[Path, str | None]:
-    """`file.h5::key` -> (file.h5, key)."""
+    """`file.h5::key` -> (file.h5, key); for a run folder, the embeddings in it."""
     text = str(source)
-    if "::" not in text or Path(text).exists():
-        return Path(text), None
+    if "::" not in text or os.path.exists(text):
+        return _in_run(text), None
     name, _, key = text.rpartition("::")
-    return Path(name), key or None
+    return _in_run(name), key or None
+
+
+def _in_run(name: str) -> Path:
+    inside = os.path.join(name, "embeddings.h5")
+    return Path(inside if os.path.isfile(inside) else name)
 
 
 class Sources:
@@ -105,6 +112,8 @@ def find_format(path: Path) -> Format:
     suffix = path.suffix.lower()
     if suffix in by_suffix:
         return by_suffix[suffix]
+    if error := explain(path):
+        raise error
     name = sniff(path)
     for format in FORMATS:
         if format.name == name:
@@ -127,6 +136,8 @@ def sniff(path: Path) -> str | None:
         return "npy"
     if start.startswith((b"PAR1", b"ARROW1")):
         return "arrow"
+    if start.startswith((b"IxF", b"IxM")):
+        return "faiss"
     if start.startswith(b"PK") and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -143,15 +154,8 @@ def check_file(path: Path) -> None:
             "let it be finished, or write it again",
         )
     try:
-        if not path.exists():
-            raise _missing(path)
-        if path.is_dir():
-            inside = sorted(p.name for p in path.iterdir() if _known(p))[:5]
-            raise DmlError(
-                f"{path} is a folder",
-                "an embedding file is expected",
-                "it holds " + ", ".join(inside) if inside else "",
-            )
+        if not path.exists() or path.is_dir():
+            raise explain(path) or _missing(path)
         if not path.is_file():
             raise DmlError(f"{path} is not a regular file", "pipes and devices are not read")
         if path.stat().st_size == 0:
@@ -160,10 +164,6 @@ def check_file(path: Path) -> None:
             pass
     except (OSError, ValueError) as error:
         raise DmlError(f"{path} cannot be opened", str(error)) from error
-
-
-def _known(path: Path) -> bool:
-    return any(path.suffix.lower() in format.suffixes for format in FORMATS)
 
 
 def _missing(path: Path) -> DmlError:

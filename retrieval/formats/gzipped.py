@@ -1,0 +1,103 @@
+"""`.npy.gz`, `.csv.gz` and the like: inflated into a temporary file, then read as what is inside.
+
+The temporary file is removed as soon as it has been read or mapped.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from retrieval.embeddings import Embeddings
+from retrieval.errors import DmlError
+from retrieval.formats import FORMATS
+from retrieval.formats.notes import collected, note
+
+INSIDE = (".npy", ".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
+BLOCK = 1 << 20
+# Text grows once more when it becomes numbers, so that less room is allowed than elsewhere.
+ROOM_RATIO, ROOM_BYTES = 8, 1 << 25
+
+
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+    module = _module(path)
+    if not hasattr(module, "read"):
+        raise DmlError(
+            f"{path} holds labels only.",
+            "The embeddings come first.",
+            f"dmltool eval embeddings.npy --labels {path}",
+        )
+    with inflated(path) as file:
+        found = module.read(file, key, with_labels)
+    return replace(found, source=path)
+
+
+def read_labels(path: Path, key: str | None) -> np.ndarray:
+    module = _module(path)
+    with inflated(path) as file:
+        return module.read_labels(file, key)
+
+
+def _module(path: Path) -> ModuleType:
+    suffix = Path(path.stem).suffix.lower()
+    if suffix not in INSIDE:
+        raise DmlError(
+            f"{path} is compressed by gzip.",
+            f"Of such files {', '.join(f'{s}.gz' for s in INSIDE)} are read as they are.",
+            f"Inflate it: gunzip -k {path}",
+        )
+    (format,) = (format for format in FORMATS if suffix in format.suffixes)
+    return importlib.import_module(format.module)
+
+
+@contextmanager
+def inflated(path: Path) -> Iterator[Path]:
+    """The content as a file that exists inside the block; messages name the original."""
+    with tempfile.TemporaryDirectory(prefix="dmltool-", ignore_cleanup_errors=True) as folder:
+        target = Path(folder) / path.stem
+        _inflate(path, target)
+        try:
+            with collected() as notes:
+                yield target
+        except DmlError as error:
+            parts = (part.replace(str(target), str(path)) for part in vars(error).values())
+            raise DmlError(*parts) from error
+        for text in notes:
+            note(text.replace(str(target), str(path)))
+
+
+def _inflate(path: Path, target: Path) -> None:
+    stored, written = os.path.getsize(path), 0
+    try:
+        with gzip.open(path) as source, target.open("wb") as out:
+            while block := source.read(BLOCK):
+                written += len(block)
+                if written > ROOM_RATIO * stored + ROOM_BYTES:
+                    raise DmlError(
+                        f"{path} stores {stored:,} bytes and inflates to more than {written:,}.",
+                        f"More than {ROOM_RATIO}-fold growth is not plausible for embeddings.",
+                        f"If you trust the file, inflate it first: gunzip -k {path}",
+                    )
+                out.write(block)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DmlError(
+            f"{path} cannot be inflated.", f"{error}.", "Copy or write the file again."
+        ) from error
+    except OSError as error:
+        raise DmlError(
+            f"{path} cannot be inflated in {target.parent.parent}.",
+            f"{error.strerror or error}.",
+            "Set TMPDIR to a folder on a disk with room.",
+        ) from error
+    if not written:
+        raise DmlError(f"{path} is empty.", "It holds no bytes once inflated.", "Write it again.")

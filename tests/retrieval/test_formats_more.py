@@ -1,0 +1,145 @@
+"""FAISS indexes and files compressed by gzip."""
+
+import gzip
+import json
+import struct
+import tempfile
+import time
+
+import faiss
+import numpy as np
+import pandas as pd
+import pytest
+
+from retrieval.embeddings import load
+from retrieval.errors import DmlError
+
+X = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+Y = np.arange(30) // 3
+
+
+def refused(source, match, **options):
+    start = time.perf_counter()
+    with pytest.raises(DmlError, match=match) as error:
+        load(source, **options)
+    assert time.perf_counter() - start < 5
+    return error.value
+
+
+@pytest.mark.parametrize("suffix", ["faiss", "index", "bin"])
+@pytest.mark.parametrize("metric", [faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L1])
+def test_a_flat_faiss_index_is_read(tmp_path, metric, suffix):
+    index = faiss.IndexFlat(4, metric)
+    index.add(X)
+    faiss.write_index(index, str(tmp_path / f"x.{suffix}"))
+    np.save(tmp_path / "y.npy", Y)
+    found = load(tmp_path / f"x.{suffix}", labels=tmp_path / "y.npy")
+    assert found.format == "faiss"
+    np.testing.assert_array_equal(found.splits["test"].vectors, X, strict=True)
+    np.testing.assert_array_equal(found.splits["test"].labels, Y)
+
+
+@pytest.mark.parametrize("kind", [faiss.IndexIDMap, faiss.IndexIDMap2])
+def test_ids_of_a_faiss_index_are_labels_only_when_asked_for(tmp_path, kind):
+    index = kind(faiss.IndexFlatIP(4))
+    index.add_with_ids(X, Y)
+    path = tmp_path / "x.faiss"
+    faiss.write_index(index, str(path))
+    found = load(path)
+    assert found.splits["test"].labels is None
+    assert "::vectors,ids" in found.notes[0]
+    np.testing.assert_array_equal(found.splits["test"].vectors, X)
+    np.testing.assert_array_equal(load(f"{path}::vectors,ids").splits["test"].labels, Y)
+    np.testing.assert_array_equal(load(path, labels=path).splits["test"].labels, Y)
+
+
+def test_every_cut_of_a_faiss_index_is_an_error(tmp_path):
+    index = faiss.IndexIDMap(faiss.IndexFlatL2(4))
+    index.add_with_ids(X, Y)
+    faiss.write_index(index, str(tmp_path / "x.faiss"))
+    data = (tmp_path / "x.faiss").read_bytes()
+    for length in range(1, len(data), 7):
+        (tmp_path / "y.faiss").write_bytes(data[:length])
+        refused(tmp_path / "y.faiss", "FAISS index|claims")
+
+
+@pytest.mark.parametrize("dim", [-1, 0, 5, 2**31 - 1])
+@pytest.mark.parametrize("count", [-1, 0, 31, 2**62])
+def test_a_faiss_header_that_lies_is_an_error(tmp_path, dim, count):
+    header = b"IxF2" + struct.pack("<iqqq?iQ", dim, count, 0, 0, True, 1, abs(dim * count) % 2**64)
+    (tmp_path / "x.faiss").write_bytes(header + X.tobytes())
+    refused(tmp_path / "x.faiss", "damaged|claims")
+
+
+def test_a_file_that_is_no_faiss_index_is_told(tmp_path):
+    (tmp_path / "x.index").write_bytes(b"\x00\x00\x00\x00 something else")
+    refused(tmp_path / "x.index", "not a FAISS index")
+
+
+def table():
+    return pd.DataFrame(X, columns=list("abcd")).assign(label=Y)
+
+
+def test_files_compressed_by_gzip_are_read(tmp_path):
+    with gzip.open(tmp_path / "x.npy.gz", "wb") as file:
+        np.save(file, X)
+    with gzip.open(tmp_path / "y.txt.gz", "wt") as file:
+        file.write("\n".join(map(str, Y)))
+    table().to_csv(tmp_path / "x.csv.gz", index=False)
+    table().to_csv(tmp_path / "x.tsv.gz", index=False, sep="\t")
+    with gzip.open(tmp_path / "x.jsonl.gz", "wt") as file:
+        for x, y in zip(X.tolist(), Y.tolist(), strict=True):
+            file.write(json.dumps({"e": x, "y": y}) + "\n")
+    for name in ("x.npy.gz", "x.csv.gz", "x.tsv.gz", "x.jsonl.gz", "X.CSV.GZ"):
+        if name.isupper():
+            (tmp_path / "x.csv.gz").rename(tmp_path / name)
+        labels = tmp_path / "y.txt.gz" if "npy" in name else None
+        found = load(tmp_path / name, labels=labels)
+        assert found.source == tmp_path / name
+        np.testing.assert_array_equal(found.splits["test"].vectors.astype(np.float32), X)
+        np.testing.assert_array_equal(found.splits["test"].labels, Y)
+
+
+def test_messages_and_notes_about_gzip_files_name_them(tmp_path):
+    (tmp_path / "x.csv.gz").write_bytes(
+        gzip.compress("d0,d1,label\n1,2,\xfc\n1,x,a\n".encode("latin-1"))
+    )
+    error = refused(tmp_path / "x.csv.gz", "line 3")
+    assert error.what.startswith(f"{tmp_path / 'x.csv.gz'}, line 3")
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress("d0,d1,label\n1,2,\xfc\n".encode("latin-1")))
+    (note,) = load(tmp_path / "x.csv.gz").notes
+    assert note.startswith(f"{tmp_path / 'x.csv.gz'} is not UTF-8")
+
+
+def test_nothing_is_left_of_the_inflated_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with gzip.open(tmp_path / "x.npy.gz", "wb") as file:
+        np.save(file, X)
+    found = load(tmp_path / "x.npy.gz")
+    assert not list((tmp_path / "tmp").iterdir())
+    np.testing.assert_array_equal(found.splits["test"].vectors, X)
+    (tmp_path / "x.npy.gz").write_bytes(gzip.compress(b"no array"))
+    refused(tmp_path / "x.npy.gz", "x.npy.gz")
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_gzip_bomb_is_refused(tmp_path):
+    with gzip.open(tmp_path / "x.npy.gz", "wb") as file:
+        for _ in range(100):
+            file.write(bytes(1 << 20))
+    error = refused(tmp_path / "x.npy.gz", "not plausible")
+    assert "gunzip -k" in error.fix
+
+
+def test_damaged_gzip_files_and_other_content_are_errors(tmp_path):
+    data = gzip.compress(table().to_csv(index=False).encode())
+    for n, damaged in enumerate((data[:-9], data[:40], b"no gzip", data[:50] + b"x" + data[51:])):
+        (tmp_path / f"{n}.csv.gz").write_bytes(damaged)
+        refused(tmp_path / f"{n}.csv.gz", "cannot be inflated")
+    (tmp_path / "x.h5.gz").write_bytes(data)
+    assert "gunzip -k" in refused(tmp_path / "x.h5.gz", "compressed by gzip").fix
+    (tmp_path / "y.txt.gz").write_bytes(data)
+    refused(tmp_path / "y.txt.gz", "labels only")
+    (tmp_path / "e.csv.gz").write_bytes(gzip.compress(b""))
+    refused(tmp_path / "e.csv.gz", "is empty")
