@@ -151,7 +151,7 @@ def _units(data: Embeddings, split: str, part: slice, order: np.ndarray | None) 
             "Embed this item again.",
         )
     largest = np.abs(rows).max(axis=1, keepdims=True)
-    rows /= np.where(largest > 0, largest, 1)  # else the squares of huge numbers overflow
+    rows = rows / np.where(largest > 0, largest, 1)  # else the squares of huge numbers overflow
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return (rows / np.where(norms > 0, norms, 1)).astype(np.float32)
 
