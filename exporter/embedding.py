@@ -49,8 +49,8 @@ class Embedded:
     """Seconds of these spent in writing."""
 
 
-class _Rewrite(Exception):
-    """Leaves the writer without its finishing touch: the file has yet to be written anew."""
+class _Rewritten(Exception):
+    """Leaves the writer without its finishing touch: the file has been written anew."""
 
 
 def embed(
@@ -94,19 +94,20 @@ def embed(
         return Embedded(target, rows, dim, dtype, 0, left_out)
     start, timing = time.perf_counter(), {"writing": 0.0, "computed": 0}
     bad: dict[str, Bad] = {split: [] for split in splits}
+    recall = None
     try:
         with out:
+            finishing.remove_leftovers(out)
             tasks = _missing(out, batch_size)
             threads = workers or chosen_workers(source)
             batches = run_batches(run, source, spec, splits, tasks, threads, lanes)
             _write_rows(out, batches, bad, skip_bad, timing, progress)
             timing["seconds"] = time.perf_counter() - start
             if half or any(bad.values()):
-                raise _Rewrite
-    except _Rewrite:
-        recall = finishing.rewrite(out, dtype, bad, progress)
-    else:
-        recall = None
+                recall = finishing.rewrite(out, dtype, bad, progress)
+                raise _Rewritten
+    except _Rewritten:
+        pass
     left_out = tuple(
         (columns[split][1][place], error.why or error.what)
         for split, found in bad.items()

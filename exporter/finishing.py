@@ -23,6 +23,7 @@ from retrieval.formats.hdf5 import SAME, Writer
 from retrieval.formats.hdf5_content import sync
 from retrieval.metrics import recall_at
 from retrieval.threads import StageProgress
+from retrieval.writing import remove_unused
 
 MOST_TEXT = 32_768  # bytes; an attribute of HDF5 holds 64 kB at most
 MEMORY = 512 << 20
@@ -33,8 +34,8 @@ Vectors = dict[str, np.ndarray]
 def rewrite(
     out: Writer, dtype: str, bad: dict[str, Bad], progress: StageProgress | None
 ) -> dict[str, tuple[float, float]] | None:
-    """Recall@1 before and after where the dtype has changed."""
-    new = out.path.with_name(out.path.name + ".final")
+    """Recall@1 before and after where the dtype has changed. Called while `out` is locked."""
+    new = _final(out)
     keep = {split: _kept(count, bad[split]) for split, count in out.lengths.items()}
     columns = {s: (out.labels[s][k], _text(out.paths[s], k)) for s, k in keep.items()}
     stored = _mapped(out)
@@ -47,12 +48,22 @@ def rewrite(
             recall = _compare(stored, keep, new, columns, progress)
         os.replace(new, out.path)
     finally:
-        for left in (writer.partial, new):
-            with suppress(OSError):
-                left.unlink(missing_ok=True)
+        with suppress(OSError):
+            remove_leftovers(out)
     sync(out.path.parent)
     out.partial.unlink()
     return recall
+
+
+def _final(out: Writer) -> Path:
+    return out.path.with_name(out.path.name + ".final")
+
+
+def remove_leftovers(out: Writer) -> None:
+    """Removes what a killed `rewrite` left; the lock of `out` keeps living ones away."""
+    final = _final(out)
+    for left in (final, final.with_name(final.name + ".partial")):
+        left.unlink(missing_ok=True)
 
 
 def _kept(count: int, bad: Bad) -> np.ndarray:
@@ -164,7 +175,7 @@ def is_finished(out: Writer, dtype: str) -> bool:
     if not same or set(found.splits) != set(out.lengths) or kinds != {(dtype, out.dim)}:
         return False
     if "skipped" in attrs or dtype != out.dtype:  # killed between the last two steps of `rewrite`
-        out.partial.unlink(missing_ok=True)
+        remove_unused(out.partial)
     return True
 
 

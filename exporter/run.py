@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -25,9 +25,8 @@ from exporter.metadata import INPUTS, Preprocessing, describe_checkpoint, to_pro
 from exporter.model import Model, describe
 from exporter.session import Session
 from retrieval.errors import DmlError
-from retrieval.formats.hdf5_content import lock
 from retrieval.threads import StageProgress
-from retrieval.writing import check_target, write_text
+from retrieval.writing import check_target, claim, is_at, lock, write_text
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.datasets import DataSet
@@ -300,17 +299,31 @@ def work_folder(parent: Path) -> Iterator[Path]:
     """On the disk of the target. Those that killed exports left are removed; a lock, which ends
     with its process, tells them from those in use.
     """
-    for left in parent.glob(".export-*/lock"):
-        with suppress(OSError), left.open("rb") as file:
-            lock(file)
-            shutil.rmtree(left.parent, ignore_errors=True)
-    with (
-        tempfile.TemporaryDirectory(dir=parent, prefix=".export-") as folder,
-        (Path(folder) / "lock").open("wb") as file,
-    ):
-        with suppress(OSError):  # some network file systems have none
-            lock(file)
-        yield Path(folder)
+    for left in parent.glob(".export-*"):
+        with suppress(OSError):
+            left.rmdir()  # its export was killed before it had made its lock
+        with suppress(OSError), claim(left / "lock") as file:
+            if lock(file):
+                shutil.rmtree(left, ignore_errors=True)
+    folder, file = locked_folder(parent)
+    with file:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def locked_folder(parent: Path) -> tuple[Path, BinaryIO]:
+    """A new folder and its lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=".export-"))
+        with suppress(FileNotFoundError):  # another export took it for a leftover
+            file = (folder / "lock").open("wb")
+            with suppress(BlockingIOError):
+                lock(file)
+                if is_at(file, folder / "lock"):
+                    return folder, file
+            file.close()
 
 
 def write_plain(

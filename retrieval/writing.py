@@ -1,15 +1,21 @@
-"""Files written whole or not at all."""
+"""Files written whole or not at all, by one writer at a time."""
 
 from __future__ import annotations
 
+import glob
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from retrieval.errors import DmlError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> Path:
@@ -60,13 +66,13 @@ def write_text(path: Path, text: str, force: bool = False) -> None:
 def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
     """Written under a temporary name, then renamed: a reader never meets half a file."""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        remove_leftovers(path)
+        file, temporary = create_temporary(path)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
             if force:
                 os.replace(temporary, path)
             else:  # fails if another run has been faster
@@ -81,7 +87,68 @@ def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
         ) from error
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+# Locks, which end with their process, tell files in use from those that a killed process left.
+
+
+def lock(file: BinaryIO) -> bool:
+    """Locks a file until it is closed; BlockingIOError if another has it, False without locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # some network file systems have none
+        return False
+    return True
+
+
+def claim(path: Path) -> BinaryIO:
+    """Opens and locks the file that has this name; BlockingIOError if another process has it.
+
+    Between opening and locking it may have been replaced or removed: then the lock would be of a
+    file that nobody sees, and it is tried again.
+    """
+    while True:
+        file = path.open("r+b", buffering=0)
+        try:
+            lock(file)
+            if is_at(file, path):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether an open file is the one that has this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def create_temporary(path: Path, buffering: int = -1) -> tuple[BinaryIO, Path]:
+    """A new, locked file beside the path, to be renamed to it, and its name."""
+    while True:
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        file = name.open("x+b", buffering=buffering)
+        with suppress(BlockingIOError):
+            lock(file)
+            if is_at(file, name):
+                return file, name
+        file.close()  # taken for a leftover before it was locked
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes the temporary files of killed writers of this path."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
+        remove_unused(left)
+
+
+def remove_unused(path: Path) -> None:
+    """Removes a file unless a living process has locked it, or that cannot be told."""
+    with suppress(OSError), claim(path) as file:
+        if lock(file):
+            path.unlink()

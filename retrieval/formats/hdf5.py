@@ -39,7 +39,6 @@ from retrieval.formats.hdf5_content import (
     hash_paths,
     integer_labels,
     length,
-    lock,
     own_version,
     plain,
     preallocate,
@@ -48,6 +47,7 @@ from retrieval.formats.hdf5_content import (
     sync,
 )
 from retrieval.formats.hdf5_reading import FORMAT, VERSION, attribute, read, read_labels, trial
+from retrieval.writing import claim, create_temporary, remove_leftovers, remove_unused
 
 __all__ = ["FORMAT", "VERSION", "Writer", "read", "read_labels", "trial", "write"]
 
@@ -95,8 +95,7 @@ class Writer:
         self.raw: BinaryIO | None = None
 
     def __enter__(self) -> Writer:
-        if self.path.exists() and not self.force:
-            raise DmlError(f"{self.path} exists", "it is not overwritten", "add --force")
+        self._refuse_overwriting()
         try:
             with self._failures():
                 self._begin()
@@ -106,16 +105,17 @@ class Writer:
         return self
 
     def _begin(self) -> None:
-        if self.partial.exists():
-            self._open()
+        remove_leftovers(self.partial)
+        remove_unused(self.partial.with_name(f"{self.partial.name}.new"))  # of older versions
+        self._claim()
+        self._refuse_overwriting()  # again: its writer may just have finished
+        if self.raw is not None:
             if self.resume:
                 self._check_resumable()
                 return
             self._refuse_losing()
-            self._close()
         self._reserve()
         self._create()
-        self._open()
         self._locate()
         for split, (start, _) in self.places.items():
             # Take the blocks now: better refused here than after hours of work.
@@ -127,12 +127,25 @@ class Writer:
         if self.raw is not None:
             self.raw.close()
 
-    def _open(self) -> None:
-        self.raw = self.partial.open("r+b", buffering=0)
+    def _claim(self) -> None:
+        """Takes the partial file that is there, if there is one."""
         try:
-            lock(self.raw)
+            self.raw = claim(self.partial)
+        except FileNotFoundError:
+            self.raw = None
         except BlockingIOError as error:
-            raise DmlError(f"{self.partial} is in use", "another process is writing it") from error
+            raise self._in_use() from error
+
+    def _in_use(self) -> DmlError:
+        return DmlError(
+            f"{self.partial} is in use.",
+            "Another process is writing it.",
+            "Wait until it has finished, or choose another name.",
+        )
+
+    def _refuse_overwriting(self) -> None:
+        if self.path.exists() and not self.force:
+            raise DmlError(f"{self.path} exists", "it is not overwritten", "add --force")
 
     def _refuse_losing(self) -> None:
         if not self.force and h5py.is_hdf5(self.partial):
@@ -154,11 +167,32 @@ class Writer:
             raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
 
     def _create(self) -> None:
-        # Under yet another name, so that whatever is called partial can be resumed.
-        new = self.partial.with_name(self.partial.name + ".new")
+        """Lays the file out under another name, so that whatever is called partial can be resumed.
+
+        It is locked before it gets its name, so that of several writers one begins.
+        """
+        old, (self.raw, new) = self.raw, create_temporary(self.partial, buffering=0)
+        try:
+            self._lay_out(new)
+            if old is not None:  # ours: its lock keeps others away until it is replaced
+                os.replace(new, self.partial)
+                return
+            try:
+                os.link(new, self.partial)
+                new.unlink()
+            except FileExistsError as error:
+                raise self._in_use() from error
+            except OSError:  # a file system without links
+                os.replace(new, self.partial)
+        finally:
+            new.unlink(missing_ok=True)
+            if old is not None:
+                old.close()
+
+    def _lay_out(self, path: Path) -> None:
         # Aligned, so that the vectors can be used where they are mapped.
         options = {"alignment_threshold": ALIGNMENT, "alignment_interval": ALIGNMENT}
-        with h5py.File(new, "w", locking=False, **options) as file:
+        with h5py.File(path, "w", locking=False, **options) as file:
             made = {"created": datetime.now(UTC).isoformat(timespec="seconds")}
             made["dmltool"] = own_version()
             file.attrs.update({"format": FORMAT, "version": VERSION, "complete": False})
@@ -174,7 +208,6 @@ class Writer:
                 preallocate(group, "embeddings", (count, self.dim), self.dtype)
                 marks = preallocate(file.require_group("progress"), split, (count,), MARK)
                 marks[:] = 0
-        os.replace(new, self.partial)
 
     def _locate(self) -> None:
         """Where the rows and their marks lie in the file, and which rows are there."""
@@ -278,6 +311,7 @@ class Writer:
             if "progress" in file:
                 del file["progress"]
         os.fsync(self.raw.fileno())
+        self._refuse_overwriting()
         os.replace(self.partial, self.path)
         sync(self.path.parent)
 
@@ -314,7 +348,7 @@ def write(
     (dim,) = set(dims.values())
     target = Path(path)
     if force or not target.exists():  # nothing to resume here: a killed conversion starts again
-        target.with_name(target.name + ".partial").unlink(missing_ok=True)
+        remove_unused(target.with_name(target.name + ".partial"))
     with Writer(path, given, dim, dtype.name, label_names, attrs, force, lengths=lengths) as out:
         for split, part in splits.items():
             for rows in blocks(len(part.vectors), dim * dtype.itemsize):

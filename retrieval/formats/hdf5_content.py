@@ -15,11 +15,6 @@ import numpy as np
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 Splits = dict[str, tuple[np.ndarray | None, np.ndarray | None]]  # (labels, paths)
 
 
@@ -138,12 +133,6 @@ def put(file: BinaryIO, offset: int, data: np.ndarray) -> None:
     file.seek(offset)
     while left:
         left = left[file.write(left) :]
-
-
-def lock(file: BinaryIO) -> None:
-    """Until the file is closed or the process ends. Raises BlockingIOError if another has it."""
-    if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def sync(path: Path) -> None:

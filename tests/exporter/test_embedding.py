@@ -491,3 +491,24 @@ def test_a_disk_that_fills_up_at_the_last_step_keeps_what_was_computed(source, t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "x.h5.partial"]
     done = call(source, tmp_path / "x.h5", stop_after(0)[0], resume=True, half=True)
     assert (done.computed, done.dtype) == (0, "float16")
+
+
+def test_nobody_else_writes_the_file_while_it_becomes_float16(source, tmp_path):
+    refused = []
+
+    def begin_another(stage, done, total):
+        if stage == "writing":
+            with pytest.raises(DmlError, match="in use"):
+                call(source, tmp_path / "x.h5", force=True)
+            refused.append(done)
+
+    call(source, tmp_path / "x.h5", half=True, progress=begin_another)
+    assert refused
+    assert load(tmp_path / "x.h5").splits["test"].vectors.dtype == np.float16
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next_start(source, tmp_path):
+    for left in ("x.h5.final", "x.h5.final.partial"):
+        (tmp_path / left).write_bytes(b"half")
+    call(source, tmp_path / "x.h5")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "x.h5"]

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
+from retrieval import writing
 from retrieval.embeddings import Split, load
 from retrieval.errors import DmlError
 from retrieval.formats import hdf5
@@ -311,4 +312,65 @@ def test_killed_after_the_last_row_only_needs_renaming(tmp_path):
         load(tmp_path / "x.h5.partial")
     with writer(tmp_path / "x.h5", resume=True) as out:
         assert out.done("test").all()
+    np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)
+
+
+# Several writers of one file
+
+
+@pytest.mark.parametrize("options", [{}, {"force": True}, {"resume": True}])
+def test_of_two_writers_that_begin_at_once_one_gives_up(tmp_path, monkeypatch, options):
+    """The second one begins when the first has found nothing that is in use."""
+    reserve, others = hdf5.Writer._reserve, []
+
+    def begin_another(self):
+        monkeypatch.setattr(hdf5.Writer, "_reserve", reserve)
+        others.append(writer(tmp_path / "x.h5", **options).__enter__())
+        reserve(self)
+
+    monkeypatch.setattr(hdf5.Writer, "_reserve", begin_another)
+    with pytest.raises(DmlError, match="in use"), writer(tmp_path / "x.h5", **options):
+        pass
+    (other,) = others
+    other.write("test", 0, X)
+    other.__exit__(None, None, None)
+    np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.h5"]
+
+
+def test_a_writer_that_opens_a_file_just_before_it_is_finished_does_not_own_it(
+    tmp_path, monkeypatch
+):
+    first = writer(tmp_path / "x.h5").__enter__()
+    first.write("test", 0, X)
+    lock = writing.lock
+
+    def finish_first(file):
+        monkeypatch.setattr(writing, "lock", lock)
+        first.__exit__(None, None, None)
+        return lock(file)
+
+    monkeypatch.setattr(writing, "lock", finish_first)
+    with pytest.raises(DmlError, match="exists"), writer(tmp_path / "x.h5", resume=True):
+        pass
+    np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)
+
+
+def test_temporary_files_of_dead_writers_are_removed_and_of_living_ones_not(tmp_path):
+    for left in (".x.h5.partial.0123abcd.tmp", "x.h5.partial.new"):
+        (tmp_path / left).write_bytes(b"half")
+    (tmp_path / ".x.h5.partial.original.tmp").write_bytes(b"of the user")
+    living, name = writing.create_temporary(tmp_path / "x.h5.partial")
+    with living, writer(tmp_path / "x.h5", force=True) as out:
+        out.write("test", 0, X)
+        assert name.exists()
+    there = {path.name for path in tmp_path.iterdir()}
+    assert there == {"x.h5", name.name, ".x.h5.partial.original.tmp"}
+
+
+def test_a_conversion_does_not_remove_what_another_process_is_writing(tmp_path):
+    with writer(tmp_path / "x.h5") as out:
+        with pytest.raises(DmlError, match="in use"):
+            hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y)})
+        out.write("test", 0, X)
     np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)

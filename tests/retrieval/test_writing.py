@@ -1,9 +1,12 @@
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.writing import check_target, write_text
+from retrieval.writing import check_target, whole_file, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -32,3 +35,24 @@ def test_targets_are_checked_before_the_work(tmp_path):
         check_target(tmp_path, force=True)
     with pytest.raises(DmlError, match="cannot be written"):
         check_target(tmp_path / "no" / "file", force=False)
+
+
+def test_what_killed_writers_left_is_removed_by_the_next(tmp_path):
+    code = """
+import os, sys
+from pathlib import Path
+from retrieval.writing import whole_file
+with whole_file(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), 9)
+"""
+    target = tmp_path / "a[b].json"
+    subprocess.run([sys.executable, "-c", code, str(target)], cwd=Path(__file__).parents[2])
+    assert len(list(tmp_path.iterdir())) == 1
+    with whole_file(target) as file:
+        file.write(b"old")
+        write_text(target, "new", force=True)  # a second writer leaves the first one's file
+        assert len(list(tmp_path.iterdir())) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["a[b].json"]
+    assert target.read_bytes() == b"old"
