@@ -66,6 +66,7 @@ def embed_with(
         target,
         attrs=attrs,
         lanes=lanes,
+        stop=session.stop,
         progress=progress,
         **options,
     )

@@ -107,10 +107,11 @@ def run_batches(
     tasks: Iterable[Task],
     workers: int,
     lanes: int,
+    stop: Callable[[], None] | None = None,
 ) -> Iterator[Done]:
     """Batches in order; `lanes` of them are in the model at a time, two more are being decoded.
 
-    rows: of the data set, for each split.
+    rows: of the data set, for each split. stop: ends calls of `run` after an interrupt.
     """
 
     def decode(split: str, places: np.ndarray) -> tuple[np.ndarray, Bad]:
@@ -134,7 +135,7 @@ def run_batches(
         return Done(split, places, run(images) if len(places) else None, bad)
 
     running: deque[Future[Done]] = deque()
-    with _pool(lanes) as models, _pool(workers) as decoders:
+    with _pool(lanes, stop) as models, _pool(workers) as decoders:
         for task in tasks:
             split, places = task
             chunks = (places[at : at + CHUNK] for at in range(0, len(places), CHUNK))
@@ -147,10 +148,14 @@ def run_batches(
 
 
 @contextmanager
-def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+def _pool(threads: int, stop: Callable[[], None] | None = None) -> Iterator[ThreadPoolExecutor]:
     """After an error or an interrupt nothing that waits is begun."""
     pool = ThreadPoolExecutor(threads)
     try:
         yield pool
+    except BaseException:
+        if stop is not None:
+            stop()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)

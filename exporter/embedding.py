@@ -9,7 +9,7 @@ equals that of an uninterrupted run in everything but `created`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,9 +69,11 @@ def embed(
     skip_bad: bool = False,
     workers: int | None = None,
     lanes: int = 1,
+    stop: Callable[[], None] | None = None,
     progress: StageProgress | None = None,
 ) -> Embedded:
-    """run: uint8 (B, crop, crop, 3) -> (B, dim), called by `lanes` threads at a time.
+    """run: uint8 (B, crop, crop, 3) -> (B, dim), called by `lanes` threads at a time; `stop` ends
+    its calls after an interrupt.
 
     splits: rows of the data set under the name that they get in the file; attrs: model,
     model_sha256, normalized and what else is to be recorded. workers: threads that decode.
@@ -100,7 +102,7 @@ def embed(
             finishing.remove_leftovers(out)
             tasks = _missing(out, batch_size)
             threads = workers or chosen_workers(source)
-            batches = run_batches(run, source, spec, splits, tasks, threads, lanes)
+            batches = run_batches(run, source, spec, splits, tasks, threads, lanes, stop)
             _write_rows(out, batches, bad, skip_bad, timing, progress)
             timing["seconds"] = time.perf_counter() - start
             if half or any(bad.values()):

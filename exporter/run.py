@@ -490,11 +490,11 @@ def export_embeddings(
         attrs |= {"model": str(members[0].path.name), "model_sha256": attrs["checkpoint_sha256"]}
         attrs["normalized"] = settings.normalize
         prepared = Preprocessing.from_checkpoint(members[0].state, settings.input)
-        why, lanes = "torch", 1
+        why, lanes, stop = "torch", 1, None
     else:
         model = existing_model(folder, members, settings)
         session, lanes = side_by_side(model, settings.provider)
-        run, why, prepared = session.run, session.why, session.preprocessing
+        run, stop, why, prepared = session.run, session.stop, session.why, session.preprocessing
         attrs |= {"model": MODEL, "model_sha256": model.sha256}
         attrs["normalized"] = model.metadata.normalized
     found = embed(
@@ -511,6 +511,7 @@ def export_embeddings(
         force=settings.force,
         skip_bad=settings.skip_bad,
         lanes=lanes,
+        stop=stop,
         progress=progress,
     )
     return asdict(found) | {"path": str(found.path), "run_by": why}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,7 @@ class Session:
             self.why = f"{self.provider.upper()}: {chain[0]} did not start for this model"
         self.options = load_runtime().RunOptions()
         self.options.log_severity_level = 4
+        self._aside = ThreadPoolExecutor(1, "model")
         self._warm = self.provider == "cpu"
 
     @property
@@ -87,12 +90,30 @@ class Session:
             )
         return found
 
+    def stop(self) -> None:
+        """Ends the runs of other threads with an error, and all that are begun later."""
+        self.options.terminate = True
+
+    def _run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
+        """One run. Python sees Ctrl-C between two steps of its main thread only, so that this
+        thread waits while another one runs the model, which may have a loop without end.
+        """
+        names = [self.model.output_name]
+        if threading.current_thread() is not threading.main_thread():
+            return np.asarray(self.session.run(names, feed, self.options)[0])
+        future = self._aside.submit(self.session.run, names, feed, self.options)
+        try:
+            return np.asarray(future.result()[0])
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
     def _embed(self, batch: np.ndarray) -> np.ndarray:
         name, path = self.model.output_name, self.model.path
         feed = {self.model.input_name: self.preprocessing.to_input(batch)}
         try:
             with nullcontext() if self._warm else quiet():  # engines are built in a first run
-                found = np.asarray(self.session.run([name], feed, self.options)[0])
+                found = self._run(feed)
             self._warm = True
         except Exception as error:  # the runtime has a class of its own for every failure
             side = " x ".join(map(str, batch.shape[1:3]))
