@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format docs bench clean
+.PHONY: demo test lint format docs bench fuzz kill clean
 
 demo: $(STAMP)
 	$(BIN)/dmltool demo
@@ -33,6 +33,17 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.embed
 	$(BIN)/python -m benchmarks.report
+
+# Damaged files of every format, and writers killed at random moments: docs/reliability.md
+FILES ?= 1000
+KILLS ?= 100
+SEED ?= 0
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --files $(FILES) --seed $(SEED)
+
+kill: $(STAMP)
+	$(BIN)/python -m tests.fuzz.kill --kills $(KILLS) --seed $(SEED)
 
 # pip takes its ordinary settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf): they
 # decide whether torch is the large CUDA build or the small one for CPUs.

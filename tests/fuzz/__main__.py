@@ -1,0 +1,197 @@
+"""`python -m tests.fuzz --files 1000`: damaged files of every format, each opened in a child.
+
+None of them may crash, hang, take memory out of proportion, end in an error that is not told as
+one, or be scored differently when evaluated again. Files come from the seed and their number.
+pytest does not collect this folder: no module in it is called test_*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from tests.fuzz import targets
+from tests.fuzz.child import FINDINGS, KINDS, OK, UNSTABLE, Limits, Outcome, attempt
+from tests.fuzz.targets import Target
+
+FILLS = (0xA5, 0x3C)
+"""What fresh memory holds in the first and the second evaluation of a file."""
+PER_BYTE, BEYOND = 10, 200 << 20  # memory for a file
+
+
+@dataclass
+class Campaign:
+    seed: int
+    keep: Path
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    slowest: dict[str, float] = field(default_factory=dict)
+    largest: dict[str, int] = field(default_factory=dict)
+    findings: list[dict[str, str]] = field(default_factory=list)
+    began: float = field(default_factory=monotonic)
+
+    def add(self, target: str, name: str, data: bytes, number: int, found: Outcome) -> None:
+        self.counts[target, found.kind] += 1
+        self.slowest[target] = max(self.slowest.get(target, 0.0), found.seconds)
+        self.largest[target] = max(self.largest.get(target, 0), found.memory)
+        if found.kind not in FINDINGS:
+            return
+        self.keep.mkdir(parents=True, exist_ok=True)
+        path = self.keep / f"{self.seed}-{number}-{name}"
+        path.write_bytes(data)
+        line = f"python -m tests.fuzz --file {path} --as '{target}'"
+        self.findings.append({"kind": found.kind, "detail": found.detail, "again": line})
+        print(f"{found.kind}: {found.detail}\n  {line}", file=sys.stderr, flush=True)
+
+    def done(self) -> int:
+        return sum(self.counts.values())
+
+    def summary(self) -> dict:
+        names = list(dict.fromkeys(name for name, _ in self.counts))
+        table = {name: {kind: self.counts[name, kind] for kind in KINDS} for name in names}
+        return {
+            "seed": self.seed,
+            "files": self.done(),
+            "seconds": round(monotonic() - self.began),
+            "outcomes": table,
+            "slowest_seconds": {name: round(s, 2) for name, s in self.slowest.items()},
+            "largest_mb": {name: n >> 20 for name, n in self.largest.items()},
+            "findings": self.findings,
+        }
+
+
+def markdown(summary: dict) -> str:
+    head = ["file", "files", *KINDS, "slowest", "memory"]
+    lines = [head, ["---"] * len(head)]
+    for name, row in summary["outcomes"].items():
+        slowest, memory = summary["slowest_seconds"][name], summary["largest_mb"][name]
+        numbers = [f"{row[kind]:,}" for kind in KINDS]
+        lines.append([name, f"{sum(row.values()):,}", *numbers, f"{slowest:.1f} s", f"{memory} MB"])
+    totals = [sum(row[kind] for row in summary["outcomes"].values()) for kind in KINDS]
+    lines.append(["all", f"{sum(totals):,}", *(f"{n:,}" for n in totals), "", ""])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def run_file(target: Target, path: Path, seed: str, limits: Limits | None = None) -> Outcome:
+    """Opened once; what gave a result a second time, in other memory."""
+    size = path.stat().st_size
+    limits = limits or Limits(memory=PER_BYTE * size + BEYOND)
+    first = attempt(lambda: target.open(path, random.Random(seed)), limits, FILLS[0])
+    if first.kind != OK:
+        return first
+    second = attempt(lambda: target.open(path, random.Random(seed)), limits, FILLS[1])
+    if second.kind != OK:
+        return Outcome(UNSTABLE, f"a result, then {second.kind}: {second.detail}")
+    if second.value != first.value:
+        return Outcome(UNSTABLE, f"{first.value[:200]} then {second.value[:200]}")
+    return first
+
+
+def plan(files: int, seed: int, chosen: list[Target]) -> Iterator[tuple[int, Target]]:
+    """Which number is a file of which kind: shares by weight, spread evenly."""
+    wheel = [target for target in chosen for _ in range(target.weight)]
+    random.Random(f"{seed} order").shuffle(wheel)
+    for number in range(files):
+        yield number, wheel[number % len(wheel)]
+
+
+def attack(campaign: Campaign, chosen: list[Target], files: int, offset: int, folder: Path) -> None:
+    gc.collect()
+    gc.freeze()  # pages that the collector does not touch stay shared with the children
+    told = monotonic()
+    for number, target in plan(files, campaign.seed, chosen):
+        number += offset
+        name, data = target.damaged(random.Random(f"{campaign.seed}-{number}"), folder)
+        found = run_bytes(target, name, data, folder, f"{campaign.seed}-{number}")
+        campaign.add(target.name, name, data, number, found)
+        if monotonic() - told > 10:
+            told = monotonic()
+            rate = campaign.done() / (told - campaign.began)
+            text = f"{campaign.done():,} files, {rate:.0f} a second"
+            print(f"{text}, {len(campaign.findings)} findings", file=sys.stderr, flush=True)
+
+
+def open_seeds(campaign: Campaign, chosen: list[Target], folder: Path) -> None:
+    for target in chosen:
+        for name, data in target.seeds.items():
+            campaign.add(target.name, name, data, 0, run_bytes(target, name, data, folder, "0-0"))
+
+
+def run_bytes(target: Target, name: str, data: bytes, folder: Path, way: str) -> Outcome:
+    path = folder / name
+    before = path.read_bytes() if path.exists() else None
+    path.write_bytes(data)
+    try:
+        return run_file(target, path, way)
+    finally:
+        if before is None:
+            path.unlink()
+        else:
+            path.write_bytes(before)
+
+
+def again(path: Path, kind: str, folder: Path) -> Outcome:
+    """A file that an earlier campaign kept, opened as it was then."""
+    seed, number, name = path.name.split("-", 2)
+    heavy = kind in targets.HEAVY
+    found = {target.name: target for target in PARTS[heavy](folder / "seeds")}
+    targets.lay_out(folder / "work", folder / "seeds" if heavy else None)
+    return run_bytes(found[kind], name, path.read_bytes(), folder / "work", f"{seed}-{number}")
+
+
+PARTS = (targets.light, targets.heavy)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sound", action="store_true", help="every seed once, undamaged")
+    parser.add_argument("--only", help="names of targets, with commas between them")
+    parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="for findings")
+    parser.add_argument("--file", type=Path, help="one kept file again")
+    parser.add_argument("--as", dest="kind", help="the target of --file")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if given.file:
+            print(again(given.file, given.kind, folder))
+            return 0
+        campaign = Campaign(given.seed, given.keep)
+        try:
+            only = given.only.split(",") if given.only else None
+            run(campaign, None if given.sound else given.files, only, folder)
+        except KeyboardInterrupt:
+            print("Interrupted: this is what there was so far.", file=sys.stderr)
+    summary = campaign.summary()
+    print(markdown(summary), json.dumps(summary), sep="\n\n")
+    return 1 if campaign.findings else 0
+
+
+def run(campaign: Campaign, files: int | None, only: list[str] | None, folder: Path) -> None:
+    """First what needs no torch: a smaller parent forks faster. None: every seed as it is."""
+    offset, left = 0, files or 0
+    for part, share in zip(PARTS, (2 / 3, 1.0), strict=True):
+        heavy = part is targets.heavy
+        if only and not any((name in targets.HEAVY) == heavy for name in only):
+            continue
+        chosen = [t for t in part(folder / "seeds") if only is None or t.name in only]
+        targets.lay_out(folder / "work", folder / "seeds" if heavy else None)
+        if files is None:
+            open_seeds(campaign, chosen, folder / "work")
+            continue
+        count = round(left * share)
+        attack(campaign, chosen, count, offset, folder / "work")
+        offset, left = offset + count, left - count
+
+
+if __name__ == "__main__":
+    sys.exit(main())
