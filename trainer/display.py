@@ -66,6 +66,11 @@ class Display(Watch):
             titles = ("epoch", "loss", "parts", "R@1 cos", "R@1 l2", "images/s", "s", "")
             self._line(titles, "bold")
             self.headed = True
+        if record["epoch"] == 0:
+            for name, scores in (("raw 8 x 8 pixels", "pixels"), ("before training", "scores")):
+                cells = (f"{100 * record[scores][d]:.2f}" for d in ("cos", "l2"))
+                self._line(("0", "", name, *cells, "", "", ""))
+            return
         scores = record["scores"]
         parts = " ".join(f"{name} {value:.4g}" for name, value in record["parts"].items())
         self._line(
@@ -112,6 +117,10 @@ def result_table(result: dict[str, Any]) -> Group:
     table.add_column("")
     for name in ("cos", "l2"):
         table.add_column(name, justify="right")
+    titles = {"pixels": "raw 8 x 8 pixels", "untrained": "before training"}
+    for name, scores in result["baselines"].items():
+        cells = (f"{100 * scores[d]:.2f}" for d in ("cos", "l2"))
+        table.add_row(f"Recall@1 ({result['select']}, {titles[name]})", *cells)
     if result["scores"]:
         cells = (f"{100 * result['scores'][d]:.2f}" for d in ("cos", "l2"))
         table.add_row(f"Recall@1 ({result['select']}, picked the epoch)", *cells)

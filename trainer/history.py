@@ -142,7 +142,10 @@ def draw_curves(folder: Path, records: Sequence[dict[str, Any]]) -> None:
         panels["beside the loss"] = _series(records, ("loss", "monitor"))
     if any(record["scores"] for record in records):
         split = next(record["scores_of"] for record in records if record["scores"])
-        panels[f"Recall@1 ({split})"] = _series(records, ("scores",))
+        recalls = panels[f"Recall@1 ({split})"] = _series(records, ("scores",))
+        for distance, value in records[0].get("pixels", {}).items():
+            ends = [records[0]["epoch"], records[-1]["epoch"]]
+            recalls[f"{distance}, raw pixels"] = (ends, [value, value])
     figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
     for axes, (title, series) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from retrieval.errors import DmlError
 from retrieval.metrics import recall_at
 from trainer.datasets import DataSet
 from trainer.embedder import Embedder
 
+BASELINES = {
+    "pixels": "raw images of 8 x 8 pixels",
+    "untrained": "the network before training",
+}
+PIXELS = 8  # sides of the raw images that training is compared with
+
+
+class WithPixels(nn.Module):
+    """A network whose embeddings are followed by the image itself at 8 x 8 pixels."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__()
+        self.embedder = embedder
+        self.dim = embedder.dim + 3 * PIXELS**2
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = nn.functional.adaptive_avg_pool2d(images, PIXELS).flatten(1)
+        return torch.cat([self.embedder(images).float(), pixels.float()], dim=1)
+
 
 def embed(
-    embedder: Embedder, batches: Iterable[Tensor], to_input: Callable[[Tensor], Tensor]
+    embedder: Embedder | WithPixels, batches: Iterable[Tensor], to_input: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """(n, D) float32 on the CPU, in evaluation mode."""
     training = embedder.training
@@ -52,3 +72,17 @@ def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) 
     searched = slice(None, gallery)
     ranks = count_ranks(vectors[searched], labels[searched], *asking)
     return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
+
+
+def verdict(best: dict[str, Any], baselines: dict[str, dict[str, float]], epochs: int) -> str:
+    """What to say where training was of no use; nothing where it was."""
+    score = best["scores"]["cos"]
+    for name, found in baselines.items():
+        if score < found["cos"]:
+            return (
+                f"No epoch is better than {BASELINES[name]}: Recall@1 {100 * score:.2f} against "
+                f"{100 * found['cos']:.2f} (cos). Try another --lr, or more --epochs"
+            )
+    if best["epoch"] == 1 and epochs > 1:
+        return "The best epoch is the first: what followed was of no use. Try a smaller --lr"
+    return ""

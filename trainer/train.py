@@ -17,10 +17,11 @@ from trainer import checkpoint, distributed, history, losses, optimizers, saving
 from trainer.config import Config
 from trainer.device import determinism, pick_device, precision, to_input
 from trainer.distributed import World
+from trainer.embedder import Embedder
 from trainer.half_precision import allow_half
 from trainer.loading import Loader, testing_batches
 from trainer.monitor import build_monitors
-from trainer.scoring import embed, recall, sides
+from trainer.scoring import WithPixels, embed, recall, sides, verdict
 from trainer.setup import (
     build_embedder,
     check_names,
@@ -125,6 +126,8 @@ def fit(training: Training) -> None:
     drawn = time.monotonic()
     steps = len(epoch_plan(config, training.targets, training.epoch))
     training.watch.begin(training.folder, config.schedule.epochs, steps, training.epoch)
+    if training.epoch == 0 and not training.records:
+        score_baselines(training)
     for epoch in range(training.epoch, config.schedule.epochs):
         record = train_epoch(training, epoch)
         check_sound(training, epoch)
@@ -150,6 +153,42 @@ def fit(training: Training) -> None:
             drawn = time.monotonic()
 
 
+def score_baselines(training: Training) -> None:
+    """Epoch 0 of metrics.jsonl: the network before training, and raw pixels, on the same images."""
+    began = time.perf_counter()
+    network = WithPixels(training.embedder)
+    found = validation_vectors(training, network)
+    if found is None:
+        return
+    vectors, *rest = found
+    dim = training.embedder.dim
+    untrained, pixels = distributed.from_first(
+        lambda: [recall(part, *rest) for part in (vectors[:, :dim], vectors[:, dim:])],
+        training.world,
+    )
+    seconds = time.perf_counter() - began
+    record = {
+        "epoch": 0, "loss": None, "parts": {}, "monitor": {}, "seconds": seconds,
+        "images_per_second": len(vectors) / seconds, "lr": 0.0,
+        "scores_of": training.config.run.select, "scores": untrained, "pixels": pixels,
+        "best": False,
+    }  # fmt: skip
+    training.records.append(record)
+    if training.world.rank == 0:
+        history.add_metrics(training.folder, record)
+    if training.board:
+        training.board.add(record)
+    training.watch.epoch(record)
+
+
+def baselines(training: Training) -> dict[str, dict[str, float]]:
+    """By name, from epoch 0; a run of an older version has none."""
+    first = next(iter(training.records), {})
+    if first.get("epoch") != 0:
+        return {}
+    return {"pixels": first["pixels"], "untrained": first["scores"]}
+
+
 def check_sound(training: Training, epoch: int) -> None:
     """Before a checkpoint replaces the last: the last step of an epoch may have ruined it."""
     modules = (training.embedder, training.loss)
@@ -167,21 +206,33 @@ def check_sound(training: Training, epoch: int) -> None:
 
 def validate(training: Training) -> dict[str, float]:
     """Recall@1 of the split that picks the best epoch; nothing where none does."""
+    found = validation_vectors(training, training.embedder)
+    if found is None:
+        return {}
+    return distributed.from_first(lambda: recall(*found), training.world)
+
+
+def validation_vectors(
+    training: Training, network: Embedder | WithPixels
+) -> tuple[np.ndarray, np.ndarray, int | None] | None:
+    """Vectors, labels and the number of gallery rows of the split that picks the best epoch."""
     data = training.source.data
     split = training.config.run.select
     if split == "last":
-        return {}
+        return None
     gallery, queries = sides(data, split)
     rows = gallery if queries is None else np.concatenate([gallery, queries])
     distributed.share_buffers(training.embedder, training.world)
-    vectors = embed_rows(training, rows)
-    split_at = None if queries is None else len(gallery)
-    return distributed.from_first(
-        lambda: recall(vectors, data.labels[rows], split_at), training.world
-    )
+    vectors = embed_rows(training, rows, network)
+    return vectors, data.labels[rows], None if queries is None else len(gallery)
 
 
-def embed_rows(training: Training, rows: np.ndarray, full: bool = False) -> np.ndarray:
+def embed_rows(
+    training: Training,
+    rows: np.ndarray,
+    network: Embedder | WithPixels | None = None,
+    full: bool = False,
+) -> np.ndarray:
     """(n, D) of these rows, computed by all processes; full: in float32, as an export is."""
     config, world = training.config, training.world
     own = rows[world.rank :: world.size]
@@ -196,7 +247,9 @@ def embed_rows(training: Training, rows: np.ndarray, full: bool = False) -> np.n
     half = None if full else precision(config, training.device)
     with torch.autocast(training.device.type, half or torch.bfloat16, enabled=half is not None):
         vectors = embed(
-            training.embedder, batches, lambda images: to_input(images, training.device)
+            network or training.embedder,
+            batches,
+            lambda images: to_input(images, training.device),
         )
     return distributed.gather_rows(vectors, len(rows), world).numpy()
 
@@ -212,8 +265,13 @@ def finish(training: Training) -> dict[str, Any]:
         "best_epoch": training.best["epoch"],
         "epochs": training.epoch,
         "scores": training.best["scores"],
+        "baselines": baselines(training),
         "test": None,
     }
+    if result["baselines"] and (
+        told := verdict(training.best, result["baselines"], result["epochs"])
+    ):
+        training.watch.note(told)
     gallery, queries = sides(data, "test")
     if len(gallery):
         best = distributed.from_first(lambda: saving.best_weights(folder), training.world)

@@ -19,8 +19,11 @@ from retrieval.errors import DmlError
 from tests.trainer.conftest import draw_pictures
 from trainer import checkpoint, optimizers, saving, train
 from trainer.config import Batches, Data, Loss
+from trainer.datasets import load
+from trainer.datasets.splitting import with_validation
 from trainer.history import read_metrics
-from trainer.setup import load_embedder
+from trainer.scoring import recall, verdict
+from trainer.setup import build_embedder, load_embedder
 from trainer.watch import Watch
 
 LOSSES = {
@@ -77,7 +80,8 @@ def test_a_run_leaves_a_complete_folder(config, tmp_path):
         "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
         "result.json",
     }  # fmt: skip
-    records = read_metrics(folder)
+    start, *records = read_metrics(folder)
+    assert start["epoch"] == 0
     assert [record["epoch"] for record in records] == [1, 2, 3]
     assert records[-1]["loss"] < records[0]["loss"]
     assert records[0]["parts"].keys() == {"tightness", "contrastive"}
@@ -103,12 +107,58 @@ def test_a_checkpoint_is_all_that_an_export_needs(config, tmp_path):
 
 def test_the_best_epoch_is_that_of_the_highest_validation_recall(change, tmp_path):
     result = train.run(change(schedule={"epochs": 6}), tmp_path / "run")
-    scores = [record["scores"]["cos"] for record in read_metrics(tmp_path / "run")]
+    scores = [record["scores"]["cos"] for record in read_metrics(tmp_path / "run")[1:]]
     assert len(set(scores)) > 2  # the pictures are not so easy that nothing is to be picked
     best = max(epoch for epoch, score in enumerate(scores, 1) if score == max(scores))
     assert result["best_epoch"] == best  # of equals the later one
     assert checkpoint.load(tmp_path / "run" / "best.pt")["epoch"] == best
     assert checkpoint.load(tmp_path / "run" / "last.pt")["epoch"] == 6
+
+
+def told_by(texts):
+    watch = Watch()
+    watch.note = texts.append
+    return watch
+
+
+def test_epoch_0_scores_raw_pixels_and_the_network_before_training(config, tmp_path):
+    result = train.run(config, tmp_path / "run")
+    start = read_metrics(tmp_path / "run")[0]
+    assert result["baselines"] == {"pixels": start["pixels"], "untrained": start["scores"]}
+    data = with_validation(load("folder", config.data.root), 0.2, 0)
+    rows = data.rows("val")
+    images = np.stack([data.image(row) for row in rows.tolist()]) / 255
+    eight = images.reshape(len(rows), 8, 2, 8, 2, 3).mean((2, 4))  # 16 pixels halved
+    assert recall(eight.reshape(len(rows), -1), data.labels[rows]) == start["pixels"]
+    torch.manual_seed(0)
+    network = build_embedder(config, pretrained=True).eval()
+    with torch.no_grad():
+        vectors = network(torch.from_numpy(images).permute(0, 3, 1, 2).float()).numpy()
+    assert recall(vectors, data.labels[rows]) == start["scores"]
+
+
+def test_nothing_is_compared_where_no_split_picks_the_epoch(change, tmp_path):
+    result = train.run(change(run={"select": "last"}), tmp_path / "run")
+    assert result["baselines"] == {}
+    assert [record["epoch"] for record in read_metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_a_run_that_learns_nothing_says_so(change, tmp_path):
+    texts = []
+    result = train.run(change(optimizer={"lr": 1e-7}), tmp_path / "run", told_by(texts))
+    assert result["scores"]["cos"] < result["baselines"]["pixels"]["cos"]
+    assert any(text.startswith("No epoch is better than raw images of 8 x 8") for text in texts)
+
+
+def test_a_best_epoch_that_is_the_first_is_told():
+    scores = {"cos": 0.5, "l2": 0.5}
+    best = {"epoch": 1, "scores": scores}
+    assert "is the first" in verdict(best, {"pixels": scores, "untrained": scores}, 3)
+    assert verdict(best, {"pixels": scores, "untrained": scores}, 1) == ""
+    assert verdict(best | {"epoch": 2}, {"pixels": scores, "untrained": scores}, 3) == ""
+    better = {"cos": 0.6, "l2": 0.4}
+    told = verdict(best | {"epoch": 2}, {"pixels": scores, "untrained": better}, 3)
+    assert "No epoch is better than the network before training: Recall@1 50.00" in told
 
 
 def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(config, change, tmp_path):
@@ -181,7 +231,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_weights(change, tmp_p
     assert_same_bits(weights(tmp_path / "whole"), weights(folder))
     assert_same_bits(weights(tmp_path / "whole", "best.pt"), weights(folder, "best.pt"))
     assert_same_files(tmp_path / "whole", folder)
-    assert [r["epoch"] for r in read_metrics(folder)] == list(range(1, 13))
+    assert [r["epoch"] for r in read_metrics(folder)] == list(range(13))
     left = {path.name for path in folder.iterdir()}
     assert left == {path.name for path in (tmp_path / "whole").iterdir()}
 
@@ -366,7 +416,7 @@ def test_a_monitored_value_that_is_not_a_number_does_no_harm(change, tmp_path, m
     monkeypatch.setattr(Monitors, "measure", lambda *_: {"spce": float("nan")})
     config = change(loss={"monitor": ("spce",)}, run={"tensorboard": True})
     train.run(config, tmp_path / "run")
-    assert read_metrics(tmp_path / "run")[0]["monitor"] == {"spce": None}
+    assert read_metrics(tmp_path / "run")[1]["monitor"] == {"spce": None}
 
 
 def test_names_that_are_not_utf8_are_trained_on(change, tmp_path):
@@ -397,7 +447,7 @@ def test_another_number_of_threads_is_told(config, tmp_path):
 def test_monitored_losses_are_recorded_beside_the_loss(change, tmp_path):
     config = change(loss=Loss("ce", {"dropout": 0.0, "smoothing": 0.0}, monitor=("spce", "pce")))
     train.run(config, tmp_path / "run")
-    monitor = read_metrics(tmp_path / "run")[0]["monitor"]
+    monitor = read_metrics(tmp_path / "run")[1]["monitor"]
     assert monitor.keys() >= {"spce", "spce/tightness", "spce/contrastive", "pce"}
     assert all(np.isfinite(value) for value in monitor.values())
 
@@ -413,7 +463,7 @@ def test_the_first_epochs_of_a_two_phase_run_are_classification(change, tmp_path
         loss=Loss("group", classification_epochs=1), batches=Batches(classes=4, images=4)
     )
     train.run(config, tmp_path / "run")
-    parts = [set(record["parts"]) for record in read_metrics(tmp_path / "run")]
+    parts = [set(record["parts"]) for record in read_metrics(tmp_path / "run")[1:]]
     assert parts == [{"ce"}, {"refined", "ce"}, {"refined", "ce"}]
     with pytest.raises(DmlError, match="no head to classify with"):
         train.run(change(loss=Loss("spce", classification_epochs=1)), tmp_path / "other")
@@ -428,7 +478,7 @@ def test_without_validation_all_training_classes_are_learnt(select, change, tmp_
     if select == "last":
         assert (result["best_epoch"], result["scores"]) == (3, {})
     else:
-        chosen = read_metrics(tmp_path / "run")[result["best_epoch"] - 1]["scores"]["cos"]
+        chosen = read_metrics(tmp_path / "run")[result["best_epoch"]]["scores"]["cos"]
         assert result["test"]["distances"]["cos"]["recall"]["1"] == chosen
 
 
@@ -447,7 +497,7 @@ def test_queries_are_scored_against_the_gallery(change, tmp_path):
 
 def test_half_precision_trains_and_the_loss_is_float32(change, tmp_path, bf16):
     train.run(change(run={"precision": "bf16"}), tmp_path / "run")
-    records = read_metrics(tmp_path / "run")
+    records = read_metrics(tmp_path / "run")[1:]
     assert records[-1]["loss"] < records[0]["loss"]
     assert all(v.dtype == torch.float32 for v in weights(tmp_path / "run").values() if v.ndim)
 
@@ -479,7 +529,7 @@ def test_two_processes_train_as_one(change, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # one process tells it
-    chosen = read_metrics(tmp_path / "two")[result["best_epoch"] - 1]
+    chosen = read_metrics(tmp_path / "two")[result["best_epoch"]]
     assert result["scores"] == chosen["scores"]
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     for key in one:
