@@ -717,7 +717,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     """
     from pathlib import Path
 
-    from trainer.resolve import default_preset, resolve, resumed
+    from trainer.resolve import default_preset, needs_weights, resolve, resumed
 
     flags = _train_flags(given)
     if allow_incomplete:
@@ -736,8 +736,15 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
         config, name = resolve(preset, file and Path(file), flags, settings)
         folder = Path(out) if out else new_folder(Path("runs"), name)
         if not preset and not file:
-            start = default_preset(flags.get("data.dataset"), flags.get("loss.name"))
+            start = default_preset(
+                flags.get("data.dataset"), flags.get("loss.name"), flags.get("network.weights")
+            )
             click.echo(f"Settings of the preset {start}; --dry-run shows them", err=True)
+        if preset and needs_weights(preset) and config.network.weights == "none":
+            warn(
+                f"The settings of {preset} are for pretrained weights. Own images without any "
+                "learn with --preset photos-scratch-ce"
+            )
     if dry_run:
         click.echo(config.to_toml(), nl=False)
         return

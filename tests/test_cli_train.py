@@ -178,3 +178,14 @@ def test_listing_and_dry_runs_never_load_torch():
     assert (
         subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True).returncode == 0
     )
+
+
+def test_without_weights_the_settings_that_learn_from_nothing_are_named(dmltool):
+    done = dmltool("train", "--dataset", "folder", "--weights", "none", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "Settings of the preset photos-scratch-ce" in done.stderr
+    assert tomllib.loads(done.stdout)["network"]["backbone"] == "smallcnn"
+    done = dmltool("train", "--preset", "photos-ce", "--weights", "none", "--dry-run")
+    assert "--preset photos-scratch-ce" in done.stderr
+    done = dmltool("train", "--preset", "glyphs-ce", "--weights", "none", "--dry-run")
+    assert "photos-scratch-ce" not in done.stderr

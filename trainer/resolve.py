@@ -37,7 +37,7 @@ def resolve(
     loss, dataset = flags.get("loss.name"), flags.get("data.dataset")
     named = bool(preset or file)
     if not named:
-        preset = default_preset(dataset, loss)
+        preset = default_preset(dataset, loss, flags.get("network.weights"))
     tables = read_toml(file or preset_path(preset))
     odd = [name for name, table in tables.items() if not isinstance(table, dict)]
     if odd:
@@ -63,12 +63,18 @@ def resolve(
     return config, f"{config.data.dataset}-{config.loss.name}".replace(":", "-").replace("/", "-")
 
 
-def default_preset(dataset: str | None, loss: str | None) -> str:
-    """For a data set and a loss that were named without a preset."""
+def default_preset(dataset: str | None, loss: str | None, weights: str | None = None) -> str:
+    """For a data set, a loss and weights that were named without a preset."""
     dataset, known = dataset or "glyphs", preset_names()
     family = {"idx": "fashion"}.get(dataset, dataset)
-    wanted = [f"{family}-{loss}", f"{family}-ce", f"{family}-spce", "photos-ce"]
+    own = "photos-scratch-ce" if weights == "none" else "photos-ce"
+    wanted = [f"{family}-{loss}", f"{family}-ce", f"{family}-spce", own]
     return next(name for name in wanted if name in known)
+
+
+def needs_weights(preset: str) -> bool:
+    """Whether a preset's settings are for a network that starts from pretrained weights."""
+    return read_toml(preset_path(preset)).get("network", {}).get("weights", "none") != "none"
 
 
 def resumed(saved: Config, flags: Mapping[str, Any], settings: Iterable[str]) -> Config:

@@ -185,6 +185,18 @@ def test_without_a_preset_the_fitting_one_is_taken(dataset, loss, preset):
     assert default_preset(dataset, loss) == preset
 
 
+def test_own_images_without_weights_get_settings_that_learn_from_nothing():
+    assert default_preset("folder", None, "none") == "photos-scratch-ce"
+    assert default_preset("csv", "spce", "none") == "photos-scratch-ce"
+    assert default_preset("cub", None, "none") == "cub-ce"
+    assert default_preset("folder", None, "imagenet") == "photos-ce"
+    config, _ = resolve(None, None, {"data.dataset": "folder", "network.weights": "none"})
+    pretrained, _ = resolve(None, None, {"data.dataset": "folder"})
+    assert config.network.backbone == "smallcnn"
+    assert config.optimizer.lr >= 10 * pretrained.optimizer.lr
+    assert config.input.crop <= 64
+
+
 def test_a_file_is_read_and_bad_ones_are_named(tmp_path):
     path = tmp_path / "my.toml"
     path.write_text('[loss]\nname = "spce"\n')
