@@ -10,7 +10,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, distributions, version
 from pathlib import Path
@@ -21,6 +21,7 @@ from rich.text import Text
 
 from exporter import providers
 from retrieval.errors import DmlError, install
+from retrieval.formats import FORMATS
 
 OK, NOTE, MISSING, BROKEN = "ok", "note", "missing", "broken"
 MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), MISSING: ("✗", "red"), BROKEN: ("✗", "red")}
@@ -142,10 +143,18 @@ def _export() -> list[Check]:
 
 
 def _readers() -> list[Check]:
-    fix = install("readers")
-    built_in = ".h5 .npy .npz .csv .tsv .jsonl .pt .safetensors .fvecs"
-    arrow = _module("read", "pyarrow", fix, lambda _: ".parquet .arrow .feather", optional=True)
-    return [Check("read", "built in", OK, built_in), arrow]
+    built_in = [suffix for format in FORMATS if not format.needs for suffix in format.suffixes]
+    found = [Check("read", "built in", OK, " ".join(built_in))]
+    for format in FORMATS:
+        suffixes = " ".join(format.suffixes)
+        if format.needs == "torch":  # it has a line of its own, under what trains
+            check = _module("read", "torch", CPU, optional=True)
+            text = f"torch {check.found}"
+            found.append(replace(check, name=suffixes, found=text, size=None))
+        elif format.needs:
+            more = lambda _, text=suffixes: text  # noqa: E731
+            found.append(_module("read", format.needs, install("readers"), more, optional=True))
+    return found
 
 
 def _machine(folder: Path) -> list[Check]:

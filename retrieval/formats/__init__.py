@@ -15,6 +15,7 @@ class Format:
     module: str
     summary: str
     labels_only: bool = False
+    needs: str = ""  # a library that a plain install lacks
 
 
 FORMATS = (
@@ -22,7 +23,7 @@ FORMATS = (
         "hdf5",
         (".h5", ".hdf5", ".he5"),
         "retrieval.formats.hdf5",
-        "dmltool's own files, ann-benchmarks files (train, test), any vectors with labels",
+        "dmltool's own files, ann-benchmarks files, any vectors with labels",
     ),
     Format("npy", (".npy",), "retrieval.formats.npy", "one NumPy array; labels in another file"),
     Format("npz", (".npz",), "retrieval.formats.npz", "NumPy arrays by name, zipped or not"),
@@ -37,6 +38,7 @@ FORMATS = (
         (".parquet", ".pq", ".arrow", ".feather"),
         "retrieval.formats.arrow",
         "Parquet and Arrow tables: one list column, or a column for each dimension",
+        needs="pyarrow",
     ),
     Format(
         "jsonl",
@@ -48,7 +50,8 @@ FORMATS = (
         "torch",
         (".pt", ".pth"),
         "retrieval.formats.pt",
-        "tensors saved by torch.save, alone or in dicts; no code in them is run",
+        "tensors and NumPy arrays saved by torch.save, alone or in dicts; no code in them is run",
+        needs="torch",
     ),
     Format(
         "safetensors",

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming
+from retrieval.formats import labels, naming, pt_numpy
 from retrieval.formats.arrays import BFLOAT16, refuse_overrun
 from retrieval.formats.opening import missing_library
 
@@ -46,12 +46,13 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of what it then refuses
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+            with torch.serialization.safe_globals(pt_numpy.allowed()):
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         raise DmlError(
-            f"{path} holds Python objects other than tensors",
-            "unpickling them can run any code, so it is never done",
-            "save tensors only: torch.save({'embeddings': x, 'labels': y}, name)",
+            f"{path} holds Python objects other than tensors and arrays.",
+            "Unpickling them can run any code, so it is never done.",
+            "Save tensors only: torch.save({'embeddings': x, 'labels': y}, name).",
         ) from error
     entries: dict[str, naming.Entry] = {}
     _collect(torch, content, "", entries, DEPTH)
@@ -61,10 +62,17 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
 def _collect(torch, value: object, name: str, entries: dict, depth: int) -> None:
     if isinstance(value, torch.Tensor):
         entries[name] = _tensor(torch, value)
+    elif isinstance(value, pt_numpy.Array):
+        array = value.value()
+        if isinstance(array, list):  # of an array of objects
+            _collect(torch, array, name, entries, 0)
+        elif array is not None:
+            entries[name] = naming.entry(array)
     elif isinstance(value, dict) and depth:
         for key, item in value.items():
             _collect(torch, item, f"{name}.{key}" if name else str(key), entries, depth - 1)
     elif isinstance(value, list | tuple) and value:
+        value = [pt_numpy.unwrapped(item) for item in value]
         if all(type(item) in (int, str, bool, float) for item in value):
             entries[name] = _values(value, name)
         elif depth and len(value) <= 16:

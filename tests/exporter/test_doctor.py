@@ -144,3 +144,13 @@ def test_the_command_prints_and_its_exit_code_tells(without):
     assert found["ready"] is False
     [check] = [check for check in found["checks"] if check["name"] == "onnxscript"]
     assert check["state"] == "missing"
+
+
+def test_torch_files_are_ticked_only_where_torch_is_installed(tmp_path, without):
+    assert by_name(doctor.examine(tmp_path))[".pt .pth"].state == doctor.OK
+    without("torch")
+    found = by_name(doctor.examine(tmp_path))
+    assert ".pt" not in found["built in"].found.split()
+    assert found[".pt .pth"].state == doctor.NOTE
+    assert "torch not installed" in found[".pt .pth"].found
+    assert ".npy" in found["built in"].found.split()
