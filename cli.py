@@ -190,10 +190,10 @@ labels_option = click.option(
 scoring_options = options(
     click.option(
         "--distance",
-        type=click.Choice(["cos", "l2", "both"]),
+        type=click.Choice(["l2", "cos", "both"]),
         default="both",
         show_default=True,
-        help="cos: cosine similarity; l2: Euclidean distance of the vectors as they are.",
+        help="l2: Euclidean distance of the vectors as they are; cos: cosine similarity.",
     ),
     click.option(
         "--recall-at",
@@ -245,7 +245,10 @@ scoring_options = options(
         help="Working memory beyond the embeddings.",
     ),
     click.option(
-        "--threads", type=click.IntRange(1), metavar="N", help="[default: all processors]"
+        "--threads",
+        type=click.IntRange(1),
+        metavar="N",
+        help="At most, and by default, one for each processor.",
     ),
 )
 output_options = options(
@@ -256,9 +259,9 @@ output_options = options(
 
 
 def _settings(distance: str, **given):
-    from retrieval.evaluation import Settings
+    from retrieval.evaluation import DISTANCES, Settings
 
-    return Settings(distances=("cos", "l2") if distance == "both" else (distance,), **given)
+    return Settings(distances=DISTANCES if distance == "both" else (distance,), **given)
 
 
 def to_json(result: dict, encoding: str = "utf-8") -> str:
@@ -408,7 +411,7 @@ def tell_source(data) -> None:
 @click.option(
     "--nmi/--no-nmi",
     default=None,
-    help="k-means NMI and AMI. [default: if FAISS is installed]",
+    help="k-means NMI and AMI. [default: if that takes less than 30 s]",
 )
 @click.option("--kmeans-iterations", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--kmeans-restarts", type=click.IntRange(1), default=1, show_default=True)
@@ -435,10 +438,10 @@ def eval_command(
       dmltool eval query.npz --gallery gallery.npz --json > result.json
     """
     from retrieval.embeddings import load
-    from retrieval.evaluation import run
+    from retrieval.evaluation import score
     from retrieval.formats.opening import Sources
     from retrieval.problem import from_embeddings
-    from retrieval.tables import evaluation_table, evaluation_warnings, per_class_csv
+    from retrieval.tables import evaluation_table, evaluation_warnings, nmi_table, per_class_csv
     from retrieval.writing import check_target, write_text
 
     settings = _settings(distance, **scoring)
@@ -450,7 +453,13 @@ def eval_command(
     with progress_bar() as report:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
-        evaluation = run(problem, settings, report)
+        evaluation = score(problem, settings, report)
+    sources.check_unchanged()
+    console = stdout_console()
+    if not as_json:
+        console.print(evaluation_table(evaluation.result, console.width))
+        sys.stdout.flush()  # k-means may take long: the scores are seen, and stay, before it
+    evaluation, interrupted = _with_nmi(evaluation, problem, settings)
     sources.check_unchanged()
     result = evaluation.result | {"source": provenance(data)}
     if "out" in targets:
@@ -459,17 +468,40 @@ def eval_command(
         write_text(targets["per_class"], per_class_csv(evaluation, data.label_names), force)
     if as_json:
         print_json(result)
-        return
-    console = stdout_console()
-    console.print(evaluation_table(result, console.width))
-    found = evaluation_warnings(result)
-    if scoring["nmi"] is None and not result["settings"]["nmi"]:
-        found.append(f"no NMI: k-means needs FAISS. {install('cpu')}")
-    tell_source(data)
-    for line in found:
+    else:
+        if result["settings"]["nmi"]:
+            console.print(nmi_table(result, console.width))
+        console.print()
+        tell_source(data)
+    for line in evaluation_warnings(result) if not as_json else result["notes"]:
         warn(line)
-    given = given_options(gallery=gallery, labels=labels, gallery_labels=gallery_labels)
-    next_step("report", file, *given)
+    if interrupted:
+        raise click.exceptions.Exit(130)
+    if not as_json:
+        given = given_options(gallery=gallery, labels=labels, gallery_labels=gallery_labels)
+        next_step("report", file, *given)
+
+
+def _with_nmi(evaluation, problem, settings):
+    """The evaluation with NMI where that is wanted, and whether Ctrl-C has cut it short."""
+    from retrieval.clusters import LONG
+    from retrieval.evaluation import add_nmi, duration, nmi_left_out, nmi_seconds, noted
+
+    why = nmi_left_out(problem, settings)
+    if why is not None:
+        return noted(evaluation, why) if why else evaluation, False
+    seconds = nmi_seconds(problem, settings)
+    if seconds > LONG:
+        click.echo(
+            f"k-means for NMI takes about {duration(seconds)} on two cores; "
+            "Ctrl-C leaves it out and keeps the rest.",
+            err=True,
+        )
+    try:
+        with progress_bar() as report:
+            return add_nmi(evaluation, problem, settings, report), False
+    except KeyboardInterrupt:
+        return noted(evaluation, "NMI was left out: k-means was interrupted"), True
 
 
 @main.command()
@@ -539,7 +571,8 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
         return
     from retrieval.tables import comparison_table
 
-    stdout_console().print(comparison_table(result))
+    console = stdout_console()
+    console.print(comparison_table(result, console.width))
     for line in dict.fromkeys((*first.notes, *second.notes)):
         warn(line)
     next_step("report", b, "--compare", a, *given_options(labels=labels))
@@ -555,7 +588,7 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
 @click.option("--images", metavar="ROOT", help="Folder that the paths in FILE begin at.")
 @click.option("--out", metavar="FILE", default="report.html", show_default=True)
 @click.option(
-    "--distance", type=click.Choice(["cos", "l2"]), default="cos", show_default=True,
+    "--distance", type=click.Choice(["l2", "cos"]), default="cos", show_default=True,
     help="Of the rows, the confusions and the map; the scores are by both.",
 )  # fmt: skip
 @click.option("--gallery", metavar="FILE", help="Gallery embeddings; FILE holds the queries then.")

@@ -16,6 +16,14 @@ from retrieval.neighbours import load_faiss
 from retrieval.space import MEMORY, single_precision
 from retrieval.threads import Progress
 
+SPEED = 1 << 35  # multiplications a second on two cores; large problems reach twice that
+LONG = 30.0  # seconds that are worth waiting for without being asked
+
+
+def estimated_seconds(points: int, dim: int, clusters: int, iterations: int) -> float:
+    """How long so many iterations of k-means take on two cores, all runs together."""
+    return points * dim * clusters * iterations / SPEED
+
 
 def kmeans(
     vectors: np.ndarray,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 
 import numpy as np
 
-from retrieval import bootstrap, checks, metrics
-from retrieval.errors import DmlError
+from retrieval import bootstrap, checks, clusters, metrics
+from retrieval.errors import DmlError, install
 from retrieval.neighbours import load_faiss
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays, sample
 from retrieval.ranks import Ranks, count_ranks
-from retrieval.threads import Progress, StageProgress
+from retrieval.threads import Progress, StageProgress, allowed
 
-DISTANCES = ("cos", "l2")
+DISTANCES = ("l2", "cos")  # the order in which they are shown everywhere
 ENGINES = ("count", "faiss")
 VERSION = 1
 LEAST_MEMORY = 64 << 20
@@ -29,7 +29,7 @@ class Settings:
     distances: tuple[str, ...] = DISTANCES
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     map_at_r: bool = True  # R-precision and MAP@R
-    nmi: bool | None = None  # NMI and AMI; None: if FAISS is there
+    nmi: bool | None = None  # NMI and AMI; None: if FAISS is there and k-means is not long
     seeds: int = 3  # k-means is run with seeds 0, 1, ...
     kmeans_iterations: int = 20
     kmeans_restarts: int = 1
@@ -109,9 +109,21 @@ def evaluate(
 
 def run(problem: Problem, settings: Settings, progress: StageProgress | None = None) -> Evaluation:
     """Evaluates the problem; `progress(stage, done, total)` hears of everything long."""
-    nmi = find_spec("faiss") is not None if settings.nmi is None else settings.nmi
-    if settings.threads and (nmi or settings.engine == "faiss"):
-        load_faiss().omp_set_num_threads(settings.threads)
+    found = score(problem, settings, progress)
+    why = nmi_left_out(problem, settings)
+    if why is None:
+        return add_nmi(found, problem, settings, progress)
+    return noted(found, why) if why else found
+
+
+def score(
+    problem: Problem, settings: Settings, progress: StageProgress | None = None
+) -> Evaluation:
+    """All scores but NMI and AMI, which k-means may take long for: `add_nmi`."""
+    if settings.nmi:
+        load_faiss()  # where it is missing, that is said at once
+    if settings.threads and settings.engine == "faiss":
+        load_faiss().omp_set_num_threads(allowed(settings.threads))
     full = problem
     if settings.queries is not None:
         problem = sample(problem, settings.queries, settings.seed)
@@ -122,7 +134,6 @@ def run(problem: Problem, settings: Settings, progress: StageProgress | None = N
     for d, ranks in ranked.items():
         scores[d] = _summary(per_query[d], problem.query_codes, settings)
         scores[d]["tied_queries"] = _tied(ranks.ties)
-        scores[d] |= _clusters(full, settings, d, progress) if nmi else {}
     ties = [ranks.ties for ranks in ranked.values() if ranks.ties is not None]
     found["tied_queries"] = _tied(np.sum(ties, axis=0) if ties else None)
     ranks = {d: r.rank for d, r in ranked.items()}
@@ -136,9 +147,78 @@ def run(problem: Problem, settings: Settings, progress: StageProgress | None = N
         "dim": int(problem.gallery.shape[1]),
         "distances": scores,
         "checks": found,
-        "settings": _recorded(settings, nmi, len(problem.names)),
+        "notes": _beyond(problem, settings),
+        "settings": _recorded(settings, False, len(problem.names)),
     }
     return Evaluation(problem, result, ranks, per_query)
+
+
+def add_nmi(
+    found: Evaluation,
+    problem: Problem,
+    settings: Settings,
+    progress: StageProgress | None = None,
+) -> Evaluation:
+    """The evaluation with NMI and AMI of the same problem, all its queries among the points."""
+    if settings.threads:
+        load_faiss().omp_set_num_threads(allowed(settings.threads))
+    scores = {
+        d: values | _clusters(problem, settings, d, progress)
+        for d, values in found.result["distances"].items()
+    }
+    recorded = _recorded(settings, True, len(problem.names))
+    return replace(found, result=found.result | {"distances": scores, "settings": recorded})
+
+
+def noted(found: Evaluation, note: str) -> Evaluation:
+    """The evaluation with one more note for people."""
+    return replace(found, result=found.result | {"notes": [*found.result["notes"], note]})
+
+
+def nmi_left_out(problem: Problem, settings: Settings) -> str | None:
+    """Why NMI is not computed; None: it is; empty: it was not wanted."""
+    if settings.nmi is not None:
+        return None if settings.nmi else ""
+    if find_spec("faiss") is None:
+        return f"NMI was left out: k-means needs FAISS. {install('cpu')}"
+    seconds = nmi_seconds(problem, settings)
+    if seconds <= clusters.LONG:
+        return None
+    return (
+        f"NMI was left out: k-means with {len(problem.names):,} clusters would take about "
+        f"{duration(seconds)} on two cores; --nmi computes it"
+    )
+
+
+def nmi_seconds(problem: Problem, settings: Settings) -> float:
+    """How long k-means takes, estimated."""
+    N = len(problem.gallery)
+    N += len(problem.query_codes) if problem.protocol == QUERY_GALLERY else 0
+    runs = len(settings.distances) * settings.seeds * settings.kmeans_restarts
+    return clusters.estimated_seconds(
+        N, problem.gallery.shape[1], len(problem.names), runs * settings.kmeans_iterations
+    )
+
+
+def duration(seconds: float) -> str:
+    """45 seconds, 1 minute, 3 hours."""
+    for unit, size in (("hour", 3600), ("minute", 60), ("second", 1)):
+        if seconds >= size or unit == "second":
+            n = max(1, round(seconds / size))
+            return f"{n:,} {unit}{'s' * (n > 1)}"
+    raise AssertionError
+
+
+def _beyond(problem: Problem, settings: Settings) -> list[str]:
+    """A note if some K reach to the last candidate: there Recall@K says nothing."""
+    candidates = len(problem.gallery) - (problem.protocol == LEAVE_ONE_OUT)
+    names = ", ".join(f"Recall@{k}" for k in settings.recall_at if k >= candidates)
+    if not names:
+        return []
+    return [
+        f"{names}: a query has only {candidates:,} candidates, so every one with a right item "
+        "finds it"
+    ]
 
 
 def _ranks(
@@ -154,7 +234,7 @@ def _ranks(
             distances=settings.distances,
             places=settings.map_at_r,
             memory=settings.memory,
-            threads=settings.threads,
+            threads=settings.threads and allowed(settings.threads),
             progress=_stage(progress, "ranks"),
         )
     from retrieval.listed import recall_ranks, right_positions
@@ -212,13 +292,11 @@ def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Setting
 
 def _clusters(problem: Problem, settings: Settings, d: str, progress: StageProgress | None) -> dict:
     """NMI and AMI of k-means, k the number of classes, over all items of the test set."""
-    from retrieval.clusters import cluster_scores
-
     vectors, codes = problem.gallery, problem.gallery_codes
     if problem.protocol == QUERY_GALLERY:
         vectors = np.concatenate([problem.asking, vectors])
         codes = np.concatenate([problem.query_codes, codes])
-    scores = cluster_scores(
+    scores = clusters.cluster_scores(
         vectors, codes, d, list(range(settings.seeds)),
         iterations=settings.kmeans_iterations, restarts=settings.kmeans_restarts,
         memory=settings.memory, progress=_stage(progress, f"k-means ({d})"),

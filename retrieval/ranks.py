@@ -24,7 +24,7 @@ from retrieval.places import BYTES
 from retrieval.sides import Side
 from retrieval.threads import Progress, processors, single_blas_thread
 
-_DISTANCES = ("cos", "l2")
+_DISTANCES = ("l2", "cos")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -26,29 +27,66 @@ _TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi
 
 def evaluation_table(result: dict, width: int = 80) -> RenderableType:
     """l2 and cos side by side, in percent with 95% intervals, as far as the width allows."""
-    distances = [d for d in ("l2", "cos") if d in result["distances"]]
-    level = f"{100 * result['settings']['level']:g}%"
-    spans = width >= 20 + 25 * len(distances)
-    step = 1 if spans else 2  # without spans, every other cell
-    table = _table()
-    table.add_column("", no_wrap=True)
-    for d in distances:
-        table.add_column(d, justify="right", no_wrap=True)
-        if spans:
-            table.add_column(f"{level} interval", justify="right", style="dim", no_wrap=True)
+    table = _score_table(result, width, header=True)
     for k in map(str, result["settings"]["recall_at"]):
-        cells = []
-        for d in distances:
-            scores = result["distances"][d]
-            cells += [_percent(scores["recall"][k]), _interval(scores["recall_ci"][k])]
-        table.add_row(f"Recall@{k}", *cells[::step])
-    for name in ("mrr", "r_precision", "map_at_r", "nmi", "ami"):
-        cells = []
-        for d in distances:
-            cells += _score_cells(result["distances"][d], name)
-        if any(cells):
-            table.add_row(_TITLES[name], *cells[::step])
-    return Group(Text(headline(result), style="bold"), table)
+        _add_row(
+            table,
+            f"Recall@{k}",
+            [
+                cell
+                for d in _shown_distances(result)
+                for cell in (
+                    _percent(result["distances"][d]["recall"][k]),
+                    _interval(result["distances"][d]["recall_ci"][k]),
+                )
+            ],
+        )
+    for name in ("mrr", "r_precision", "map_at_r"):
+        _add_score(table, result, name)
+    return Group(
+        Text(headline(result), style="bold"), "", Padding(table, (0, 0, 0, 1), expand=False)
+    )
+
+
+def nmi_table(result: dict, width: int = 80) -> RenderableType:
+    """The rows of NMI and AMI, in the columns of `evaluation_table`."""
+    table = _score_table(result, width, header=False)
+    for name in ("nmi", "ami"):
+        _add_score(table, result, name)
+    return Padding(table, (0, 0, 0, 1), expand=False)
+
+
+def _score_table(result: dict, width: int, header: bool) -> Table:
+    """Columns of fixed width, so that rows can follow later in a table of their own."""
+    distances, settings = _shown_distances(result), result["settings"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=header)
+    longest = max(len("R-precision"), *(len(f"Recall@{k}") for k in settings["recall_at"]))
+    table.add_column("", no_wrap=True, min_width=longest)
+    spans = width >= 20 + 25 * len(distances)
+    span = max(len("00.00 to 100.00"), len(f"± 0.00 ({settings['seeds']} seeds)"))
+    for d in distances:
+        table.add_column(f"{d}, %", justify="right", no_wrap=True, min_width=6)
+        if spans:
+            title = f"{100 * settings['level']:g}% interval"
+            table.add_column(title, justify="right", style="dim", no_wrap=True, min_width=span)
+    return table
+
+
+def _shown_distances(result: dict) -> list[str]:
+    return [d for d in ("l2", "cos") if d in result["distances"]]
+
+
+def _add_score(table: Table, result: dict, name: str) -> None:
+    cells = []
+    for d in _shown_distances(result):
+        cells += _score_cells(result["distances"][d], name)
+    if any(cells):
+        _add_row(table, _TITLES[name], cells)
+
+
+def _add_row(table: Table, title: str, cells: list[str]) -> None:
+    """Value and interval of each distance; the values alone where there is no room for more."""
+    table.add_row(title, *(cells if len(table.columns) == 1 + len(cells) else cells[::2]))
 
 
 def _score_cells(scores: dict, name: str) -> list[str]:
@@ -94,7 +132,7 @@ def taken(data: Embeddings) -> str:
 
 def evaluation_warnings(result: dict) -> list[str]:
     """What a reader of the numbers must know."""
-    return warnings(result["checks"], result["queries"], result["classes"])
+    return warnings(result["checks"], result["queries"], result["classes"]) + result["notes"]
 
 
 def per_class_csv(evaluation: Evaluation, label_names: np.ndarray | None) -> str:
@@ -120,32 +158,51 @@ def per_class_csv(evaluation: Evaluation, label_names: np.ndarray | None) -> str
     return text.getvalue()
 
 
-def comparison_table(result: dict) -> RenderableType:
-    """A, B and the difference in points, with interval and p value."""
+def comparison_table(result: dict, width: int = 80) -> RenderableType:
+    """A, B and the difference in points, with interval and p value as far as the width allows."""
     parts: list[RenderableType] = [
         Text(headline(result), style="bold"),
         Text(f"A  {result['a']}\nB  {result['b']}"),
     ]
-    for d, scores in result["distances"].items():
+    level = f"{100 * result['settings']['level']:g}% interval"
+    left_out = {level} if width < 70 else set()
+    if width < 52:
+        left_out |= {"A, %", "B, %"}
+    for d in _shown_distances(result):
         table = _table()
-        for title in (d, "A", "B", "B - A", "95% interval", "p"):
-            table.add_column(title, justify="left" if title == d else "right", no_wrap=True)
-        for name, s in scores.items():
-            title = _TITLES.get(name, name.replace("recall", "Recall"))
-            sure = s["ci"] is not None and (s["ci"][0] > 0 or s["ci"][1] < 0)
-            style = ("green" if s["difference"] > 0 else "red") if sure else ""
-            span = (
-                "" if s["ci"] is None else "{:+.2f} to {:+.2f}".format(*(100 * x for x in s["ci"]))
-            )
-            table.add_row(
-                title, _percent(s["a"]), _percent(s["b"]),
-                Text(f"{100 * s['difference']:+.2f}", style=style), span,
-                "" if s["p"] is None else f"{s['p']:.3g}",
-            )  # fmt: skip
+        columns = [name for name in (d, "A, %", "B, %", "B - A", level, "p")
+                   if name not in left_out]  # fmt: skip
+        for name in columns:
+            table.add_column(name, justify="left" if name == d else "right", no_wrap=True)
+        for name, s in result["distances"][d].items():
+            cells = _difference_cells(s, level) | {
+                d: _TITLES.get(name, name.replace("recall", "Recall"))
+            }
+            table.add_row(*(cells[column] for column in columns))
         flips = result["flipped"][d]
         parts += [table, Text(f"At rank 1, B gains {len(flips['gained']):,} queries "
                               f"and loses {len(flips['lost']):,}.")]  # fmt: skip
     return Group(*parts)
+
+
+def _difference_cells(s: dict, level: str) -> dict[str, str | Text]:
+    sure = s["ci"] is not None and (s["ci"][0] > 0 or s["ci"][1] < 0)
+    style = ("green" if s["difference"] > 0 else "red") if sure else ""
+    span = "" if s["ci"] is None else "{:+.2f} to {:+.2f}".format(*(100 * x for x in s["ci"]))
+    return {
+        "A, %": _percent(s["a"]),
+        "B, %": _percent(s["b"]),
+        "B - A": Text(f"{100 * s['difference']:+.2f}", style=style),
+        level: span,
+        "p": p_value(s["p"]),
+    }
+
+
+def p_value(p: float | None) -> str:
+    """0.012, or < 0.001: the same in every table and report."""
+    if p is None:
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def inspection_table(result: dict) -> RenderableType:

@@ -39,6 +39,11 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
+def allowed(threads: int) -> int:
+    """No more threads than processors: others would wait, and thousands of them crash."""
+    return min(threads, processors())
+
+
 def run_all(
     tasks: Sequence[tuple[Callable[[], None], int]],
     threads: int,

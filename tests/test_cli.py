@@ -115,10 +115,10 @@ def test_a_file_that_changes_while_it_is_read_gives_no_score(files, monkeypatch)
 
     def slow(*args):
         os.utime(files / "x.npy", ns=(1, 1))
-        return run(*args)
+        return score(*args)
 
-    run = evaluation.run
-    monkeypatch.setattr(evaluation, "run", slow)
+    score = evaluation.score
+    monkeypatch.setattr(evaluation, "score", slow)
     result = call("eval", files / "x.npy", "--labels", files / "y.npy", *QUICK)
     assert result.exit_code == 1
     assert "changed while it was read" in result.stderr
@@ -297,7 +297,7 @@ def test_a_bug_is_reported_as_one_and_debug_shows_the_traceback(files, monkeypat
     def broken(*args, **kwargs):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("retrieval.evaluation.run", broken)
+    monkeypatch.setattr("retrieval.evaluation.score", broken)
     result = call("eval", files / "a.h5")
     assert result.exit_code == 1
     assert "bug" in result.stderr
@@ -336,6 +336,101 @@ def test_messages_are_folded_between_words_on_a_terminal_and_whole_elsewhere(mon
     assert all(line.startswith(("! ", "  ", "Error: ")) for line in lines)
     assert " ".join(shown.split()).count(words.strip()) == 3
     assert error.fix in shown  # a command can be copied
+
+
+def test_eval_shows_the_scores_before_k_means_and_keeps_them_when_that_is_interrupted(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((2000, 64), dtype=np.float32)
+    np.savez(tmp_path / "x.npz", embeddings=X, labels=np.arange(2000) % 500)
+    endless = ("--nmi", "--seeds", "100000", "--no-map", "--out", "out.json")
+    process = subprocess.Popen(
+        [DMLTOOL, "eval", "x.npz", *endless, "--per-class", "classes.csv"],
+        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    shown = [process.stdout.readline() for _ in range(8)]
+    assert any("Recall@8" in line for line in shown), shown
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    rest, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "NMI" not in rest
+    assert "takes about" in told
+    assert "NMI was left out: k-means was interrupted" in told
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["settings"]["nmi"] is False
+    assert "nmi" not in result["distances"]["cos"]
+    assert result["notes"] == ["NMI was left out: k-means was interrupted"]
+    assert (tmp_path / "classes.csv").exists()
+
+
+def test_an_interrupted_k_means_still_prints_the_json(files, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("retrieval.clusters.cluster_scores", interrupted)
+    result = call("eval", files / "a.h5", "--json", "--no-map")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["distances"]["l2"]["recall"]["1"] > 0
+
+
+def test_long_k_means_is_left_out_unless_it_is_wanted(files, monkeypatch):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr("retrieval.clusters.SPEED", 1000)
+    result = call("eval", files / "a.h5", "--no-map")
+    assert "NMI" not in result.stdout
+    assert "would take about" in result.stderr
+    assert "--nmi computes it" in result.stderr
+    found = json.loads(call("eval", files / "a.h5", "--no-map", "--json").stdout)
+    assert "NMI was left out" in found["notes"][0]
+    forced = call("eval", files / "a.h5", "--no-map", "--nmi", "--seeds", 1)
+    assert "NMI" in forced.stdout
+    assert "k-means for NMI takes about" in forced.stderr
+
+
+def test_a_k_beyond_the_candidates_is_said(files):
+    result = call("eval", files / "a.h5", "--recall-at", "1,59,500", *QUICK)
+    assert "Recall@59, Recall@500: a query has only 59 candidates" in result.stderr
+    shop = call("eval", files / "shop.h5", "--recall-at", "1,40", "--json", *QUICK)
+    assert "Recall@40: a query has only 40 candidates" in json.loads(shop.stdout)["notes"][0]
+    assert "Recall@40" in shop.stderr
+    assert json.loads(call("eval", files / "a.h5", "--json", *QUICK).stdout)["notes"] == []
+
+
+@pytest.mark.parametrize("command", ["eval", "compare"])
+@pytest.mark.parametrize("engine", ["count", "faiss"])
+def test_any_number_of_threads_works(files, command, engine):
+    names = [files / "a.h5"] if command == "eval" else [files / "a.h5", files / "b.h5"]
+    options = ("--engine", engine, "--threads", 100_000, "--nmi", "--seeds", 1, "--json")
+    few, many = (
+        json.loads(call(command, *names, *options, *more).stdout)["distances"]
+        for more in (("--threads", 1), ())
+    )
+    assert few == many
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_comparisons_show_whole_numbers_in_narrow_terminals(files, width, monkeypatch):
+    args = ("compare", files / "a.h5", files / "b.h5", "--recall-at", "1,1000")
+    wide = call(*args).stdout
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    lines = [line.rstrip() for line in click.unstyle(call(*args).stdout).splitlines()]
+    assert max(map(len, lines)) <= width
+    rows = [line.split() for line in lines if line.startswith((" Recall@1 ", " MAP@R"))]
+    assert len(rows) == 4
+    whole = wide.split()
+    assert all(cell in whole for row in rows for cell in row)
+    assert not any("…" in line for line in lines)
+
+
+def test_tables_name_percent_and_show_l2_before_cos(files):
+    table = call("eval", files / "a.h5", *QUICK).stdout
+    assert table.index("l2, %") < table.index("cos, %")
+    both = call("compare", files / "a.h5", files / "b.h5", *QUICK).stdout
+    assert both.index(" l2 ") < both.index(" cos ")
+    assert "A, %" in both
+    found = json.loads(call("eval", files / "a.h5", "--json", *QUICK).stdout)
+    assert list(found["distances"]) == found["settings"]["distances"] == ["l2", "cos"]
 
 
 def test_help_is_quick_and_loads_nothing_heavy():

@@ -63,7 +63,7 @@ class Display(Watch):
 
     def epoch(self, record: dict[str, Any]) -> None:
         if not self.headed:
-            titles = ("epoch", "loss", "parts", "R@1 cos", "R@1 l2", "images/s", "s", "")
+            titles = ("epoch", "loss", "parts", "R@1 l2", "R@1 cos", "images/s", "s", "")
             self._line(titles, "bold")
             self.headed = True
         if record["epoch"] == 0:
@@ -78,7 +78,7 @@ class Display(Watch):
                 str(record["epoch"]),
                 f"{record['loss']:.4f}",
                 parts,
-                *(f"{100 * scores[d]:.2f}" if scores else "-" for d in ("cos", "l2")),
+                *(f"{100 * scores[d]:.2f}" if scores else "-" for d in ("l2", "cos")),
                 f"{record['images_per_second']:,.0f}",
                 f"{record['seconds']:.0f}",
                 "best" if record["best"] and scores else "",
@@ -115,21 +115,21 @@ def result_table(result: dict[str, Any]) -> Group:
     title = f"{result['run']}: epoch {result['best_epoch']} of {result['epochs']}"
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
-    for name in ("cos", "l2"):
+    for name in ("l2", "cos"):
         table.add_column(name, justify="right")
     titles = {"pixels": "raw 8 x 8 pixels", "untrained": "before training"}
     for name, scores in result["baselines"].items():
         cells = (f"{100 * scores[d]:.2f}" for d in ("cos", "l2"))
         table.add_row(f"Recall@1 ({result['select']}, {titles[name]})", *cells)
     if result["scores"]:
-        cells = (f"{100 * result['scores'][d]:.2f}" for d in ("cos", "l2"))
+        cells = (f"{100 * result['scores'][d]:.2f}" for d in ("l2", "cos"))
         table.add_row(f"Recall@1 ({result['select']}, picked the epoch)", *cells)
     if result["test"]:
         found = result["test"]["distances"]
         for k in found["cos"]["recall"]:
-            cells = (f"{100 * found[d]['recall'][k]:.2f}" for d in ("cos", "l2"))
+            cells = (f"{100 * found[d]['recall'][k]:.2f}" for d in ("l2", "cos"))
             table.add_row(f"Recall@{k} (test)", *cells)
         for name, key in (("MAP@R", "map_at_r"), ("R-precision", "r_precision")):
-            cells = (f"{100 * found[d][key]:.2f}" for d in ("cos", "l2"))
+            cells = (f"{100 * found[d][key]:.2f}" for d in ("l2", "cos"))
             table.add_row(f"{name} (test)", *cells)
     return Group(Text(title, style="bold", no_wrap=True), table)

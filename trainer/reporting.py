@@ -40,7 +40,7 @@ def run_view(folder: Path) -> dict[str, Any]:
         "loss": [_number(record.get("loss")) for record in records],
         "parts": _curves(records, "parts"),
         "monitor": _curves(records, "monitor"),
-        **{f"recall_{d}": scores.get(d, [None] * len(records)) for d in ("cos", "l2")},
+        **{f"recall_{d}": scores.get(d, [None] * len(records)) for d in ("l2", "cos")},
     }
     return {
         "name": folder.resolve().name,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +25,6 @@ from retrieval.threads import Progress, StageProgress
 NEAR, FLIPS, LONGEST = 8, 100, 300
 CURVE = 1000  # the largest K
 MEMORY = 512 << 20
-KMEANS_SPEED = 1 << 36  # multiplications of k-means a second, on two cores
-KMEANS = 30 * KMEANS_SPEED  # what is worth waiting for
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def gather(
     title, *names = _tails([data.source, *(other.source for other in others)])
     pairs = [_aligned(data, other) for other in others]  # before anything takes long
     problem = from_embeddings(data)
-    settings, left_out = _settings(problem, options)
+    settings = Settings(nmi=options.nmi, memory=MEMORY, seed=options.seed)
     own = run(problem, settings, progress)
     ranks, d = own.ranks[options.distance], options.distance
     best = nearest.best_of(
@@ -136,7 +133,7 @@ def gather(
     return view | {
         "items": items.columns(pictured.of),
         "thumbs": {"side": thumbs.SIDE, "images": pictured.images},
-        "warnings": [*evaluation_warnings(own.result), *left_out, *map(shown, notes), *unread],
+        "warnings": [*evaluation_warnings(own.result), *map(shown, notes), *unread],
     }
 
 
@@ -147,24 +144,6 @@ def _aligned(data: Embeddings, other: Embeddings) -> Embeddings:
     """The other file with its rows in the order of ours."""
     ours, theirs = comparable(data, other)
     return align(ours, theirs)
-
-
-def _settings(problem: Problem, options: Options) -> tuple[Settings, list[str]]:
-    """How to evaluate, and what is left out."""
-    settings = Settings(nmi=options.nmi, memory=MEMORY, seed=options.seed)
-    if options.nmi is not None:
-        return settings, []
-    quick = replace(settings, nmi=False)
-    if find_spec("faiss") is None:
-        return quick, [f"NMI was left out: k-means needs FAISS. {install('cpu')}"]
-    N, C = len(problem.gallery), len(problem.names)
-    N += len(problem.query_codes) if problem.protocol == QUERY_GALLERY else 0
-    work = N * C * problem.gallery.shape[1] * 2 * settings.seeds * settings.kmeans_iterations
-    if work <= KMEANS:
-        return settings, []
-    minutes = -(-work // (KMEANS_SPEED * 60))
-    return quick, [f"NMI was left out: k-means with {C:,} clusters would take about {minutes:,} "
-                   "minutes on two cores; --nmi computes it"]  # fmt: skip
 
 
 # Parts of the view

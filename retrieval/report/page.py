@@ -11,10 +11,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from retrieval.report import charts
+from retrieval.tables import p_value
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("map.js", "page.js")
-DISTANCES = {"cos": "cosine", "l2": "Euclidean"}
+DISTANCES = {"l2": "Euclidean", "cos": "cosine"}
 AXES = {"cos": "cosine similarity", "l2": "Euclidean distance"}
 TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI",
           "ami": "AMI"}  # fmt: skip
@@ -34,7 +35,7 @@ def render(view: dict) -> str:
         level=f"{100 * result['settings'].get('level', 0.95):g}%",
         distances=_distances(result),
         sentence=sentence(result),
-        leads=[_lead(result, d) for d in ("cos", "l2") if d in result["distances"]],
+        leads=[_lead(result, d) for d in ("l2", "cos") if d in result["distances"]],
         facts=_facts(result),
         scores=_scores(result),
         curve=_curve(view),
@@ -220,18 +221,12 @@ def _differences(scores: dict) -> list[dict]:
             "ours": percent(s["b"]),
             "difference": f"{100 * s['difference']:+.2f}",
             "span": s["ci"] and "{:+.2f} to {:+.2f}".format(*(100 * x for x in s["ci"])),
-            "p": _p(s["p"]),
+            "p": p_value(s["p"]),
             "verdict": _verdict(s["ci"]),
             "chart": charts.whisker(s["difference"], s["ci"], ends),
         }
         for name, s in scores.items()
     ]
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return ""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _verdict(span: list[float] | None) -> str:
@@ -247,7 +242,7 @@ def _training(run: dict | None) -> list[dict]:
     if not run or not run["epochs"]:
         return []
     curves = run["lines"]
-    recall = {DISTANCES[d]: curves.get(f"recall_{d}") for d in ("cos", "l2")}
+    recall = {DISTANCES[d]: curves.get(f"recall_{d}") for d in ("l2", "cos")}
     split = {"val": "Validation ", "test": "Test "}.get(run.get("scores_of") or "", "")
     groups = [
         ("Loss", {"loss": curves.get("loss")}, False),

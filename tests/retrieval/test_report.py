@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from cli import main
-from retrieval import DmlError
+from retrieval import DmlError, clusters
 from retrieval.embeddings import Embeddings, Split
 from retrieval.formats.hdf5 import write
 from retrieval.report import gather, layout, nearest, sampling, thumbs
@@ -349,7 +349,7 @@ def test_long_k_means_is_left_out_and_said(clustered, monkeypatch):
     pytest.importorskip("faiss")
     quick = view_of(file(*clustered), options=Options(map="none"))
     assert quick["result"]["distances"]["cos"]["nmi"]["mean"] > 0
-    monkeypatch.setattr(gather, "KMEANS", 1000)
+    monkeypatch.setattr(clusters, "SPEED", 1000)
     view = view_of(file(*clustered), options=Options(map="none"))
     assert "nmi" not in view["result"]["distances"]["cos"]
     [warning] = view["warnings"]
@@ -359,7 +359,8 @@ def test_long_k_means_is_left_out_and_said(clustered, monkeypatch):
 
 
 def test_sop_is_beyond_what_k_means_is_waited_for():
-    assert 60_502 * 11_316 * 512 * 120 > gather.KMEANS > 5_924 * 100 * 2048 * 120
+    sop, cub = (60_502, 512, 11_316, 120), (5_924, 2048, 100, 120)
+    assert clusters.estimated_seconds(*sop) > clusters.LONG > clusters.estimated_seconds(*cub)
 
 
 # Texts
