@@ -608,12 +608,13 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     """Show an embedding file as one HTML page.
 
     It shows what is found and what is not: scores, retrieved rows with images, confused classes,
-    near-duplicates, distances and a map. The page is one file that needs no network. Images are
-    found by the paths in FILE.
+    near-duplicates, distances and a map. The page is one file that needs no network. FILE says
+    where its images are; --images does where they have moved or FILE is of another program.
 
     \b
     Examples:
-      dmltool report embeddings.h5 --images photos
+      dmltool report embeddings.h5
+      dmltool report features.npz --images photos
       dmltool report runs/b/embeddings.h5 --compare runs/a/embeddings.h5 --run runs/b
     """
     from pathlib import Path
@@ -633,6 +634,8 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         compared = [load(name, labels=labels, gallery_labels=gallery_labels) for name in others]
         pictures, note = pictures_of(data, images, run)
+        if images is None and hasattr(pictures, "root"):
+            click.echo(f"Images from {pictures.root}", err=True)
         view = gather(
             data, provenance(data), compared, Options(**given), pictures=pictures,
             run_view=run and run_view(run), notes=[note] if note else [], progress=tell,
@@ -843,7 +846,8 @@ embedding_options = options(
     click.option(
         "--split", "splits", multiple=True,
         type=click.Choice(["train", "val", "test", "query", "gallery"]),
-        help="May be repeated.  [default: test, or query and gallery]",
+        help="A part of a divided data set; may be repeated.  [default: test, or query and "
+        "gallery; all images where nothing is divided]",
     ),
     click.option(
         "--provider", type=click.Choice(["auto", "cpu", "cuda", "tensorrt"]), default="auto",
@@ -930,12 +934,15 @@ def embed(model, data, out, as_json, **given) -> None:
     """Embed images with any ONNX model, also of other programs.
 
     DATA is a folder with a folder for each class, a table (.csv with path and label), `glyphs`, or
-    NAME:FOLDER of a data set (cub:CUB_200_2011). A model of dmltool says itself how images are
-    prepared; for others --size, --mean and --std say it.
+    NAME:FOLDER of a data set (cub:CUB_200_2011). `photos` embeds all its images; `folder:photos`
+    is divided as for training, and --split picks the part. Images without labels, a flat folder or
+    a table of paths, can be embedded too. A model of dmltool says itself how images are prepared;
+    for others --size, --mean and --std say it.
 
     \b
     Examples:
       dmltool embed runs/glyphs-ce/model.onnx photos --out photos.h5
+      dmltool embed runs/mine/model.onnx folder:photos --split train --out train.h5
       dmltool embed net.onnx photos --out p.h5 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
     """
     from pathlib import Path
@@ -950,7 +957,7 @@ def embed(model, data, out, as_json, **given) -> None:
         {"embeddings": result}, as_json, lambda found: embeddings_table(found["embeddings"])
     )
     if not as_json:
-        next_step("eval", out)
+        next_step("eval", out, *([] if result["labelled"] else ["--labels", "labels.txt"]))
 
 
 def _tell_export(result: dict, as_json: bool, tables: Callable) -> None:

@@ -17,7 +17,7 @@ from exporter.run import chosen_splits
 from retrieval.errors import DmlError
 from retrieval.threads import StageProgress
 from retrieval.writing import check_target
-from trainer.datasets import DATASETS, DataSet, load
+from trainer.datasets import DATASETS, DataSet, csv, folder, load
 from trainer.loading import Source
 
 
@@ -70,26 +70,33 @@ def embed_with(
         progress=progress,
         **options,
     )
-    return asdict(found) | {"path": str(found.path), "run_by": session.why}
+    return asdict(found) | {
+        "path": str(found.path),
+        "run_by": session.why,
+        "labelled": images.labelled,
+    }
 
 
 def find_data(text: str) -> DataSet:
-    """`photos/`, `images.csv`, `cub:CUB_200_2011`, `glyphs`, or `glyphs:query`."""
+    """`photos/`, `images.csv`, `cub:CUB_200_2011`, `glyphs`, or `glyphs:query`.
+
+    `photos/` is all images, labelled or not; `folder:photos` is divided as for training.
+    """
     name, colon, root = text.partition(":")
     names = {entry.name: entry for entry in DATASETS}
     if colon and name in names:
         return load(name, root) if names[name].needs_root else load(name, variant=root)
     path = Path(text)
     if path.is_dir():
-        return load("folder", path, test_fraction=0.0)
+        return folder.read_flat(path) or load("folder", path, test_fraction=0.0)
     if path.is_file():
-        return load("csv", path, test_fraction=0.0)
+        return csv.read_unlabelled(path) or load("csv", path, test_fraction=0.0)
     if text in names and not names[text].needs_root:
         return load(text)
     fix = f"{text}:FOLDER" if text in names else f"One of {', '.join(names)} goes as NAME:FOLDER."
     raise DmlError(
         f"There is nothing to embed at {text}.",
-        "A folder with a folder for each class, a table (.csv), or the name of a data set.",
+        "A folder of images or of a folder for each class, a table (.csv), or a data set's name.",
         fix,
     )
 

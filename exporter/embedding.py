@@ -8,8 +8,10 @@ equals that of an uninterrupted run in everything but `created`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ from retrieval.threads import StageProgress
 from retrieval.writing import check_target
 
 if TYPE_CHECKING:  # it imports torch, which embedding needs not
+    from trainer.datasets import DataSet
     from trainer.loading import Source
 
 
@@ -87,8 +90,12 @@ def embed(
     check_store(source, spec)
     _check_splits(splits, data.name)
     attrs = {"dataset": data.name, "preprocessing": preprocessing.to_dict()} | attrs
-    columns = {s: (data.labels[r], [data.paths[n] for n in r.tolist()]) for s, r in splits.items()}
-    names = np.array(data.label_names, np.str_)
+    attrs["images"] = where_images_are(data, target)
+    columns = {
+        s: (data.labels[r] if data.labelled else None, [data.paths[n] for n in r.tolist()])
+        for s, r in splits.items()
+    }
+    names = np.array(data.label_names, np.str_) if data.labelled else None
     out = Writer(target, columns, dim, "float32", names, attrs, force, resume)
     dtype = "float16" if half else "float32"
     if resume and not force and finishing.is_finished(out, dtype):
@@ -117,6 +124,19 @@ def embed(
     )
     counts = {split: len(rows) - len(bad[split]) for split, rows in splits.items()}
     return Embedded(target, counts, dim, dtype, skipped=left_out, recall=recall, **timing)
+
+
+def where_images_are(data: DataSet, target: Path) -> dict[str, object]:
+    """How a report finds the images again, also where their folder and the file moved together."""
+    files = data.folder()
+    found: dict[str, object] = {"files": files is not None, "options": dict(data.options)}
+    root = data.root if files is None else files
+    if root is not None:
+        absolute = Path(root).resolve()
+        found |= {"root": str(root), "absolute": str(absolute)}
+        with suppress(ValueError):  # on Windows, another drive
+            found["relative"] = os.path.relpath(absolute, target.parent)
+    return found
 
 
 def _check_splits(splits: dict[str, np.ndarray], name: str) -> None:

@@ -37,14 +37,15 @@ def rewrite(
     """Recall@1 before and after where the dtype has changed. Called while `out` is locked."""
     new = _final(out)
     keep = {split: _kept(count, bad[split]) for split, count in out.lengths.items()}
-    columns = {s: (out.labels[s][k], _text(out.paths[s], k)) for s, k in keep.items()}
+    columns = {s: (_of(out.labels[s], k), _text(out.paths[s], k)) for s, k in keep.items()}
     stored = _mapped(out)
     writer = Writer(new, columns, out.dim, dtype, out.names, _attrs(out, bad), force=True)
     try:
         with writer:
             _copy(stored, keep, writer, progress)
         recall = None
-        if np.dtype(dtype) != out.dtype:
+        labelled = all(labels is not None for labels, _ in columns.values())
+        if np.dtype(dtype) != out.dtype and labelled:
             recall = _compare(stored, keep, new, columns, progress)
         os.replace(new, out.path)
     finally:
@@ -70,6 +71,10 @@ def _kept(count: int, bad: Bad) -> np.ndarray:
     keep = np.ones(count, bool)
     keep[[place for place, _ in bad]] = False
     return np.flatnonzero(keep)
+
+
+def _of(labels: np.ndarray | None, places: np.ndarray) -> np.ndarray | None:
+    return None if labels is None else labels[places]
 
 
 def _text(paths: list[bytes], places: np.ndarray) -> list[str]:

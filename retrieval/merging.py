@@ -115,8 +115,10 @@ def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> 
         "merged": sources,
         "normalized": False,
     }
-    named = {str(each.attrs["dataset"]) for each in data if "dataset" in each.attrs}
-    return attrs | ({"dataset": named.pop()} if len(named) == 1 else {})
+    for key in ("dataset", "images"):
+        named = {str(each.attrs[key]) for each in data if key in each.attrs}
+        attrs |= {key: named.pop()} if len(named) == 1 else {}
+    return attrs
 
 
 def _write(

@@ -58,8 +58,9 @@ def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> 
 
 
 def write_text(path: Path, text: str, force: bool = False) -> None:
+    """As UTF-8; stray bytes of names that are not UTF-8 are written as escapes."""
     with whole_file(path, force) as file:
-        file.write(text.encode())
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 @contextmanager

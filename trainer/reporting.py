@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from trainer.resolve import LARGEST, parse_toml
 
 CONFIG = "config.toml"
 SIDE = 64  # of the thumbnails that the images become
+SAMPLE = 20  # images of each split that are looked for
+NAME_IT = "Name the folder that the paths begin at: --images ROOT"
+UNKNOWN = f"the file does not say where they are. {NAME_IT}"
 
 Pictures = Callable[[str], np.ndarray]
 
@@ -117,18 +122,63 @@ def pictures_of(
 ) -> tuple[Pictures | None, str]:
     """What reads the images of an embedding file, and a note where that is not to be had.
 
-    They are under `images` if that is given, else where the run has them; `glyphs` are drawn.
+    They are under `images` if that is given, else where the file says, else where the run has them.
     """
     if images is not None:
         _check_folder(data, images)
         return Folder(images), ""
-    name = data.attrs.get("dataset")
-    if run is None:
-        return _pictures("glyphs", None, {}) if name == "glyphs" else (None, "")
+    if run is None and all(split.paths is None for split in data.splits.values()):
+        return None, ""
+    name, recorded = data.attrs.get("dataset"), _recorded(data)
+    read, note = None, ""
+    if recorded.get("files"):
+        read, note = _recorded_folder(data, recorded)
+    elif recorded or name == "glyphs":  # older files record the name alone
+        read, note = _recorded_set(data, str(name), recorded)
+    if run is None or (read is not None and recorded):
+        return read, note or ("" if read else f"images are not shown: {UNKNOWN}")
     table = _table(run)
     if name is not None and name != table["dataset"]:
         return None, f"images are not shown: {run} is of {table['dataset']}, the file of {name}"
     return _pictures(**table)
+
+
+def _recorded(data: Embeddings) -> dict[str, Any]:
+    """What the file says of its images, see docs/files.md; the file may be anyone's."""
+    try:
+        return _dict(json.loads(str(data.attrs.get("images", "{}"))))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _places(data: Embeddings, recorded: dict[str, Any]) -> list[Path]:
+    """Where the root may be: as it was, beside the file as it was, or as it was given."""
+    absolute, relative, given = (recorded.get(k) for k in ("absolute", "relative", "root"))
+    beside = Path(data.source).parent
+    named = [absolute, relative and beside / str(relative), given]
+    return [Path(str(place)) for place in named if place]
+
+
+def _recorded_folder(data: Embeddings, recorded: dict[str, Any]) -> tuple[Pictures | None, str]:
+    """The first place that has one of the first images of the file."""
+    columns = [split.paths for split in data.splits.values() if split.paths is not None]
+    some = [str(path) for column in columns for path in column[:SAMPLE]]
+    places = _places(data, recorded)
+    for place in places:
+        with suppress(OSError, ValueError):
+            if any((place / path).is_file() for path in some):
+                return Folder(place), ""
+    first = places[0] if places else "their folder"
+    return None, f"images are not shown: they are no longer in {first}. {NAME_IT}"
+
+
+def _recorded_set(
+    data: Embeddings, name: str, recorded: dict[str, Any]
+) -> tuple[Pictures | None, str]:
+    """Images that the data set draws, or keeps in files of its own."""
+    options = _dict(recorded.get("options")) | ({"copies": 1} if name == "glyphs" else {})
+    places = [place for place in _places(data, recorded) if place.exists()] or [None]
+    return _pictures(name, places[0] and str(places[0]), options)
 
 
 def _check_folder(data: Embeddings, images: Path) -> None:
@@ -162,7 +212,7 @@ def _pictures(
     try:
         data = datasets.load(dataset, root, **options)
     except DmlError as error:
-        return None, f"images are not shown: {error.what} --images ROOT says where they are"
+        return None, f"images are not shown: {error.what} {NAME_IT}"
     except ModuleNotFoundError as error:
         return None, f"images are not shown: that needs {error.name}. {install('cpu')}"
     if isinstance(data.reader, FileReader):

@@ -6,14 +6,16 @@ import csv
 import difflib
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from retrieval.errors import DmlError
 from trainer.datasets import layout
-from trainer.datasets.records import DataSet, build, listed
+from trainer.datasets.records import DataSet, build, listed, unlabelled
 from trainer.datasets.splitting import SPLIT_WORDS, divide, shared_classes
 
 PATHS = ("path", "file", "filename", "image", "image_path", "file_name")
+HEADER = 1 << 16  # characters of the first line
 LABELS = ("label", "class", "target", "category", "item_id")
 
 
@@ -32,21 +34,7 @@ def read(
     """
     table = _table(root)
     base = layout.folder(Path(images).expanduser()) if images else table.parent
-    rows = _rows(table, base)
-    absent = set(layout.missing(base, [path for path, _, _ in rows]))
-    notes = []
-    if absent:
-        examples = listed(rows[place][0] for place in sorted(absent)[:3])
-        why = f"{len(absent):,} of {len(rows):,} files are not in {base}: {examples}."
-        if not allow_incomplete or len(absent) == len(rows):
-            raise DmlError(
-                f"{table} names files that are missing.",
-                why,
-                "Say where the images are (images=FOLDER), complete them, or leave these out: "
-                "--allow-incomplete",
-            )
-        notes.append(why)
-        rows = [row for place, row in enumerate(rows) if place not in absent]
+    rows, notes = _present(table, base, _rows(table, base), allow_incomplete)
     if not any(split for _, _, split in rows):
         labels = list(dict.fromkeys(label for _, label, _ in rows))
         splits = divide(table, labels, test_fraction, val_fraction, seed)
@@ -55,6 +43,37 @@ def read(
     for _, label, split in rows:
         sides.setdefault(split, set()).add(label)
     return build("csv", base, rows, notes=[*notes, *shared_classes(sides)])
+
+
+def read_unlabelled(table: Path) -> DataSet | None:
+    """The images of a table without a column of labels; None where it has one, or no paths."""
+    with suppress(OSError, UnicodeDecodeError), table.open(encoding="utf-8-sig") as file:
+        first = file.readline(HEADER)
+        header = {name.strip().strip('"').lower() for name in first.split(_delimiter(first))}
+        if header & set(PATHS) and not header & set(LABELS):
+            rows, notes = _present(table, table.parent, _rows(table, table.parent, False), False)
+            rows = [(path, label, split or "test") for path, label, split in rows]
+            return unlabelled(build("csv", table.parent, rows, notes=notes))
+    return None
+
+
+def _present(
+    table: Path, base: Path, rows: list[tuple[str, str, str]], allow_incomplete: bool
+) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """The rows whose files are there, and a note about the others."""
+    absent = set(layout.missing(base, [path for path, _, _ in rows]))
+    if not absent:
+        return rows, []
+    examples = listed(rows[place][0] for place in sorted(absent)[:3])
+    why = f"{len(absent):,} of {len(rows):,} files are not in {base}: {examples}."
+    if not allow_incomplete or len(absent) == len(rows):
+        raise DmlError(
+            f"{table} names files that are missing.",
+            why,
+            "Say where the images are (images=FOLDER), complete them, or leave these out: "
+            "--allow-incomplete",
+        )
+    return [row for place, row in enumerate(rows) if place not in absent], [why]
 
 
 def _table(root: Path) -> Path:
@@ -77,13 +96,14 @@ def _table(root: Path) -> Path:
     return root
 
 
-def _rows(table: Path, base: Path) -> list[tuple[str, str, str]]:
+def _rows(table: Path, base: Path, labelled: bool = True) -> list[tuple[str, str, str]]:
     """(path, label, split) of each line; the split is empty where there is no such column."""
     try:
         text = table.read_text(encoding="utf-8-sig")
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text))
         header = [name.strip().lower() for name in next(reader, [])]
-        path_at, label_at = (_column(table, header, names) for names in (PATHS, LABELS))
+        path_at = _column(table, header, PATHS)
+        label_at = _column(table, header, LABELS) if labelled else path_at
         split_at = header.index("split") if "split" in header else None
         rows = []
         for cells in reader:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retrieval.errors import DmlError
 from trainer.datasets import layout
-from trainer.datasets.records import DataSet, build, listed
+from trainer.datasets.records import DataSet, build, listed, unlabelled
 from trainer.datasets.splitting import SPLIT_WORDS, divide, shared_classes
 
 SUFFIXES = frozenset(
@@ -36,6 +36,17 @@ def read(
     splits = divide(root, list(images), test_fraction, val_fraction, seed)
     rows = ((path, label, splits[label]) for label, paths in images.items() for path in paths)
     return build("folder", root, rows)
+
+
+def read_flat(root: Path) -> DataSet | None:
+    """Images that lie in a folder without folders of classes, unlabelled; None where there are
+    such folders, or no images.
+    """
+    layout.folder(root)
+    if _folders(root):
+        return None
+    rows = [(path.removeprefix("./"), "", "test") for path in _images(root, "")]
+    return unlabelled(build("folder", root, rows)) if rows else None
 
 
 def _given(root: Path, tops: list[str]) -> DataSet:

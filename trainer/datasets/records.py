@@ -84,6 +84,15 @@ class DataSet:
         """(H, W, 3) uint8 RGB; a JPEG may come smaller, its short side at least short_side."""
         return self.reader(self.paths[row], short_side)
 
+    @property
+    def labelled(self) -> bool:
+        """Without names the labels mean nothing: such images can be embedded, not trained on."""
+        return bool(self.label_names)
+
+    def folder(self) -> str | None:
+        """The folder that paths begin at; None where images are not files of their own."""
+        return self.reader.root if isinstance(self.reader, FileReader) else None
+
     def files(self) -> list[str] | None:
         """The file of each row; None where images are not files of their own."""
         if not isinstance(self.reader, FileReader):
@@ -106,6 +115,11 @@ class DataSet:
         keep = np.ones(len(self), dtype=bool)
         keep[np.fromiter(rows, dtype=np.int64)] = False
         return self.take(np.flatnonzero(keep), note)
+
+
+def unlabelled(data: DataSet) -> DataSet:
+    """The same images without labels."""
+    return replace(data, labels=np.zeros(len(data), np.int64), label_names=())
 
 
 def build(
