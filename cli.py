@@ -674,6 +674,11 @@ FLAGS = {  # options of `dmltool train` that are keys of the configuration
 }
 
 
+SPOKEN = {key: f"--{name.replace('_', '-')}" for name, key in FLAGS.items()} | dict.fromkeys(
+    ("batches.size", "batches.classes", "batches.images"), "--batch"
+)
+
+
 class Batch(click.ParamType):
     """128 images at random, or 6x9: classes x images of each."""
 
@@ -707,7 +712,7 @@ def _train_flags(given: dict) -> dict:
 @click.option("--preset", metavar="NAME", help="Settings of a paper: dmltool list presets.")
 @click.option("--config", "file", metavar="FILE", help="Settings from a TOML file.")
 @click.option("--dataset", metavar="NAME", help="dmltool list datasets. [default: glyphs]")
-@click.option("--data", metavar="PATH", help="Folder or file of the data set.")
+@click.option("--data", metavar="PATH", help="Folder (alone: one for each class) or table.")
 @click.option("--loss", metavar="NAME", help="dmltool list losses, or pml:NAME.")
 @click.option("--backbone", metavar="NAME", help="dmltool list backbones, or timm:NAME.")
 @click.option("--weights", metavar="NAME|FILE", help="imagenet, none, or a file.")
@@ -734,7 +739,7 @@ def _train_flags(given: dict) -> dict:
 @click.option("--tensorboard", is_flag=True, help="Log for TensorBoard as well.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
 @click.option("--out", metavar="RUN", help="Folder of the run. [default: runs/NAME]")
-@click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
+@click.option("--resume", metavar="RUN", help="Go on with a run; --epochs adds epochs.")
 @click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplete, **given) -> None:
@@ -747,13 +752,13 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     Examples:
       dmltool train
       dmltool train --preset cub-ce --data CUB_200_2011
-      dmltool train --dataset folder --data photos --loss group --batch 6x4
+      dmltool train --data photos --loss group --batch 6x4
       dmltool train --resume runs/cub-ce
       torchrun --nproc-per-node=4 -m cli train --preset sop-ce --data Stanford_Online_Products
     """
     from pathlib import Path
 
-    from trainer.resolve import default_preset, needs_weights, resolve, resumed
+    from trainer.resolve import default_preset, needs_weights, resolve, resumed, with_data_set
 
     flags = _train_flags(given)
     if allow_incomplete:
@@ -767,14 +772,13 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
 
         folder = Path(resume)
         folder = folder.parent if folder.is_file() else folder
-        config = resumed(load_config(folder), flags, settings)
+        config = resumed(load_config(folder), flags, settings, SPOKEN)
     else:
-        config, name = resolve(preset, file and Path(file), flags, settings)
+        config, name = resolve(preset, file and Path(file), flags, settings, SPOKEN)
         folder = Path(out) if out else new_folder(Path("runs"), name)
         if not preset and not file:
-            start = default_preset(
-                flags.get("data.dataset"), flags.get("loss.name"), flags.get("network.weights")
-            )
+            dataset = with_data_set(flags, settings).get("data.dataset")
+            start = default_preset(dataset, flags.get("loss.name"), flags.get("network.weights"))
             click.echo(f"Settings of the preset {start}; --dry-run shows them", err=True)
         if preset and needs_weights(preset) and config.network.weights == "none":
             warn(
@@ -782,6 +786,9 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
                 "learn with --preset photos-scratch-ce"
             )
     if dry_run:
+        from trainer.tables import check_names
+
+        check_names(config)
         click.echo(config.to_toml(), nl=False)
         return
     with training_display() as watch:
@@ -791,7 +798,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
         try:
             result = run(config, folder, watch, resume=bool(resume))
         except FolderTaken:
-            if out:
+            if out or resume:
                 raise
             # Started at the same moment, another run has taken the name.
             folder = new_folder(Path("runs"), name)

@@ -52,7 +52,7 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
 
 def test_a_dry_run_prints_settings_that_can_be_used_again(dmltool, tmp_path):
     done = dmltool(
-        "train", "--loss", "group", "--batch", "6x4", "--lr", "0.5", "--monitor", "spce,pce",
+        "train", "--dataset", "cub", "--loss", "group", "--batch", "6x4", "--lr", "0.5", "--monitor", "spce,pce",
         "--seed", "0", "--set", "loss.options.temperature=7", "--allow-incomplete", "--dry-run",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -73,8 +73,20 @@ def test_a_dry_run_prints_settings_that_can_be_used_again(dmltool, tmp_path):
         (["--dataset", "folder", "--data", "nowhere"], "nowhere"),
         (["--dataset", "folder"], "--dataset folder --data FOLDER"),
         (["--dataset", "foldr"], "Did you mean folder?"),
-        (["--loss", "grup"], "did you mean 'group'?"),
-        (["--backbone", "resnet5"], "resnet50"),
+        (["--loss", "grup"], "Did you mean 'group'? --loss group"),
+        (["--loss", "pml:TripletMarginLos"], "--loss pml:TripletMarginLoss"),
+        (["--backbone", "resnet5"], "Did you mean 'resnet50'? --backbone resnet50"),
+        (["--set", "loss.options.smoothin=1"], "--set loss.options.smoothing="),
+        (["--set", "data.options.sizee=1"], "--set data.options.size="),
+        (["--lr", "-1"], "Error: --lr cannot be used.\n  --lr -1.0: from 0"),
+        (["--epochs", "2000000"], "Error: --epochs cannot be used.\n  --epochs 2000000: from 1"),
+        (
+            ["--set", "run.seed=x"],
+            "Error: --set run.seed cannot be used.\n  --set run.seed = 'x': a",
+        ),
+        (["--set", "optimiser.lr=1"], "Error: --set optimiser.lr cannot be used."),
+        (["--preset", "cub-group", "--epochs", "3"], "10 is more than --epochs 3"),
+        (["--batch", "1"], "Error: --batch cannot be used.\n  --batch 1: from 2"),
         (["--preset", "cub"], "--preset cub-ce?"),
         (["--config", "none.toml"], "There is no configuration none.toml"),
         (["--set", "lr=1"], "did you mean optimizer.lr?"),
@@ -91,6 +103,82 @@ def test_a_mistake_is_explained(args, told, dmltool, tmp_path):
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--loss", "grup"],
+        ["--loss", "pml:TripletLos"],
+        ["--backbone", "resnet5"],
+        ["--dataset", "foldr"],
+        ["--set", "loss.options.smoothin=1"],
+        ["--set", "loss.options.smoothing=7"],
+        ["--set", "data.options.sizee=1"],
+        ["--backbone", "vit_b_16", "--set", "input.crop=40"],
+    ],
+)
+def test_a_dry_run_finds_names_and_options_that_do_not_exist(args, dmltool):
+    done = dmltool("train", *args, "--dry-run")
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert "Error: " in done.stderr
+
+
+def test_data_alone_is_a_folder_or_a_table(dmltool, photos, tmp_path):
+    found = dmltool("train", "--data", photos, "--dry-run")
+    assert (
+        found.stdout
+        == dmltool("train", "--dataset", "folder", "--data", photos, "--dry-run").stdout
+    )
+    assert "preset photos-ce" in found.stderr
+    (tmp_path / "mine.csv").write_text("path,label\n")
+    done = dmltool("train", "--data", "mine.csv", "--dry-run")
+    assert tomllib.loads(done.stdout)["data"]["dataset"] == "csv"
+    done = dmltool("train", "--data", "mine.csv", "--set", "data.dataset=cub", "--dry-run")
+    assert tomllib.loads(done.stdout)["data"]["dataset"] == "cub"
+
+
+@pytest.mark.parametrize(("word", "flip"), [("False", False), ("True", True), ("true", True)])
+def test_settings_take_true_and_false_in_pythons_spelling_too(word, flip, dmltool):
+    done = dmltool("train", "--set", f"input.flip={word}", "--dry-run")
+    assert tomllib.loads(done.stdout)["input"]["flip"] is flip
+
+
+def test_a_finished_run_can_be_given_more_epochs(dmltool, photos, tmp_path):
+    args = ("train", "--data", photos, *SMALL)
+    assert dmltool(*args, "--out", "run").exit_code == 0
+    before = (tmp_path / "run" / "last.pt").read_bytes()
+    again = dmltool("train", "--resume", "run")
+    assert again.exit_code == 0
+    assert "is finished" in again.stderr
+    assert "epoch 3" not in again.stderr
+    assert (tmp_path / "run" / "last.pt").read_bytes() == before
+    done = dmltool("train", "--resume", "run", "--epochs", "4", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["epochs"] == 4
+    assert "from epoch 3 on the learning rate is that of a run of 4 epochs" in done.stderr
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["schedule"]["epochs"] == 4
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(line)["lr"] for line in lines]
+    assert len(rates) == 4
+    assert 0 < rates[3] < rates[2] < rates[0]  # the cosine of four epochs, its second half
+    assert "run is finished" in dmltool("train", "--resume", "run").stderr  # the four are kept
+    done = dmltool("train", "--resume", "run", "--epochs", "3")
+    assert done.exit_code == 1
+    assert "--epochs 3 is fewer than the 4 of the run" in done.stderr
+    assert "--lr cannot be changed" in dmltool("train", "--resume", "run", "--lr", "1").stderr
+
+
+def test_a_run_that_is_being_trained_is_not_resumed(dmltool, photos, tmp_path):
+    assert dmltool("train", "--data", photos, *SMALL, "--out", "run").exit_code == 0
+    from trainer.saving import locked
+
+    with locked(tmp_path / "run"):
+        done = dmltool("train", "--resume", "run")
+    assert done.exit_code == 1
+    assert "run is being trained by another process" in done.stderr
+    assert "bug" not in done.stderr
 
 
 @pytest.mark.parametrize("batch", ["x", "0", "4x", "4x0", "4x4x4"])

@@ -14,6 +14,14 @@ from typing import Any
 from retrieval.errors import DmlError
 
 
+class BadSettings(DmlError):
+    """Everything that is wrong with a configuration, a line each."""
+
+    def __init__(self, what: str, problems: list[str], fix: str) -> None:
+        super().__init__(what, "\n  ".join(problems), fix)
+        self.problems = problems
+
+
 @dataclass(frozen=True)
 class Data:
     dataset: str = "glyphs"
@@ -145,8 +153,8 @@ class Batches:
         for name in ("classes", "images"):
             yield from within(f"batches.{name}", getattr(self, name), 0, 65_536)
         yield from within("batches.size", self.size, 2, 1 << 20)
-        if self.total == 1:
-            yield "a batch of one image cannot be trained on"
+        if self.classes == self.images == 1:
+            yield "batches.classes and batches.images are 1: one image cannot be trained on"
 
 
 @dataclass(frozen=True)
@@ -234,9 +242,9 @@ class Config:
                 f"schedule.epochs = {self.schedule.epochs}"
             )
         if found:
-            raise DmlError(
+            raise BadSettings(
                 f"The configuration has {len(found)} problem{'s' * (len(found) > 1)}.",
-                "\n  ".join(found),
+                found,
                 "Change them with --set table.key=value, or in the file.",
             )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from retrieval.errors import DmlError
-from trainer.config import Config
+from trainer.config import BadSettings, Config
 
 PRESETS = Path(__file__).parent / "presets"
 LARGEST = 100_000  # bytes of a configuration; ours have some 3,000
@@ -22,20 +22,30 @@ ANY_TIME = (
     *("run.device", "run.compile", "run.tensorboard"),
 )
 """What may change when a run is resumed. Another device or compiler rounds differently."""
+EPOCHS = "schedule.epochs"
+"""May grow: the schedule is from then on that of a run with so many epochs."""
 
 
 def resolve(
-    preset: str | None, file: Path | None, flags: Mapping[str, Any], settings: Iterable[str] = ()
+    preset: str | None,
+    file: Path | None,
+    flags: Mapping[str, Any],
+    settings: Iterable[str] = (),
+    names: Mapping[str, str] | None = None,
 ) -> tuple[Config, str]:
     """The config and a name for its run.
 
     flags: values by dotted key, such as {"optimizer.lr": 0.1}; settings: `table.key=value`, which
-    come last. Without a preset or a file, the preset that fits the data set and the loss.
+    come last. names: what the flags are called, such as {"optimizer.lr": "--lr"}, for messages.
+    Without a preset or a file, the preset that fits the data set and the loss; a place of the data
+    alone means a folder of images, or a table.
     """
     if preset and file:
         raise DmlError("--preset and --config exclude each other.", "Both say where to start.")
-    loss, dataset = flags.get("loss.name"), flags.get("data.dataset")
+    settings = list(settings)
     named = bool(preset or file)
+    flags = dict(flags) if named else with_data_set(flags, settings)
+    loss, dataset = flags.get("loss.name"), flags.get("data.dataset")
     if not named:
         preset = default_preset(dataset, loss, flags.get("network.weights"))
     tables = read_toml(file or preset_path(preset))
@@ -57,10 +67,51 @@ def resolve(
         name, _, last = key.partition(".")
         tables.setdefault(name, {})[last] = value
     source = f"The configuration from {file or f'the preset {preset}'}"
-    config = from_dict(with_settings(tables, settings), source)
+    try:
+        config = from_dict(with_settings(tables, settings), source)
+    except BadSettings as error:
+        raise blamed(error, flags, settings, names or {}) from None
     if named:
         return config, file.stem if file else preset
     return config, f"{config.data.dataset}-{config.loss.name}".replace(":", "-").replace("/", "-")
+
+
+def with_data_set(flags: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """The flags; a place of the data alone means a folder with one for each class, or a table."""
+    if "data.root" not in flags or "data.dataset" in (*flags, *_keys(settings)):
+        return dict(flags)
+    table = Path(flags["data.root"]).expanduser().is_file()
+    return {"data.dataset": "csv" if table else "folder", **flags}
+
+
+def _keys(settings: Iterable[str]) -> list[str]:
+    return [setting.partition("=")[0].strip() for setting in settings]
+
+
+def blamed(
+    error: BadSettings, flags: Mapping[str, Any], settings: Iterable[str], names: Mapping[str, str]
+) -> DmlError:
+    """The same problems, by the flags that caused them; others are those of the preset or file."""
+    given = {key: names.get(key, f"--set {key}") for key in flags}
+    given |= {key: f"--set {key}" for key in _keys(settings)}
+    found, lines = [], []
+    for text in error.problems:
+        about = text.partition(";")[0]  # without the key that may have been meant
+        flag = ""
+        for key, name in given.items():
+            table = f"there is no key {key.partition('.')[0]}"
+            if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w|\.\w)", about) or about == table:
+                flag = flag or name
+                spoken = f"{name} = " if name.endswith(key) else f"{name} "
+                text = text.replace(f"{key} = ", spoken)
+        found.append(flag)
+        lines.append(text)
+    if not all(found):
+        return BadSettings(error.what, lines, error.fix)
+    wrong = list(dict.fromkeys(found))
+    return BadSettings(
+        f"{', '.join(wrong)} cannot be used.", lines, "All settings: dmltool train --dry-run"
+    )
 
 
 def default_preset(dataset: str | None, loss: str | None, weights: str | None = None) -> str:
@@ -77,21 +128,38 @@ def needs_weights(preset: str) -> bool:
     return read_toml(preset_path(preset)).get("network", {}).get("weights", "none") != "none"
 
 
-def resumed(saved: Config, flags: Mapping[str, Any], settings: Iterable[str]) -> Config:
-    """The config of a checkpoint; only what its result does not depend on may be changed."""
-    tables = saved.to_dict()
-    given = [*flags, *(setting.partition("=")[0].strip() for setting in settings)]
-    fixed = [key for key in given if key not in ANY_TIME]
+def resumed(
+    saved: Config,
+    flags: Mapping[str, Any],
+    settings: Iterable[str],
+    names: Mapping[str, str] | None = None,
+) -> Config:
+    """The config of a checkpoint; only what its result does not depend on, and more epochs."""
+    tables, settings, names = saved.to_dict(), list(settings), names or {}
+    given = [*flags, *_keys(settings)]
+    fixed = [key for key in given if key not in (*ANY_TIME, EPOCHS)]
     if fixed:
         raise DmlError(
-            f"{fixed[0]} cannot be changed when a run is resumed.",
-            f"The result would be that of neither run. Free to change: {', '.join(ANY_TIME)}.",
+            f"{names.get(fixed[0], fixed[0])} cannot be changed when a run is resumed.",
+            f"The result would be that of neither run. Free to change: {', '.join(ANY_TIME)}, "
+            "and more epochs.",
             "Start another run for it, with another --out.",
         )
     for key, value in flags.items():
         name, _, last = key.partition(".")
         tables[name][last] = value
-    return from_dict(with_settings(tables, settings), "The checkpoint's configuration")
+    try:
+        config = from_dict(with_settings(tables, settings), "The checkpoint's configuration")
+    except BadSettings as error:
+        raise blamed(error, flags, settings, names) from None
+    before, now = saved.schedule.epochs, config.schedule.epochs
+    if now < before:
+        raise DmlError(
+            f"--epochs {now} is fewer than the {before} of the run.",
+            "A run that is resumed can be given more epochs, not fewer.",
+            f"--epochs {2 * before}, for example, or another run with another --out.",
+        )
+    return config
 
 
 def from_dict(given: Mapping[str, Any], source: str) -> Config:
@@ -117,9 +185,9 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
                 found.append(f"{name}.{key} = {value!r}: {error}")
         tables[name] = types[name](**values)
     if found:
-        raise DmlError(
+        raise BadSettings(
             f"{source} cannot be used as a configuration.",
-            "\n  ".join(found),
+            found,
             "All keys and their defaults: dmltool train --dry-run",
         )
     return Config(**tables)
@@ -244,6 +312,8 @@ def with_settings(base: Mapping[str, Any], settings: Iterable[str]) -> dict[str,
 
 
 def toml_value(text: str) -> Any:
+    if text in ("True", "False"):  # as Python spells them
+        return text == "True"
     try:
         return parse_toml(f"value = {text}")["value"]
     except ValueError:

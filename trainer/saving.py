@@ -18,8 +18,10 @@ from retrieval.errors import DmlError
 from retrieval.writing import write_text
 from trainer import checkpoint, history
 from trainer.checkpoint import BEST, LAST
-from trainer.config import Config
+from trainer.config import Config, Schedule
 from trainer.datasets import DataSet
+from trainer.optimizers import rate
+from trainer.resolve import from_dict
 from trainer.setup import load_weights
 from trainer.steps import Training
 
@@ -139,8 +141,6 @@ def restore(training: Training, state: dict[str, Any]) -> None:
             f"{folder / LAST} is damaged.", f"The optimiser's state: {error}."
         ) from error
     training.epoch = state["epoch"]
-    if training.epoch >= training.config.schedule.epochs:
-        training.watch.note(f"{folder} is finished; only its scores are computed again")
     training.best = state["best"]
     for name, now in (("threads", torch.get_num_threads()), ("processes", training.world.size)):
         if state[name] != now:
@@ -155,6 +155,25 @@ def restore(training: Training, state: dict[str, Any]) -> None:
         history.write_metrics(folder, training.records)
         with suppress(OSError, ValueError):
             write_environment(training, json.loads((folder / ENVIRONMENT).read_text()))
+    tell_epochs(training, from_dict(state["config"], f"The checkpoint in {folder}").schedule)
+
+
+def tell_epochs(training: Training, before: Schedule) -> None:
+    """Says what is left to do. More epochs than before are written down, to be resumed as well."""
+    schedule, done = training.config.schedule, training.epoch
+    if done >= schedule.epochs:
+        training.watch.note(f"{training.folder} is finished; only its scores are computed again")
+    if schedule.epochs == before.epochs:
+        return
+    share = rate(schedule, done, 1)  # counted in epochs
+    training.watch.note(
+        f"{schedule.epochs} epochs instead of {before.epochs}: from epoch {done + 1} on the "
+        f"learning rate is that of a run of {schedule.epochs} epochs, {schedule.name}: now "
+        f"{100 * share:.0f} % of the full rate"
+    )
+    if training.world.rank == 0:
+        write_text(training.folder / CONFIG, training.config.to_toml(), force=True)
+    save(training, best=False)
 
 
 def write_environment(training: Training, before: dict[str, Any]) -> None:

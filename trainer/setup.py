@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
-from trainer import backbones, datasets, distributed, losses
+from trainer import datasets, distributed, losses, tables
 from trainer.config import Config
 from trainer.datasets.splitting import check_batches, with_validation
 from trainer.distributed import World
@@ -54,9 +54,7 @@ def open_data(config: Config, watch: Watch) -> Source:
 
 def check_names(config: Config, folder: Path) -> None:
     """What can be known to be wrong before any image is read."""
-    losses.find(config.loss.name)
-    backbones.find(config.network.backbone)
-    datasets.find(config.data.dataset)
+    tables.check_names(config)
     if config.data.dataset == "folder" and config.data.root:
         root = Path(config.data.root).expanduser().resolve()
         if folder.resolve().is_relative_to(root):

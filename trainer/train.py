@@ -123,6 +123,8 @@ def prepare(
 
 def fit(training: Training) -> None:
     config = training.config
+    if training.epoch >= config.schedule.epochs:
+        return
     drawn = time.monotonic()
     steps = len(epoch_plan(config, training.targets, training.epoch))
     training.watch.begin(training.folder, config.schedule.epochs, steps, training.epoch)

@@ -295,13 +295,22 @@ def test_images_below_a_class_folder_count_and_other_files_do_not(folders):
     assert len(data.label_names) == 8
 
 
-def test_an_empty_class_folder_is_named(folders):
+def test_an_empty_class_folder_is_left_out_with_a_note(folders):
+    before = load("folder", folders)
     (folders / "void").mkdir()
     (folders / "void" / "x.txt").write_text("x")
-    with pytest.raises(DmlError) as caught:
-        load("folder", folders)
-    assert "1 of 9 classes have no images" in caught.value.what
-    assert "void" in caught.value.why
+    data = load("folder", folders)
+    assert data.paths == before.paths
+    assert data.label_names == before.label_names
+    assert np.array_equal(data.splits, before.splits)
+    assert [note for note in data.notes if "1 folder without images left out: void." in note]
+
+
+def test_folders_that_are_all_empty_are_an_error(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with pytest.raises(DmlError, match="none of 2 folders holds images"):
+        load("folder", tmp_path)
 
 
 def test_folders_named_as_splits_are_the_splits(tmp_path):

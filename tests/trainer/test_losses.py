@@ -400,9 +400,9 @@ def test_options_reach_the_library():
     [
         ("pml:TripletLoss", {}, "pml:"),
         ("pml:VICRegLoss", {}, "pml:"),
-        ("pml:RankedListLoss", {}, "among the options"),
+        ("pml:RankedListLoss", {}, "--set loss.options.margin="),
         ("nca", {"distance": "Cosine"}, "CosineSimilarity"),
-        ("fastap", {"distance": "CosineSimilarity"}, "given"),
+        ("fastap", {"distance": "CosineSimilarity"}, "Given"),
     ],
 )
 def test_what_the_library_cannot_do_is_an_error_with_a_way_out(name, options, near):

@@ -102,6 +102,15 @@ def build(name: str, weights: str = "none", image_size: int = 224) -> Backbone:
     return models.torchvision(entry, weights, image_size)
 
 
+def check(name: str, image_size: int) -> None:
+    """Raises for a backbone that does not exist, or that cannot take such images."""
+    check_size(find(name), image_size)
+    if name.startswith("timm:"):
+        from trainer.backbones import models
+
+        models.check_timm(name)
+
+
 def find(name: str) -> Entry:
     if name.startswith("timm:"):
         return Entry(name, 0, "a network of timm")
@@ -110,7 +119,7 @@ def find(name: str) -> Entry:
         raise DmlError(
             f"There is no backbone {name!r}.",
             f"Backbones: {', '.join(table)}, and timm:NAME for those of timm.",
-            f"Did you mean {nearest(name, table)!r}?",
+            f"Did you mean {nearest(name, table)!r}? --backbone {nearest(name, table)}",
         )
     return table[name]
 

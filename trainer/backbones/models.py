@@ -105,6 +105,10 @@ def _timm():
     return timm
 
 
+def check_timm(name: str) -> None:
+    _check_name(_timm(), name.removeprefix("timm:"))
+
+
 def _check_name(library, model: str) -> None:
     known = library.list_models()
     arch, _, tag = model.partition(".")

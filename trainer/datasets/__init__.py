@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,17 @@ from pathlib import Path
 from retrieval.errors import DmlError
 from trainer.datasets.records import SPLITS, DataSet, Record
 
-__all__ = ["DATASETS", "SPLITS", "DataSet", "Entry", "Record", "find", "load", "options_of"]
+__all__ = [
+    "DATASETS",
+    "SPLITS",
+    "DataSet",
+    "Entry",
+    "Record",
+    "check",
+    "find",
+    "load",
+    "options_of",
+]
 
 
 @dataclass(frozen=True)
@@ -73,10 +84,7 @@ def load(name: str, root: str | Path | None = None, **options: object) -> DataSe
             entry.summary,
             "Leave out --data, or choose another data set: --dataset folder",
         )
-    known = options_of(name)
-    for option in options:
-        if option not in known:
-            raise _unknown("option", option, list(known), f" of the data set {name}")
+    known = check(name, options)
     module, _, function = entry.function.rpartition(".")
     read = getattr(import_module(module), function)
     where = None if root is None else Path(root).expanduser()
@@ -84,11 +92,21 @@ def load(name: str, root: str | Path | None = None, **options: object) -> DataSe
     return replace(data, options={**known, **options})
 
 
+def check(name: str, options: Mapping[str, object]) -> dict[str, object]:
+    """Raises for a data set or an option that does not exist; the options with their defaults."""
+    known = options_of(name)
+    for option in options:
+        if option not in known:
+            of, flag = f" of the data set {name}", "--set data.options.{}=..."
+            raise _unknown("option", option, list(known), of, flag)
+    return known
+
+
 def find(name: str) -> Entry:
     for entry in DATASETS:
         if entry.name == name:
             return entry
-    raise _unknown("data set", name, [entry.name for entry in DATASETS])
+    raise _unknown("data set", name, [entry.name for entry in DATASETS], flag="--dataset {}")
 
 
 def options_of(name: str) -> dict[str, object]:
@@ -98,10 +116,10 @@ def options_of(name: str) -> dict[str, object]:
     return {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
-def _unknown(kind: str, name: str, known: list[str], of: str = "") -> DmlError:
+def _unknown(kind: str, name: str, known: list[str], of: str = "", flag: str = "") -> DmlError:
     near = difflib.get_close_matches(name.lower(), known, 1, 0.5)
     return DmlError(
         f"There is no {kind} called {name!r}{of}.",
         f"Known: {', '.join(known)}." if known else "It has no options.",
-        f"Did you mean {near[0]}?" if near else "",
+        f"Did you mean {near[0]}? {flag.format(near[0])}" if near else "",
     )

@@ -32,10 +32,10 @@ def read(
     if tops and all(top.lower() in SPLIT_WORDS for top in tops):
         return _given(root, tops)
     images = {top: list(_images(root, top)) for top in tops}
-    _check(root, images)
+    notes = _without_empty(root, images)
     splits = divide(root, list(images), test_fraction, val_fraction, seed)
     rows = ((path, label, splits[label]) for label, paths in images.items() for path in paths)
-    return build("folder", root, rows)
+    return build("folder", root, rows, notes=notes)
 
 
 def read_flat(root: Path) -> DataSet | None:
@@ -53,16 +53,18 @@ def _given(root: Path, tops: list[str]) -> DataSet:
     """The splits as the folders say."""
     rows: list[tuple[str, str, str]] = []
     sides: dict[str, set[str]] = {}
+    notes: list[str] = []
     for top in tops:
         images = {name: list(_images(root, f"{top}/{name}")) for name in _folders(root / top)}
-        _check(root / top, images)
+        notes += _without_empty(root / top, images)
         split = SPLIT_WORDS[top.lower()]
         sides.setdefault(split, set()).update(images)
         rows += [(path, name, split) for name, paths in images.items() for path in paths]
-    return build("folder", root, rows, notes=shared_classes(sides))
+    return build("folder", root, rows, notes=[*notes, *shared_classes(sides)])
 
 
-def _check(root: Path, images: dict[str, list[str]]) -> None:
+def _without_empty(root: Path, images: dict[str, list[str]]) -> list[str]:
+    """Takes class folders without images out of the dict; a note that names them."""
     if not images:
         raise DmlError(
             f"{root} holds no folders.",
@@ -70,12 +72,16 @@ def _check(root: Path, images: dict[str, list[str]]) -> None:
             "Move the images into folders, or list them in a table: --dataset csv",
         )
     empty = [name for name, paths in images.items() if not paths]
-    if empty:
+    if len(empty) == len(images):
         raise DmlError(
-            f"{root}: {len(empty):,} of {len(images):,} classes have no images.",
+            f"{root}: none of {len(images):,} folders holds images.",
             f"Empty: {listed(empty)}. Known image files: {' '.join(sorted(SUFFIXES))}.",
-            "Add images to these folders, or remove them.",
+            "Add images to these folders, or name another folder: --data FOLDER",
         )
+    for name in empty:
+        del images[name]
+    folders = "1 folder" if len(empty) == 1 else f"{len(empty):,} folders"
+    return [f"{root}: {folders} without images left out: {listed(empty)}."] if empty else []
 
 
 def _folders(root: Path) -> list[str]:

@@ -123,15 +123,23 @@ def build(name: str, num_classes: int, dim: int, **options: Any) -> "nn.Module":
     return loss(num_classes=num_classes, dim=dim, **{**entry.defaults, **options})
 
 
+def check(name: str, options: Mapping[str, Any]) -> None:
+    """Raises for a loss or an option that does not exist; without options torch is not needed."""
+    if options or name.startswith("pml:"):
+        build(name, num_classes=4, dim=8, **options)
+    else:
+        find(name)
+
+
 def find(name: str) -> Entry:
     if name.startswith("pml:"):
         return Entry(name, PML, "", {"loss": name.removeprefix("pml:")})
     table = {entry.name: entry for entry in LOSSES}
     if name not in table:
         raise DmlError(
-            f"there is no loss {name!r}",
-            f"losses: {', '.join(table)}, and pml:NAME for those of pytorch-metric-learning",
-            f"did you mean {nearest(name, table)!r}?",
+            f"There is no loss {name!r}.",
+            f"Losses: {', '.join(table)}, and pml:NAME for those of pytorch-metric-learning.",
+            f"Did you mean {nearest(name, table)!r}? --loss {nearest(name, table)}",
         )
     return table[name]
 
@@ -142,9 +150,12 @@ def check_options(loss: str, given: Iterable[str], valid: Iterable[str]) -> None
     for option in given:
         if option not in valid:
             raise DmlError(
-                f"the loss {loss!r} has no option {option!r}",
-                f"its options: {', '.join(valid)}" if valid else "it has no options",
-                f"did you mean {nearest(option, valid)!r}?" if valid else "leave it out",
+                f"The loss {loss!r} has no option {option!r}.",
+                f"Its options: {', '.join(valid)}." if valid else "It has no options.",
+                f"Did you mean {nearest(option, valid)!r}? "
+                f"--set loss.options.{nearest(option, valid)}=..."
+                if valid
+                else f"Leave out --set loss.options.{option}",
             )
 
 

@@ -38,7 +38,7 @@ def full_precision(embeddings: Tensor) -> Tensor:
 def require(holds: bool, option: str, value: object, accepted: str) -> None:
     if not holds:
         raise DmlError(
-            f"the loss option {option} cannot be {value!r}",
-            f"{option} is {accepted}",
-            f"give {option} another value, or leave it out for its default",
+            f"The loss option {option} cannot be {value!r}.",
+            f"{option} is {accepted}.",
+            f"Give another value, or leave it out for its default: --set loss.options.{option}=...",
         )

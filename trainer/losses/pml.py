@@ -13,8 +13,8 @@ try:
     from pytorch_metric_learning import distances, losses, reducers, regularizers
 except ImportError as error:
     raise DmlError(
-        "this loss needs pytorch-metric-learning",
-        str(error),
+        "This loss needs pytorch-metric-learning.",
+        f"{error}.",
         "pip install pytorch-metric-learning",
     ) from error
 
@@ -27,11 +27,11 @@ MODULES = {  # options that are objects are given by the name of their class
 }
 PARTS = {"pos_loss": "tightness", "neg_loss": "contrastive"}
 WITHOUT = {
-    "BaseMetricLossFunction": "it is a base class",
-    "GenericPairLoss": "it is a base class",
-    "DynamicSoftMarginLoss": "its histogram keeps the graph of the step before",
-    "ManifoldLoss": "it takes no labels",
-    "VICRegLoss": "it takes no labels",
+    "BaseMetricLossFunction": "It is a base class.",
+    "GenericPairLoss": "It is a base class.",
+    "DynamicSoftMarginLoss": "Its histogram keeps the graph of the step before.",
+    "ManifoldLoss": "It takes no labels.",
+    "VICRegLoss": "It takes no labels.",
 }
 
 
@@ -48,16 +48,16 @@ class MetricLearning(Loss):
         missing = [name for name in needed if name not in filled and name not in options]
         if missing:
             raise DmlError(
-                f"the loss {loss!r} needs the option {missing[0]!r}",
-                f"it has no default for: {', '.join(missing)}",
-                "give it among the options of the loss",
+                f"The loss {loss!r} needs the option {missing[0]!r}.",
+                f"It has no default for: {', '.join(missing)}.",
+                f"--set loss.options.{missing[0]}=...",
             )
         objects = {key: instance(key, value) for key, value in options.items()}
         try:
             self.loss = target(**{**filled, **objects})
         except (AssertionError, TypeError, ValueError) as error:
             raise DmlError(
-                f"{loss} refuses its options", str(error), f"given: {options}"
+                f"{loss} refuses its options.", f"{error}", f"Given: {options}."
             ) from error
         if type(self.loss.reducer) is reducers.MultipleReducers:
             self.loss.reducer = Apart(self.loss.reducer.reducers)
@@ -87,11 +87,13 @@ def loss_classes() -> dict[str, type]:
 def loss_class(name: str) -> type:
     known = loss_classes()
     if name not in known:
-        why = WITHOUT.get(name, f"it has: {', '.join(known)}")
+        near = f"pml:{nearest(name, known)}"
         raise DmlError(
-            f"there is no loss 'pml:{name}'" if name not in WITHOUT else f"pml:{name} is left out",
-            why,
-            f"did you mean 'pml:{nearest(name, known)}'?",
+            f"There is no loss 'pml:{name}'."
+            if name not in WITHOUT
+            else f"The loss 'pml:{name}' cannot be used.",
+            WITHOUT.get(name, f"It has: {', '.join(known)}."),
+            f"Did you mean {near!r}? --loss {near}",
         )
     return known[name]
 
@@ -130,8 +132,8 @@ def instance(option: str, value: Any) -> Any:
     known = dict(inspect.getmembers(MODULES[option], inspect.isclass))
     if value not in known:
         raise DmlError(
-            f"there is no {option} {value!r}",
-            f"pytorch-metric-learning has: {', '.join(known)}",
-            f"did you mean {nearest(value, known)!r}?",
+            f"There is no {option} {value!r}.",
+            f"pytorch-metric-learning has: {', '.join(known)}.",
+            f"Did you mean {nearest(value, known)!r}?",
         )
     return known[value]()
