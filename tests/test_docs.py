@@ -267,7 +267,7 @@ def test_the_snippets_of_a_page_run_in_order(page, place):
 
 
 def test_the_readme_leads_from_photos_to_a_report():
-    (text,) = [text for _, text in blocks(README, "bash") if "--dataset folder" in text]
+    (text,) = [text for _, text in blocks(README, "bash") if "--data photos" in text]
     names = [words[1] for words, _ in commands(text)]
     assert names == ["train", "export", "eval", "report"]
 
