@@ -18,10 +18,11 @@ import torch
 from retrieval.errors import DmlError
 from retrieval.writing import whole_file
 from trainer.config import Config
-from trainer.resolve import from_dict
+from trainer.resolve import from_dict, read_toml
 
 FORMAT, VERSION = "dmltool-checkpoint", 1
 BEST, LAST = "best.pt", "last.pt"
+STARTING = ".starting.toml"  # the settings of a run before its first checkpoint
 KEYS = {
     "epoch": int,
     "config": dict,
@@ -149,7 +150,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: Path) -> Config:
-    """The config that a run was started with."""
+    """The config that a run was started with, also one that was stopped before its checkpoint."""
+    if (path / STARTING).exists() and not (path / LAST).exists():
+        return from_dict(read_toml(path / STARTING), f"{path / STARTING}")
     return from_dict(load(path)["config"], f"The checkpoint in {path}")
 
 

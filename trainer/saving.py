@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from retrieval.errors import DmlError
 from retrieval.writing import write_text
 from trainer import checkpoint, history
-from trainer.checkpoint import BEST, LAST
+from trainer.checkpoint import BEST, LAST, STARTING
 from trainer.config import Config, Schedule
 from trainer.datasets import DataSet
 from trainer.optimizers import rate
@@ -26,7 +26,7 @@ from trainer.setup import load_weights
 from trainer.steps import Training
 
 CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
-BEFORE = (CONFIG, ENVIRONMENT, history.METRICS)  # what is there before the first checkpoint
+BEFORE = (CONFIG, ENVIRONMENT, history.METRICS, STARTING)  # there before the first checkpoint
 
 
 class FolderTaken(DmlError):
@@ -34,9 +34,13 @@ class FolderTaken(DmlError):
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time trains a run. The lock ends with the process, however that ends."""
+def locked(folder: Path) -> Iterator[bool]:
+    """One process at a time trains a run. The lock ends with the process, however that ends.
+
+    False where the file system has no locks, as some on a network.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
+    held = True
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,44 +50,70 @@ def locked(folder: Path) -> Iterator[None]:
                 "Two would overwrite each other's checkpoints.",
                 "Wait for it, stop it, or choose another --out.",
             ) from None
-        except OSError:  # some network file systems have no locks
-            pass
-        yield
+        except OSError:
+            held = False
+        yield held
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(folder: Path, config: Config) -> Iterator[None]:
     """Makes the folder of a new run. If the run fails before its first checkpoint, it goes again.
 
-    Of several runs that want the same folder, one gets it.
+    Of several runs that want the same folder, one gets it: whoever writes STARTING, which is
+    there until the first checkpoint is. Left by a run that was killed, it gives the folder free.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise FileExistsError
-        (folder / CONFIG).open("x").close()
-    except FileExistsError:
-        with locked(folder) if folder.is_dir() else nullcontext():
-            raise _taken(folder) from None
     except OSError as error:
+        if isinstance(error, FileExistsError):
+            raise _taken(folder) from None
         raise DmlError(
             f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
         ) from error
-    try:
-        with locked(folder):
+    with locked(folder) as held:
+        if held and not_started(folder):
+            clear_start(folder)
+        if any(folder.iterdir()):
+            raise _taken(folder)
+        if not held:  # only one process can make it
+            (folder / STARTING).open("x").close()
+        try:
+            write_text(folder / STARTING, config.to_toml(), force=True)
             yield
-    except BaseException:
-        if not (folder / LAST).exists():
-            for name in BEFORE:
-                (folder / name).unlink(missing_ok=True)
-            shutil.rmtree(folder / history.BOARD, ignore_errors=True)
-            for path in made:
-                with suppress(OSError):
-                    path.rmdir()
-        raise
+        except BaseException:
+            if not_started(folder):
+                clear_start(folder)
+                for path in made:
+                    with suppress(OSError):
+                        path.rmdir()
+            raise
+
+
+def not_started(folder: Path) -> bool:
+    """A run that has not come to its first checkpoint, or was stopped before it."""
+    return (folder / STARTING).exists() and not (folder / LAST).exists()
+
+
+def clear_start(folder: Path) -> None:
+    """Removes what a run leaves before its first checkpoint, STARTING at the end; nothing else."""
+    remove_leftovers(folder)
+    for path in (folder / history.BOARD).glob("events.out.tfevents.*"):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        (folder / history.BOARD).rmdir()
+    for name in BEFORE:
+        (folder / name).unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a killed run was writing, under the temporary names of `whole_file`."""
+    checkpoint.remove_leftovers(folder)
+    for name in (*BEFORE, RESULT, history.CURVES):
+        for path in folder.glob(f".{name}.????????"):
+            path.unlink(missing_ok=True)
 
 
 def _taken(folder: Path) -> FolderTaken:
@@ -103,6 +133,7 @@ def start(training: Training) -> None:
     history.write_metrics(folder, [])
     save(training, best=False)
     check_room(training)
+    (folder / STARTING).unlink(missing_ok=True)
 
 
 def check_room(training: Training) -> None:
@@ -151,7 +182,8 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     found = history.read_metrics(folder)
     training.records = [record for record in found if record["epoch"] <= training.epoch]
     if training.world.rank == 0:
-        checkpoint.remove_leftovers(folder)
+        remove_leftovers(folder)
+        (folder / STARTING).unlink(missing_ok=True)
         history.write_metrics(folder, training.records)
         with suppress(OSError, ValueError):
             write_environment(training, json.loads((folder / ENVIRONMENT).read_text()))

@@ -57,9 +57,12 @@ def run(
         watch.note(limited)
     check_names(config, folder)
     own = nullcontext()
-    if world.rank == 0:
-        own = saving.locked(folder) if resume else saving.claimed(folder)
     try:
+        if resume and distributed.from_first(lambda: saving.not_started(folder), world):
+            watch.note(f"{folder} was stopped before its first checkpoint: it starts anew")
+            resume = False
+        if world.rank == 0:
+            own = saving.locked(folder) if resume else saving.claimed(folder, config)
         with own, determinism(config.run.deterministic):
             state = None
             if resume:

@@ -362,16 +362,79 @@ def test_checkpoints_need_no_hard_links(config, tmp_path, monkeypatch):
     assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
 
 
-def test_of_two_runs_that_want_a_folder_one_gets_it(tmp_path):
-    with saving.claimed(tmp_path / "run"):
-        with pytest.raises(saving.FolderTaken), saving.claimed(tmp_path / "run"):
+def test_of_two_runs_that_want_a_folder_one_gets_it(config, tmp_path):
+    with saving.claimed(tmp_path / "run", config):
+        with pytest.raises(saving.FolderTaken), saving.claimed(tmp_path / "run", config):
             pass
         (tmp_path / "run" / "last.pt").touch()
     with (
         pytest.raises(saving.FolderTaken, match="exists already"),
-        saving.claimed(tmp_path / "run"),
+        saving.claimed(tmp_path / "run", config),
     ):
         pass
+
+
+def killed_before_its_first_checkpoint(config, folder, moment):
+    """A process that ends at once when saving.NAME is called, before or after it has done it."""
+    (folder.parent / "config.toml").write_text(config.to_toml())
+    code = f"""
+import os, sys
+from pathlib import Path
+from trainer import checkpoint, history, saving, train
+from trainer.resolve import from_dict, read_toml
+honest = {moment}
+def killed(*args, **options):
+    if {moment!r} != "checkpoint.torch.save":
+        honest(*args, **options)
+    os._exit(9)
+{moment} = killed
+train.run(from_dict(read_toml(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder.parent / "config.toml"), str(folder)],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 9, done.stderr
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    "moment",
+    ["train.open_data", "saving.write_environment", "history.write_metrics",
+     "checkpoint.torch.save"],
+)  # fmt: skip
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(
+    moment, resume, config, change, tmp_path
+):
+    folder = tmp_path / "run"
+    killed_before_its_first_checkpoint(config, folder, moment)
+    assert any(folder.iterdir())
+    with saving.locked(folder), pytest.raises(saving.FolderTaken):
+        train.run(config, folder, resume=resume)
+    begun = checkpoint.load_config(folder)
+    assert begun == config
+    train.run(begun, folder, resume=resume)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
+        "result.json",
+    }  # fmt: skip
+
+
+def test_starting_anew_takes_nobodys_files(config, tmp_path):
+    folder = tmp_path / "run"
+    killed_before_its_first_checkpoint(config, folder, "train.open_data")
+    (folder / "thesis.tex").write_text("x")
+    with pytest.raises(saving.FolderTaken, match="exists already"):
+        train.run(config, folder)
+    assert (folder / "thesis.tex").read_text() == "x"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.toml").write_text("mine")
+    with pytest.raises(saving.FolderTaken, match="exists already"):
+        train.run(config, other)
+    assert (other / "config.toml").read_text() == "mine"
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(config, tmp_path):
@@ -406,6 +469,8 @@ def test_what_a_kill_left_behind_is_removed(config, tmp_path):
     with pytest.raises(Interruption):
         train.run(config, tmp_path / "run", Interrupting(5))
     (tmp_path / "run" / "..next.pt.abcd").write_bytes(b"half")
+    for name in ("curves.png", "metrics.jsonl", "config.toml", "environment.json", "result.json"):
+        (tmp_path / "run" / f".{name}.ab3d_f7h").write_bytes(b"half")
     train.run(config, tmp_path / "run", resume=True)
     assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
 
