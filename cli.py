@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from retrieval import interrupts
+
+interrupts.watch(__name__)  # before other imports: they take the first tenth of a second
+
 import atexit
 import codecs
 import gc
@@ -20,6 +24,7 @@ import click
 from retrieval.errors import DmlError, install
 from retrieval.visible import visible
 
+PYTHON = (sys.executable, "-P", "-m", "cli")  # -P: a cli.py in the present folder is not ours
 EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "onnxscript")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -55,20 +60,27 @@ class Cli(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with interrupts.raised():
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt:
-            # These write as they go, and the others all at once, at their end.
-            kept = dict.fromkeys(("merge", "demo"), "the same command goes on")
-            told = kept.get(ctx.invoked_subcommand, "nothing was written")
-            click.echo(f"\nInterrupted: {told}.", err=True)
-            ctx.exit(130)
+            _interrupted(ctx)
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
+            if interrupts.happened():  # in an import, for example, that made another error of it
+                _interrupted(ctx)
             _fail(error)
             ctx.exit(1)
+
+
+def _interrupted(ctx: click.Context) -> None:
+    # These write as they go, and the others all at once, at their end.
+    kept = dict.fromkeys(("merge", "demo"), "the same command goes on")
+    told = kept.get(ctx.invoked_subcommand, "nothing was written")
+    click.echo(f"\nInterrupted: {told}.", err=True)
+    ctx.exit(interrupts.INTERRUPTED)
 
 
 def _fail(error: Exception) -> None:
@@ -1061,9 +1073,12 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     show_default=True,
     help="Folder of the demo.",
 )
+@click.option("--as-child", is_flag=True, hidden=True)
 @click.option("--goes-on", is_flag=True, hidden=True)
 @click.pass_context
-def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str, goes_on: bool) -> None:
+def demo(
+    ctx: click.Context, quick: bool, epochs: int | None, out: str, as_child: bool, goes_on: bool
+) -> None:
     """From images to a report: train, export, evaluate, compare.
 
     The images are letters drawn from fonts: nothing is downloaded. Each command is shown, then
@@ -1074,6 +1089,19 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str, goes_on:
       dmltool demo
       dmltool demo --quick --out try
     """
+    args = ["demo", "--out", out, *["--quick"] * quick]
+    args += ["--epochs", str(epochs)] if epochs else []
+    if not as_child and not interrupts.deaf():
+        # Ctrl-C reaches this process at once, whatever the other is busy with.
+        ctx.exit(interrupts.run_child([*PYTHON, *args, "--as-child"]))
+    with interrupts.raised(always=as_child):
+        _demo(ctx, out, quick, epochs, goes_on, [*args, *["--as-child"] * as_child])
+
+
+def _demo(
+    ctx: click.Context, out: str, quick: bool, epochs: int | None, goes_on: bool, again: list[str]
+) -> None:
+    """Runs the steps that are not finished; `again` are the arguments to go on with."""
     from pathlib import Path
     from shlex import join
 
@@ -1089,8 +1117,7 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str, goes_on:
                 click.secho(f"kept: {step.made}", dim=True, err=True)
             continue
         if step.heavy and not fresh:
-            _begin_anew(["demo", "--out", out, *["--quick"] * quick,
-                         *(["--epochs", str(epochs)] if epochs else []), "--goes-on"])  # fmt: skip
+            _begin_anew([*again, "--goes-on"])
         fresh = False
         step.clear()
         args = step.command()
@@ -1108,10 +1135,12 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str, goes_on:
 
 def _begin_anew(args: list[str]) -> None:
     """Goes on in the memory of a new program: all that the commands so far have loaded is gone."""
+    import signal
+
     sys.stdout.flush()
     sys.stderr.flush()
-    # -P: a cli.py in the present folder is not ours.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "cli", *args])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the new program can say what it means
+    os.execv(PYTHON[0], [*PYTHON, *args])
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
 
 def test_a_dry_run_prints_settings_that_can_be_used_again(dmltool, tmp_path):
     done = dmltool(
-        "train", "--dataset", "cub", "--loss", "group", "--batch", "6x4", "--lr", "0.5", "--monitor", "spce,pce",
-        "--seed", "0", "--set", "loss.options.temperature=7", "--allow-incomplete", "--dry-run",
+        "train", "--dataset", "cub", "--loss", "group", "--batch", "6x4", "--lr", "0.5",
+        "--monitor", "spce,pce", "--seed", "0", "--set", "loss.options.temperature=7", "--allow-incomplete", "--dry-run",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     tables = tomllib.loads(done.stdout)

@@ -1,0 +1,156 @@
+"""Ctrl-C: ends a program at once before its command begins, and soon after that.
+
+Imported by the command line before everything else. Its imports are built into Python: `signal`,
+`contextlib` and others are files, and while they are read Ctrl-C would show a traceback.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import types
+
+INTERRUPTED = 130  # exit code, as of a shell
+AGAIN = 1.0  # seconds within which a second signal is taken for the first: launchers send it too
+
+EVERY = 0.1  # seconds between looks whether an import is over
+
+_when = 0.0  # of the first Ctrl-C; 0: none
+_waiting = False  # for the end of an import
+_ended = False  # the command has
+
+
+def watch(name: str) -> None:
+    """Shows no traceback from now on; `name` is the __name__ of the command line's module.
+
+    Where that is imported by another program, such as a test, nothing is changed.
+    """
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if name != "__main__" and not program.startswith("dmltool"):
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # a background job, which Ctrl-C is not meant for
+    signal.signal(signal.SIGINT, _end)
+    sys.unraisablehook = _unraisable
+
+
+class raised:
+    """Ctrl-C raises KeyboardInterrupt inside, for a command to clean up; pressed again, it ends.
+
+    always: also where the program was started deaf to it.
+    """
+
+    def __init__(self, always: bool = False) -> None:
+        self.ours = always or signal.getsignal(signal.SIGINT) is _end
+
+    def __enter__(self) -> None:
+        if self.ours:
+            signal.signal(signal.SIGINT, _raise)
+
+    def __exit__(self, *_: object) -> None:
+        global _ended
+        if self.ours:
+            _ended = True
+            signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+
+def deaf() -> bool:
+    """Started so that Ctrl-C is not meant for it, as a shell starts background jobs."""
+    return signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def happened() -> bool:
+    """Ctrl-C was pressed; what fails after that, such as an import, fails because of it."""
+    return _when > 0
+
+
+def _end(*_: object) -> None:
+    os.write(2, b"\nInterrupted: nothing was written.\n")
+    os._exit(INTERRUPTED)
+
+
+def _raise(_: int, frame: types.FrameType | None) -> None:
+    global _when, _waiting
+    if _waiting or not _when:
+        _when = _when or time.monotonic()
+        if not _importing(frame):
+            _waiting = False
+            raise KeyboardInterrupt
+        if not _waiting:
+            _waiting = True
+            _wait()
+    elif time.monotonic() - _when > AGAIN:
+        os._exit(INTERRUPTED)
+
+
+def _importing(frame: types.FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _wait() -> None:
+    """Waits for the end of an import, at most for a second: raised inside, the exception may be
+    dropped by the module or end the program in C++.
+    """
+    import _thread
+
+    def wait() -> None:
+        time.sleep(EVERY)
+        while _waiting and not _ended:
+            if time.monotonic() - _when > AGAIN:
+                os.write(2, b"\nInterrupted.\n")
+                os._exit(INTERRUPTED)
+            _thread.interrupt_main()
+            time.sleep(EVERY)
+
+    _thread.start_new_thread(wait, ())
+
+
+def _unraisable(args: sys.UnraisableHookArgs) -> None:
+    """Python drops exceptions that are raised in a destructor or a callback, also Ctrl-C."""
+    global _waiting
+    if isinstance(args.exc_value, KeyboardInterrupt):
+        _waiting = True
+        _wait()
+    else:
+        sys.__unraisablehook__(args)
+
+
+def run_child(command: list[str], patience: float = 1.2) -> int:
+    """Runs a program whose Ctrl-C is ours; its exit code. It is killed if it does not end soon.
+
+    It starts deaf to Ctrl-C, while Python itself starts, and ends with us.
+    """
+    import ctypes
+    import subprocess
+
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if hasattr(libc, "prctl"):
+            libc.prctl(1, 9)  # Linux: PR_SET_PDEATHSIG, SIGKILL
+
+    child = subprocess.Popen(command, preexec_fn=prepare)
+    try:
+        code = child.wait()
+        return code if code >= 0 else 128 - code
+    except KeyboardInterrupt:
+        for number, seconds in ((0, 0.2), (signal.SIGINT, patience)):  # terminals send it as well
+            child.send_signal(number)
+            try:
+                child.wait(seconds)
+                return INTERRUPTED
+            except subprocess.TimeoutExpired:
+                continue
+        child.kill()
+        child.wait()
+        raise
