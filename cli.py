@@ -76,6 +76,7 @@ class Cli(click.Group):
 
 
 def _interrupted(ctx: click.Context) -> None:
+    """Says that Ctrl-C was pressed and what is left behind; exit code 130."""
     # These write as they go, and the others all at once, at their end.
     kept = dict.fromkeys(("merge", "demo"), "the same command goes on")
     told = kept.get(ctx.invoked_subcommand, "nothing was written")
@@ -1093,7 +1094,10 @@ def demo(
     args += ["--epochs", str(epochs)] if epochs else []
     if not as_child and not interrupts.deaf():
         # Ctrl-C reaches this process at once, whatever the other is busy with.
-        ctx.exit(interrupts.run_child([*PYTHON, *args, "--as-child"]))
+        code = interrupts.run_child([*PYTHON, *args, "--as-child"])
+        if code:
+            click.echo("To go on, run the demo again: what is finished is kept.", err=True)
+        ctx.exit(code)
     with interrupts.raised(always=as_child):
         _demo(ctx, out, quick, epochs, goes_on, [*args, *["--as-child"] * as_child])
 
@@ -1122,10 +1126,7 @@ def _demo(
         step.clear()
         args = step.command()
         click.secho(f"\n$ dmltool {join(args)}", bold=True)
-        if code := main.main(list(args), prog_name="dmltool", standalone_mode=False, obj="demo"):
-            click.echo(
-                "To go on from here, run the demo again: what is finished is kept.", err=True
-            )
+        if code := main.main(list(args), prog_name="dmltool", standalone_mode=False):
             ctx.exit(code)
     click.echo()
     stdout_console().print(summary(folder, losses))

@@ -153,4 +153,4 @@ def run_child(command: list[str], patience: float = 1.2) -> int:
                 continue
         child.kill()
         child.wait()
-        raise
+        return INTERRUPTED
