@@ -1095,7 +1095,7 @@ def demo(
     if not as_child and not interrupts.deaf():
         # Ctrl-C reaches this process at once, whatever the other is busy with.
         code = interrupts.run_child([*PYTHON, *args, "--as-child"])
-        if code:
+        if code == interrupts.INTERRUPTED:
             click.echo("To go on, run the demo again: what is finished is kept.", err=True)
         ctx.exit(code)
     with interrupts.raised(always=as_child):
@@ -1127,6 +1127,8 @@ def _demo(
         args = step.command()
         click.secho(f"\n$ dmltool {join(args)}", bold=True)
         if code := main.main(list(args), prog_name="dmltool", standalone_mode=False):
+            if code != interrupts.INTERRUPTED:
+                click.echo("To go on, run the demo again: what is finished is kept.", err=True)
             ctx.exit(code)
     click.echo()
     stdout_console().print(summary(folder, losses))
