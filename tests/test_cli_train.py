@@ -53,7 +53,8 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
 def test_a_dry_run_prints_settings_that_can_be_used_again(dmltool, tmp_path):
     done = dmltool(
         "train", "--dataset", "cub", "--loss", "group", "--batch", "6x4", "--lr", "0.5",
-        "--monitor", "spce,pce", "--seed", "0", "--set", "loss.options.temperature=7", "--allow-incomplete", "--dry-run",
+        "--monitor", "spce,pce", "--seed", "0", "--set", "loss.options.temperature=7",
+        "--allow-incomplete", "--dry-run",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     tables = tomllib.loads(done.stdout)
@@ -160,7 +161,7 @@ def test_a_finished_run_can_be_given_more_epochs(dmltool, photos, tmp_path):
     assert "from epoch 3 on the learning rate is that of a run of 4 epochs" in done.stderr
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["schedule"]["epochs"] == 4
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    rates = [json.loads(line)["lr"] for line in lines]
+    rates = [json.loads(line)["lr"] for line in lines if json.loads(line)["epoch"]]
     assert len(rates) == 4
     assert 0 < rates[3] < rates[2] < rates[0]  # the cosine of four epochs, its second half
     assert "run is finished" in dmltool("train", "--resume", "run").stderr  # the four are kept
