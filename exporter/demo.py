@@ -15,6 +15,7 @@ from rich.table import Table
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import write
+from retrieval.metrics import DISTANCES
 from retrieval.threads import StageProgress
 from retrieval.writing import write_text
 
@@ -189,7 +190,7 @@ def summary(folder: Path, losses: tuple[str, ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for name in (
-        "Recall@1 l2", "Recall@1 cos", "NMI cos", "query → gallery", "ONNX: same nearest",
+        *(f"Recall@1 {d}" for d in DISTANCES), "NMI cos", "query → gallery", "ONNX: same nearest",
         "images/s",
     ):  # fmt: skip
         table.add_column(name, justify="right")
@@ -213,7 +214,7 @@ def summary(folder: Path, losses: tuple[str, ...]) -> Table:
 def _scores(result: dict[str, Any]) -> tuple[str, str, str]:
     found = result["distances"]
     nmi = found["cos"].get("nmi")
-    recalls = (f"{100 * found[d]['recall']['1']:.2f}" for d in ("l2", "cos"))
+    recalls = (f"{100 * found[d]['recall']['1']:.2f}" for d in DISTANCES)
     return (*recalls, f"{100 * nmi['mean']:.2f}" if nmi else "")
 
 

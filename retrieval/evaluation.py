@@ -11,12 +11,12 @@ import numpy as np
 
 from retrieval import bootstrap, checks, clusters, metrics
 from retrieval.errors import DmlError, install
+from retrieval.metrics import DISTANCES
 from retrieval.neighbours import load_faiss
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays, sample
 from retrieval.ranks import Ranks, count_ranks
 from retrieval.threads import Progress, StageProgress, allowed
 
-DISTANCES = ("l2", "cos")  # the order in which they are shown everywhere
 ENGINES = ("count", "faiss")
 VERSION = 1
 LEAST_MEMORY = 64 << 20

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+DISTANCES = ("l2", "cos")  # in the order in which they are shown everywhere
+
 
 class RightPositions(NamedTuple):
     """Where the right items of each query stand, as far as R-precision and MAP@R look.

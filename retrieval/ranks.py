@@ -18,13 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.engine import Engine
-from retrieval.metrics import RightPositions
+from retrieval.metrics import DISTANCES, RightPositions
 from retrieval.pairs import whole_multiples
 from retrieval.places import BYTES
 from retrieval.sides import Side
 from retrieval.threads import Progress, processors, single_blas_thread
-
-_DISTANCES = ("l2", "cos")
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def count_ranks(
     query_labels: np.ndarray | None = None,
     *,
     self_ids: np.ndarray | None = None,
-    distances: tuple[str, ...] = _DISTANCES,
+    distances: tuple[str, ...] = DISTANCES,
     places: bool = False,
     memory: int = 2 << 30,
     threads: int | None = None,

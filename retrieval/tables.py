@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retrieval.checks import warnings
-from retrieval.metrics import per_class_recall
+from retrieval.metrics import DISTANCES, per_class_recall
 
 if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
     from retrieval.embeddings import Embeddings
@@ -73,7 +73,7 @@ def _score_table(result: dict, width: int, header: bool) -> Table:
 
 
 def _shown_distances(result: dict) -> list[str]:
-    return [d for d in ("l2", "cos") if d in result["distances"]]
+    return [d for d in DISTANCES if d in result["distances"]]
 
 
 def _add_score(table: Table, result: dict, name: str) -> None:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from retrieval.metrics import DISTANCES
 from trainer.watch import Watch
 
 WIDTHS = (5, 9, 30, 8, 8, 9, 6)
@@ -63,12 +64,20 @@ class Display(Watch):
 
     def epoch(self, record: dict[str, Any]) -> None:
         if not self.headed:
-            titles = ("epoch", "loss", "parts", "R@1 l2", "R@1 cos", "images/s", "s", "")
+            titles = (
+                "epoch",
+                "loss",
+                "parts",
+                *(f"R@1 {d}" for d in DISTANCES),
+                "images/s",
+                "s",
+                "",
+            )
             self._line(titles, "bold")
             self.headed = True
         if record["epoch"] == 0:
             for name, scores in (("raw 8 x 8 pixels", "pixels"), ("before training", "scores")):
-                cells = (f"{100 * record[scores][d]:.2f}" for d in ("cos", "l2"))
+                cells = (f"{100 * record[scores][d]:.2f}" for d in DISTANCES)
                 self._line(("0", "", name, *cells, "", "", ""))
             return
         scores = record["scores"]
@@ -78,7 +87,7 @@ class Display(Watch):
                 str(record["epoch"]),
                 f"{record['loss']:.4f}",
                 parts,
-                *(f"{100 * scores[d]:.2f}" if scores else "-" for d in ("l2", "cos")),
+                *(f"{100 * scores[d]:.2f}" if scores else "-" for d in DISTANCES),
                 f"{record['images_per_second']:,.0f}",
                 f"{record['seconds']:.0f}",
                 "best" if record["best"] and scores else "",
@@ -115,21 +124,21 @@ def result_table(result: dict[str, Any]) -> Group:
     title = f"{result['run']}: epoch {result['best_epoch']} of {result['epochs']}"
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
-    for name in ("l2", "cos"):
+    for name in DISTANCES:
         table.add_column(name, justify="right")
     titles = {"pixels": "raw 8 x 8 pixels", "untrained": "before training"}
     for name, scores in result["baselines"].items():
-        cells = (f"{100 * scores[d]:.2f}" for d in ("cos", "l2"))
+        cells = (f"{100 * scores[d]:.2f}" for d in DISTANCES)
         table.add_row(f"Recall@1 ({result['select']}, {titles[name]})", *cells)
     if result["scores"]:
-        cells = (f"{100 * result['scores'][d]:.2f}" for d in ("l2", "cos"))
+        cells = (f"{100 * result['scores'][d]:.2f}" for d in DISTANCES)
         table.add_row(f"Recall@1 ({result['select']}, picked the epoch)", *cells)
     if result["test"]:
         found = result["test"]["distances"]
         for k in found["cos"]["recall"]:
-            cells = (f"{100 * found[d]['recall'][k]:.2f}" for d in ("l2", "cos"))
+            cells = (f"{100 * found[d]['recall'][k]:.2f}" for d in DISTANCES)
             table.add_row(f"Recall@{k} (test)", *cells)
         for name, key in (("MAP@R", "map_at_r"), ("R-precision", "r_precision")):
-            cells = (f"{100 * found[d][key]:.2f}" for d in ("l2", "cos"))
+            cells = (f"{100 * found[d][key]:.2f}" for d in DISTANCES)
             table.add_row(f"{name} (test)", *cells)
     return Group(Text(title, style="bold", no_wrap=True), table)

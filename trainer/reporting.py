@@ -15,6 +15,7 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
+from retrieval.metrics import DISTANCES
 from trainer import datasets
 from trainer.datasets.records import FileReader
 from trainer.history import METRICS, read_metrics
@@ -45,7 +46,7 @@ def run_view(folder: Path) -> dict[str, Any]:
         "loss": [_number(record.get("loss")) for record in records],
         "parts": _curves(records, "parts"),
         "monitor": _curves(records, "monitor"),
-        **{f"recall_{d}": scores.get(d, [None] * len(records)) for d in ("l2", "cos")},
+        **{f"recall_{d}": scores.get(d, [None] * len(records)) for d in DISTANCES},
     }
     return {
         "name": folder.resolve().name,

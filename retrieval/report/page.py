@@ -10,12 +10,13 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from retrieval.metrics import DISTANCES
 from retrieval.report import charts
 from retrieval.tables import p_value
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("map.js", "page.js")
-DISTANCES = {"l2": "Euclidean", "cos": "cosine"}
+NAMES = {"l2": "Euclidean", "cos": "cosine"}
 AXES = {"cos": "cosine similarity", "l2": "Euclidean distance"}
 TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI",
           "ami": "AMI"}  # fmt: skip
@@ -35,7 +36,7 @@ def render(view: dict) -> str:
         level=f"{100 * result['settings'].get('level', 0.95):g}%",
         distances=_distances(result),
         sentence=sentence(result),
-        leads=[_lead(result, d) for d in ("l2", "cos") if d in result["distances"]],
+        leads=[_lead(result, d) for d in DISTANCES if d in result["distances"]],
         facts=_facts(result),
         scores=_scores(result),
         curve=_curve(view),
@@ -108,7 +109,7 @@ def _sections(view: dict) -> dict[str, str]:
 
 
 def _distances(result: dict) -> dict[str, str]:
-    return {d: DISTANCES[d] for d in ("l2", "cos") if d in result["distances"]}
+    return {d: NAMES[d] for d in DISTANCES if d in result["distances"]}
 
 
 def _lead(result: dict, distance: str) -> dict:
@@ -117,7 +118,7 @@ def _lead(result: dict, distance: str) -> dict:
     span = (scores.get("recall_ci") or {}).get(k)
     return {
         "distance": distance,
-        "name": DISTANCES[distance],
+        "name": NAMES[distance],
         "k": k,
         "value": percent(scores["recall"][k]),
         "span": span and [percent(x) for x in span],
@@ -167,7 +168,7 @@ def _cell(value: float | None, span: list[float] | None) -> dict:
 
 def _curve(view: dict) -> Markup | None:
     curve = view.get("curve") or {}
-    known = {d: curve[d] for d in ("l2", "cos") if d in curve and curve[d]["k"]}
+    known = {d: curve[d] for d in DISTANCES if d in curve and curve[d]["k"]}
     return charts.recall_curve(known) if known else None
 
 
@@ -176,11 +177,11 @@ def _histograms(view: dict) -> list[dict]:
     return [
         {
             "distance": d,
-            "name": DISTANCES[d],
+            "name": NAMES[d],
             "chart": charts.histogram(known[d], AXES[d]),
             "overlap": percent(known[d].get("overlap"), 1),
         }
-        for d in ("l2", "cos")
+        for d in DISTANCES
         if known.get(d) and len(known[d]["edges"]) > 1
     ]
 
@@ -200,9 +201,9 @@ def _recalls(view: dict) -> Markup | None:
 
 def _comparison(one: dict) -> dict:
     tables = []
-    for d in ("l2", "cos"):
+    for d in DISTANCES:
         if scores := one["distances"].get(d):
-            tables.append({"name": DISTANCES[d], "rows": _differences(scores)})
+            tables.append({"name": NAMES[d], "rows": _differences(scores)})
     return {
         "file": one["file"],
         "tables": tables,
@@ -242,7 +243,7 @@ def _training(run: dict | None) -> list[dict]:
     if not run or not run["epochs"]:
         return []
     curves = run["lines"]
-    recall = {DISTANCES[d]: curves.get(f"recall_{d}") for d in ("l2", "cos")}
+    recall = {NAMES[d]: curves.get(f"recall_{d}") for d in DISTANCES}
     split = {"val": "Validation ", "test": "Test "}.get(run.get("scores_of") or "", "")
     groups = [
         ("Loss", {"loss": curves.get("loss")}, False),
