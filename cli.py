@@ -680,6 +680,7 @@ FLAGS = {  # options of `dmltool train` that are keys of the configuration
     "cache": "data.cache",
     "workers": "data.workers",
     "device": "run.device",
+    "threads": "run.threads",
     "precision": "run.precision",
     "deterministic": "run.deterministic",
     "compile": "run.compile",
@@ -746,6 +747,7 @@ def _train_flags(given: dict) -> dict:
 @click.option("--cache", type=click.Choice(["none", "ram", "disk"]), help="Of resized images.")
 @click.option("--workers", type=click.IntRange(0), help="Processes that read images.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the best there is]")
+@click.option("--threads", type=click.IntRange(1), metavar="N", help="On a CPU. [default: a trial]")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Of the network.")
 @click.option("--deterministic", is_flag=True, help="Only operations that repeat exactly.")
 @click.option("--compile", is_flag=True, help="torch.compile the network.")
@@ -873,6 +875,9 @@ embedding_options = options(
         "--provider", type=click.Choice(["auto", "cpu", "cuda", "tensorrt"]), default="auto",
         show_default=True, help="auto: a GPU if one works.",
     ),
+    click.option(
+        "--threads", type=click.IntRange(1), metavar="N", help="On a CPU.  [default: a trial]"
+    ),
     click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True),
     click.option("--half", is_flag=True, help="Store float16; says what that does to Recall@1."),
     click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read."),
@@ -985,6 +990,8 @@ def _tell_export(result: dict, as_json: bool, tables: Callable) -> None:
     found = result.get("embeddings") or result["model"]
     if by := found.get("run_by") or found.get("provider_why"):
         click.echo(f"Runs on {by}", err=True)
+    if result.get("threads"):
+        click.echo(f"With {result['threads']}", err=True)
     for path, reason in found.get("skipped", ()):
         warn(f"left out: {path}: {reason}")
     if as_json:

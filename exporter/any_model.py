@@ -33,6 +33,7 @@ def embed_with(
     layout: str | None = None,
     output_name: str | None = None,
     provider: str = "auto",
+    threads: int | None = None,
     splits: Sequence[str] = (),
     progress: StageProgress | None = None,
     **options: Any,
@@ -49,7 +50,7 @@ def embed_with(
     same_name = [Path(file) for file in images.files() or () if Path(file).name == target.name]
     check_target(target, True, same_name)
     rows = all_or_chosen(images, splits)
-    session, lanes = side_by_side(described, provider, prepared)
+    session, lanes = side_by_side(described, provider, prepared, threads)
     own = described.metadata
     attrs = {
         "model": model.name,

@@ -5,11 +5,13 @@ Worker processes would have to hand every batch over; on two cores one thread do
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +19,13 @@ import numpy as np
 from exporter.metadata import Preprocessing
 from exporter.session import Model, Session, pick
 from retrieval.errors import DmlError
-from retrieval.threads import processors
+from retrieval.threads import (
+    allowed,
+    faster_threads,
+    processors,
+    told_allowed,
+    told_threads,
+)
 from trainer import store, transforms
 from trainer.config import Input
 from trainer.datasets.records import FileReader
@@ -27,6 +35,7 @@ if TYPE_CHECKING:  # it imports torch, which embedding needs not
 
 CHUNK = 4  # images in one task: small, so that all threads work on the batch that comes next
 MOST_WORKERS = 8
+TRIAL_PIXELS = 8 * 32 * 32  # of a batch
 MOST_LANES = 4  # each holds a batch and what the model makes of it
 
 Run = Callable[[np.ndarray], np.ndarray]  # uint8 (B, H, W, 3) -> (B, D)
@@ -51,25 +60,51 @@ def chosen_workers(source: Source) -> int:
     return min(max(1, processors() - 1), MOST_WORKERS)
 
 
-def lanes_and_threads(provider: str) -> tuple[int, int | None]:
-    """Runs of the model side by side, and threads of each.
+def lanes_and_threads(provider: str, total: int | None = None) -> tuple[int, int | None]:
+    """Runs of the model side by side, and threads of each; total: of all together.
 
     On a processor, single threads with a batch each waste nothing: threads that share a batch wait
     for one another at every layer, the more so when decoding takes a core away from one of them.
     """
     if provider != "cpu":
         return 1, None
-    lanes = min(processors(), MOST_LANES)
-    return lanes, max(1, processors() // lanes)
+    total = total or processors()
+    lanes = min(total, MOST_LANES)
+    return lanes, max(1, total // lanes)
 
 
 def side_by_side(
-    model: Model, provider: str, preprocessing: Preprocessing | None = None
+    model: Model,
+    provider: str,
+    preprocessing: Preprocessing | None = None,
+    threads: int | None = None,
 ) -> tuple[Session, int]:
-    """A session for many images, and how many threads should call it at once."""
+    """A session for many images, and how many threads should call it at once.
+
+    threads: of all together; without a number, a short trial on a CPU chooses between one run of
+    the model at a time and several.
+    """
     chain, _ = pick(provider)
-    lanes, threads = lanes_and_threads("cpu" if chain[0] == "CPUExecutionProvider" else "gpu")
-    return Session(model, provider, threads, preprocessing=preprocessing), lanes
+    on = "cpu" if chain[0] == "CPUExecutionProvider" else "gpu"
+    lanes, each = lanes_and_threads(on, threads and allowed(threads))
+    session = Session(model, provider, each, preprocessing=preprocessing)
+    if threads and (told := told_allowed(threads)):
+        session.why += f"; {told}"
+    if on == "cpu" and threads is None and lanes > 1:
+        most, (lanes, gain) = lanes, faster_threads(partial(trial, session, lanes), lanes)
+        session.why += f"; {told_threads(lanes, gain, most)}"
+    return session, lanes
+
+
+def trial(session: Session, most: int, lanes: int) -> float:
+    """Seconds for `most` small batches of black images, so many of them at a time."""
+    side = session.preprocessing.crop
+    batch = np.zeros((max(1, TRIAL_PIXELS // side**2), side, side, 3), np.uint8)
+    with _pool(lanes, session.stop) as pool:
+        began = time.perf_counter()
+        for run in [pool.submit(session.run, batch) for _ in range(most)]:
+            run.result()
+        return time.perf_counter() - began
 
 
 def check_store(source: Source, spec: Input) -> None:

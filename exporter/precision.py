@@ -143,11 +143,12 @@ def compare(
     labels: np.ndarray,
     *,
     provider: str = "auto",
+    threads: int | None = None,
     batch_size: int = 8,
     progress: StageProgress | None = None,
 ) -> list[Row]:
     """The models by precision, side by side on the same images (N, H, W, 3)."""
-    sessions = {name: Session(describe(path), provider) for name, path in models.items()}
+    sessions = {name: Session(describe(path), provider, threads) for name, path in models.items()}
     batches = [images[at : at + batch_size] for at in range(0, len(images), batch_size)]
     seconds = dict.fromkeys(sessions, 0.0)
     found: dict[str, list[np.ndarray]] = {name: [] for name in sessions}

@@ -34,6 +34,7 @@ from trainer.embedder import Embedder
 from trainer.loading import Source
 from trainer.resolve import from_dict
 from trainer.setup import load_data, load_embedder
+from trainer.threads import use_threads
 from trainer.transforms import for_testing
 
 MODEL, EMBEDDINGS, RESULT = "model.onnx", "embeddings.h5", "export.json"
@@ -57,6 +58,8 @@ class Settings:
     normalize: bool = False
     backend: str = "onnx"
     provider: str = "auto"
+    threads: int | None = None
+    """Of torch and of ONNX Runtime on a CPU; None: a short trial chooses."""
     batch_size: int = 32
     max_recall_drop: float | None = None
     """Points of Recall@1; None: by precision."""
@@ -127,6 +130,10 @@ def export(
     if len(members) > 1:
         network = Together([member.embedder for member in members], settings.normalize)
     result: dict[str, Any] = {"runs": [str(run) for run in runs], "folder": str(folder)}
+    told = use_threads(network, members[0].config.input.crop, settings.threads or 0)
+    if told:  # the number that was found serves ONNX Runtime too
+        settings = replace(settings, threads=torch.get_num_threads())
+        result["threads"] = told
     if settings.onnx:
         result["model"] = export_model(members, network, data, targets[MODEL], settings, progress)
     if settings.embeddings:
@@ -261,7 +268,7 @@ def export_model(
         plain = folder / "fp32.onnx"
         write_plain(members, plain, settings, progress)
         made = at_precision(plain, settings.precision, data, prepared, settings, progress)
-        session = Session(describe(made), settings.provider)
+        session = Session(describe(made), settings.provider, settings.threads)
         normalize = settings.normalize and len(members) == 1  # an ensemble does it itself
         timed = Timed(session)
         found = parity.check(network, timed, images, labels, normalize=normalize, progress=progress)
@@ -276,7 +283,12 @@ def export_model(
                 paths[other] = at_precision(plain, other, data, prepared, settings, progress)
             compared = {name: paths[name] for name in ("fp32", "fp16", "int8") if name in paths}
             rows = precision.compare(
-                compared, images, labels, provider=settings.provider, progress=progress
+                compared,
+                images,
+                labels,
+                provider=settings.provider,
+                threads=settings.threads,
+                progress=progress,
             )
         graph.add_properties(made, to_properties({"parity": found.to_dict()}))
         os.replace(made, target)
@@ -493,7 +505,7 @@ def export_embeddings(
         why, lanes, stop = "torch", 1, None
     else:
         model = existing_model(folder, members, settings)
-        session, lanes = side_by_side(model, settings.provider)
+        session, lanes = side_by_side(model, settings.provider, threads=settings.threads)
         run, stop, why, prepared = session.run, session.stop, session.why, session.preprocessing
         attrs |= {"model": MODEL, "model_sha256": model.sha256}
         attrs["normalized"] = model.metadata.normalized

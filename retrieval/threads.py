@@ -14,6 +14,9 @@ Progress = Callable[[int, int], None]  # done, total
 StageProgress = Callable[[str, int, int], None]  # stage, done, total
 
 
+TRIALS = 3
+
+
 _blas_lock = threading.Lock()
 _blas_users: list[threadpool_limits] = []
 
@@ -42,6 +45,40 @@ def processors() -> int:
 def allowed(threads: int) -> int:
     """No more threads than processors: others would wait, and thousands of them crash."""
     return min(threads, processors())
+
+
+def told_allowed(threads: int) -> str:
+    """What is said where more threads were asked for than there are processors."""
+    most = allowed(threads)
+    return "" if most == threads else f"--threads {threads}: {most} are used, one a processor"
+
+
+def faster_threads(seconds: Callable[[int], float], most: int) -> tuple[int, float]:
+    """How many threads to work with, found by a trial, and how many times faster than `most`.
+
+    seconds: the time that the same work takes with so many threads. Where other programs use the
+    processors too, threads that wait for each other can take several times as long as one alone.
+    All of them are taken unless fewer are faster by a tenth: a trial is not that exact.
+    """
+    counts = sorted({most, max(1, most // 2), 1}, reverse=True)
+    if len(counts) == 1:
+        return most, 1.0
+    times = dict.fromkeys(counts, float("inf"))
+    for _ in range(TRIALS):  # in turn: a busy moment hits all alike
+        for count in counts:
+            times[count] = min(times[count], seconds(count))
+    best = min(counts, key=lambda count: times[count])
+    if times[best] > 0.9 * times[most]:
+        return most, 1.0
+    return best, times[most] / times[best]
+
+
+def told_threads(count: int, gain: float, most: int) -> str:
+    """What a trial has found, in a line."""
+    many = "1 thread" if count == 1 else f"{count} threads"
+    if count == most:
+        return f"{many}: fewer are not faster in a trial"
+    return f"{many}: {gain:.1f} times as fast as {most} in a trial"
 
 
 def run_all(

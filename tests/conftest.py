@@ -1,5 +1,6 @@
 """Small data that several test files use."""
 
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 from retrieval.errors import DmlError
 
+# Tests are too small to gain from threads, and their numbers should not depend on a trial of them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Background jobs of a shell are deaf to Ctrl-C, and so is what they start; here it is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

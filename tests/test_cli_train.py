@@ -278,3 +278,16 @@ def test_without_weights_the_settings_that_learn_from_nothing_are_named(dmltool)
     assert "--preset photos-scratch-ce" in done.stderr
     done = dmltool("train", "--preset", "glyphs-ce", "--weights", "none", "--dry-run")
     assert "photos-scratch-ce" not in done.stderr
+
+
+def test_threads_beyond_the_processors_are_said_and_not_started(dmltool, photos, tmp_path):
+    many = ("--threads", "100000")
+    done = dmltool("train", "--data", photos, "--dataset", "folder", *SMALL, *many, "--out", "run")
+    assert done.exit_code == 0, done.output
+    assert "--threads 100000:" in done.stderr
+    done = dmltool("export", "run", *many)
+    assert done.exit_code == 0, done.output
+    assert "--threads 100000:" in done.stderr
+    done = dmltool("embed", "run/model.onnx", photos, "--out", "x.h5", *many)
+    assert done.exit_code == 0, done.output
+    assert "--threads 100000:" in done.stderr

@@ -203,6 +203,8 @@ class Run:
     seed: int = 0
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, ..."""
+    threads: int = 0
+    """Of torch on a CPU; 0: a short trial chooses, and a resumed run keeps the number."""
     precision: str = "auto"
     """fp32, bf16 or fp16 of the network (the loss is float32); auto: bf16 on GPUs that have it."""
     channels_last: bool = True
@@ -218,6 +220,7 @@ class Run:
     def problems(self) -> Iterator[str]:
         yield from one_of("run.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         yield from one_of("run.select", self.select, ("val", "test", "last"))
+        yield from within("run.threads", self.threads, 0, 10**6)
         yield from within("run.seed", self.seed, 0, 2**63 - 1)
         for k in self.recall_at:
             yield from within("run.recall_at", k, 1, 10**9)

@@ -19,9 +19,9 @@ _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 LONG_NAME = re.compile(rf"""(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{16}}""")
 ANY_TIME = (
     *("data.root", "data.cache", "data.workers"),
-    *("run.device", "run.compile", "run.tensorboard"),
+    *("run.device", "run.threads", "run.compile", "run.tensorboard"),
 )
-"""What may change when a run is resumed. Another device or compiler rounds differently."""
+"""What may change when a run is resumed. Other devices, compilers and threads round differently."""
 EPOCHS = "schedule.epochs"
 """May grow: the schedule is from then on that of a run with so many epochs."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,17 @@ BASELINES = {
 PIXELS = 8  # sides of the raw images that training is compared with
 
 
+class Embeds(Protocol):
+    """A module that gives embeddings of length `dim`."""
+
+    dim: int
+    training: bool
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+    def train(self, mode: bool = True) -> nn.Module: ...
+    def eval(self) -> nn.Module: ...
+
+
 class WithPixels(nn.Module):
     """A network whose embeddings are followed by the image itself at 8 x 8 pixels."""
 
@@ -35,7 +46,7 @@ class WithPixels(nn.Module):
 
 
 def embed(
-    embedder: Embedder | WithPixels, batches: Iterable[Tensor], to_input: Callable[[Tensor], Tensor]
+    embedder: Embeds, batches: Iterable[Tensor], to_input: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """(n, D) float32 on the CPU, in evaluation mode."""
     training = embedder.training

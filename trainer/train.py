@@ -17,11 +17,10 @@ from trainer import checkpoint, distributed, history, losses, optimizers, saving
 from trainer.config import Config
 from trainer.device import determinism, pick_device, precision, to_input
 from trainer.distributed import World
-from trainer.embedder import Embedder
 from trainer.half_precision import allow_half
 from trainer.loading import Loader, testing_batches
 from trainer.monitor import build_monitors
-from trainer.scoring import WithPixels, embed, recall, sides, verdict
+from trainer.scoring import Embeds, WithPixels, embed, recall, sides, verdict
 from trainer.setup import (
     build_embedder,
     check_names,
@@ -31,6 +30,7 @@ from trainer.setup import (
     wrapped,
 )
 from trainer.steps import Training, epoch_plan, own_columns, train_epoch
+from trainer.threads import use_threads
 from trainer.watch import Watch
 
 CURVES_EVERY = 30.0  # seconds
@@ -46,6 +46,7 @@ def run(
     processes, only the first returns the result.
     """
     device = pick_device(config.run.device)
+    threads = torch.get_num_threads()
     half, limited = precision(config, device), None
     if half is not None and device.type == "cpu":
         limited = allow_half(half)
@@ -72,6 +73,7 @@ def run(
                 result = finish(training)
             return result if world.rank == 0 else None
     finally:
+        torch.set_num_threads(threads)
         distributed.leave(world)
 
 
@@ -98,6 +100,11 @@ def prepare(
     layout = torch.channels_last if config.run.channels_last else torch.preserve_format
     embedder.to(device, memory_format=layout)
     loss.to(device)
+    if device.type == "cpu" and (world.size == 1 or config.run.threads):
+        before = state["threads"] if state else 0
+        told = use_threads(embedder, config.input.crop, config.run.threads, before)
+        if told:
+            watch.note(told)
     monitors = None
     if config.loss.monitor and world.rank == 0:
         monitors = build_monitors(config.loss.monitor, len(classes), embedder.dim, loss)
@@ -218,7 +225,7 @@ def validate(training: Training) -> dict[str, float]:
 
 
 def validation_vectors(
-    training: Training, network: Embedder | WithPixels
+    training: Training, network: Embeds
 ) -> tuple[np.ndarray, np.ndarray, int | None] | None:
     """Vectors, labels and the number of gallery rows of the split that picks the best epoch."""
     data = training.source.data
@@ -235,7 +242,7 @@ def validation_vectors(
 def embed_rows(
     training: Training,
     rows: np.ndarray,
-    network: Embedder | WithPixels | None = None,
+    network: Embeds | None = None,
     full: bool = False,
 ) -> np.ndarray:
     """(n, D) of these rows, computed by all processes; full: in float32, as an export is."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from retrieval.errors import DmlError
 from tests.trainer.conftest import draw_pictures
-from trainer import checkpoint, optimizers, saving, train
+from trainer import checkpoint, optimizers, saving, threads, train
 from trainer.config import Batches, Data, Loss
 from trainer.datasets import load
 from trainer.datasets.splitting import with_validation
@@ -491,22 +492,67 @@ def test_names_that_are_not_utf8_are_trained_on(change, tmp_path):
     assert checkpoint.load(tmp_path / "run")["epoch"] == 3
 
 
-def test_another_number_of_threads_is_told(config, tmp_path):
-    class Notes(Watch):
-        texts: list[str] = []  # noqa: RUF012
-
-        def note(self, text):
-            self.texts.append(text)
-
-    train.run(config, tmp_path / "run")
+@pytest.fixture
+def two_threads(monkeypatch):
+    """Those of torch before a run; the other tests go on with one."""
+    monkeypatch.setattr("retrieval.threads.processors", lambda: 2)
     torch.set_num_threads(2)
-    try:
-        train.run(config, tmp_path / "run", Notes(), resume=True)
-    finally:
-        torch.set_num_threads(1)
-    assert any(text.startswith("1 threads before, 2 now") for text in Notes.texts)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_a_resumed_run_keeps_its_number_of_threads(config, tmp_path, two_threads):
+    texts = []
+    with pytest.raises(Interruption):
+        train.run(replace(config, run=replace(config.run, threads=1)), tmp_path / "run",
+                  Interrupting(4))  # fmt: skip
+    train.run(config, tmp_path / "run", told_by(texts), resume=True)
+    assert checkpoint.load(tmp_path / "run")["threads"] == 1
+    assert not any("threads" in text for text in texts)
+    assert torch.get_num_threads() == 2  # as before
+
+
+def test_another_number_of_threads_is_told(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("retrieval.threads.processors", lambda: 2)
+    texts = []
+    with pytest.raises(Interruption):
+        train.run(config, tmp_path / "run", Interrupting(4))
+    two = replace(config, run=replace(config.run, threads=2))
+    train.run(two, tmp_path / "run", told_by(texts), resume=True)
+    assert any(text.startswith("1 threads before, 2 now") for text in texts)
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["resumed"][0]["threads"] == 2
+
+
+def test_a_trial_chooses_the_threads_of_a_new_run(config, tmp_path, monkeypatch, two_threads):
+    """Busy neighbours: what torch does with two threads takes five times as long."""
+    for name in threads.CHOSEN:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(
+        threads, "embed", lambda *_: time.sleep(0.05 if torch.get_num_threads() == 2 else 0.01)
+    )
+    texts = []
+    train.run(config, tmp_path / "run", told_by(texts))
+    assert checkpoint.load(tmp_path / "run")["threads"] == 1
+    [told] = [text for text in texts if "trial" in text]
+    assert told.startswith("1 thread: ")
+    assert "times as fast as 2" in told
+
+
+def test_a_trial_takes_a_moment_and_changes_neither_weights_nor_random_numbers(
+    config, monkeypatch, two_threads
+):
+    for name in threads.CHOSEN:
+        monkeypatch.delenv(name, raising=False)
+    embedder = build_embedder(config, pretrained=True)
+    before = {key: value.clone() for key, value in embedder.state_dict().items()}
+    state = torch.get_rng_state()
+    began = time.monotonic()
+    assert threads.use_threads(embedder, 16)
+    assert time.monotonic() - began < 10  # 0.1 where nothing else runs
+    assert_same_bits(before, embedder.state_dict())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert embedder.training
 
 
 def test_monitored_losses_are_recorded_beside_the_loss(change, tmp_path):
