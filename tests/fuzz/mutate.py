@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import random
 import re
@@ -225,6 +226,17 @@ def mutate_zip(data: bytes, rng: random.Random, others: Sequence[bytes] = ()) ->
     else:
         parts.append((name, mutate(content, rng)))
     return packed(parts, zipfile.ZIP_DEFLATED if rng.random() < 0.3 else zipfile.ZIP_STORED)
+
+
+def mutate_gzip(data: bytes, rng: random.Random, others: Sequence[bytes] = ()) -> bytes:
+    """What is packed is damaged and packed again; now and then it becomes a bomb."""
+    inner = gzip.decompress(data)
+    text = b"\0" not in inner
+    if rng.random() < 0.1:
+        inner += (inner[-40:] or b"0") * rng.choice((1000, 100_000))
+    else:
+        inner = (mutate_text if text else rng.choice((mutate, mutate_npy)))(inner, rng)
+    return gzip.compress(inner, 1, mtime=0)
 
 
 def packed(parts: Sequence[tuple[str, bytes]], how: int = zipfile.ZIP_STORED) -> bytes:

@@ -22,12 +22,14 @@ from tests.fuzz.child import OK, Limits, attempt
 Mutate = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
 Open = Callable[[Path, random.Random], str]
 TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".json", ".toml", ".ppm")
+BARE = (".npy", ".fvecs", ".bvecs", ".faiss", ".index")  # their labels are in another file
 SHARE = 0.5  # of mutations that know the format
 KNOWING: dict[str, Mutate] = {
     ".npz": mutate.mutate_zip,
     ".pt": mutate.mutate_zip,
     ".pth": mutate.mutate_zip,
     ".npy": mutate.mutate_npy,
+    ".gz": mutate.mutate_gzip,
     ".safetensors": mutate.mutate_safetensors,
     ".parquet": mutate.mutate_footer,
     ".pq": mutate.mutate_footer,
@@ -84,10 +86,10 @@ def light(folder: Path) -> list[Target]:
 
 def embedding(path: Path, rng: random.Random) -> str:
     """Evaluated, or looked at in another way; the text says all that came of it."""
-    only_labels = any(f.labels_only and path.name.endswith(f.suffixes) for f in FORMATS)
-    if only_labels:
+    name = path.name.removesuffix(".gz")
+    if any(f.labels_only and name.endswith(f.suffixes) for f in FORMATS):
         return _evaluated(path.with_name("vectors.npy"), path)
-    beside = path.with_name("beside.npy") if path.suffix in (".npy", ".fvecs", ".bvecs") else None
+    beside = path.with_name("beside.npy") if name.endswith(BARE) else None
     options = [] if beside is None else ["--labels", str(beside)]
     way = rng.random()
     if way < 0.75:
