@@ -864,6 +864,21 @@ class Triple(click.ParamType):
         return numbers
 
 
+class Colour(click.ParamType):
+    """255,255,255"""
+
+    name = "R,G,B"
+
+    def convert(self, value, param, ctx) -> tuple[int, ...]:
+        parts = value.split(",")
+        if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+            self.fail(f"{value!r} is not three whole numbers such as 255,255,255", param, ctx)
+        numbers = tuple(map(int, parts))
+        if max(numbers) > 255:
+            self.fail(f"{value!r}: colours go from 0 to 255", param, ctx)
+        return numbers
+
+
 embedding_options = options(
     click.option(
         "--split", "splits", multiple=True,
@@ -950,8 +965,20 @@ def export(runs, out, as_json, **given) -> None:
 @click.option("--out", metavar="FILE", required=True, help="The embedding file (.h5).")
 @click.option("--size", type=click.IntRange(1), help="Side of the input in pixels.")
 @click.option("--resize", type=click.IntRange(1), help="Short side before cropping.")
+@click.option("--squash", is_flag=True, help="Resize both sides alike instead of cropping.")
+@click.option(
+    "--interpolation", type=click.Choice(["bilinear", "bicubic", "lanczos", "box", "nearest"]),
+    help="Of the resizing.  [default: bilinear]",
+)  # fmt: skip
 @click.option("--mean", type=Triple(), help="Subtracted from colours in 0 to 1.")
 @click.option("--std", type=Triple(), help="Divided by after that.")
+@click.option(
+    "--scale", type=click.Choice(["1", "255"]), callback=lambda _c, _p, v: v and int(v),
+    help="255: --mean and --std are of colours in 0 to 255.",
+)  # fmt: skip
+@click.option("--bgr", is_flag=True, help="Blue comes first; --mean, --std stay R,G,B.")
+@click.option("--background", type=Colour(), help="Behind transparency.  [default: white]")
+@click.option("--no-draft", is_flag=True, help="Decode large JPEGs at full size.")
 @click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Order of the input's axes.")
 @click.option("--output-name", metavar="NAME", help="Which output holds the embeddings.")
 @embedding_options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from exporter.decoding import side_by_side
 from exporter.embedding import embed
-from exporter.foreign import foreign_preprocessing
+from exporter.foreign import Given, foreign_preprocessing
 from exporter.model import describe
 from exporter.run import chosen_splits
 from retrieval.errors import DmlError
@@ -26,11 +26,6 @@ def embed_with(
     data: str,
     target: Path,
     *,
-    size: int | None = None,
-    resize: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    layout: str | None = None,
     output_name: str | None = None,
     provider: str = "auto",
     threads: int | None = None,
@@ -40,11 +35,13 @@ def embed_with(
 ) -> dict[str, Any]:
     """data: a folder with a folder for each class, a table, or the name of a data set.
 
-    options: batch_size, half, force, resume and skip_bad of `embed`.
+    options: batch_size, half, force, resume and skip_bad of `embed`, and for models of other
+    programs what `Given` lists.
     """
     described = describe(model, output_name)
-    prepared = foreign_preprocessing(described, size, mean, std, layout, resize=resize)
-    images = find_data(data)
+    said = {part.name: options.pop(part.name) for part in fields(Given) if part.name in options}
+    prepared = foreign_preprocessing(described, **said)
+    images = find_data(data).on(prepared.background)
     given = [model, *described.beside, Path(data)]
     target = check_target(target, options.get("force") or options.get("resume"), given)
     same_name = [Path(file) for file in images.files() or () if Path(file).name == target.name]

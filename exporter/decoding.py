@@ -26,7 +26,7 @@ from retrieval.threads import (
     told_allowed,
     told_threads,
 )
-from trainer import store, transforms
+from trainer import transforms
 from trainer.config import Input
 from trainer.datasets.records import FileReader
 
@@ -111,7 +111,7 @@ def check_store(source: Source, spec: Input) -> None:
     """Kept images were resized before: as the model wants them, or they are of no use."""
     if source.store is None:
         return
-    for name in ("resize", "keep_ratio", "interpolation"):
+    for name in ("resize", "keep_ratio", "interpolation", "draft"):
         kept, wanted = getattr(source.spec, name), getattr(spec, name)
         if kept != wanted:
             raise DmlError(
@@ -127,7 +127,7 @@ def prepared(source: Source, spec: Input, row: int) -> np.ndarray:
         return transforms.for_testing(source.store.image(row), spec)
     path = source.data.paths[row]
     try:
-        image = source.data.image(row, store.short_side(spec))
+        image = source.data.image(row, spec.short_side)
         return transforms.for_testing(image, spec)
     except DmlError as error:
         named = error if path in error.what else DmlError(f"{path}: {error.what}", error.why)

@@ -2,93 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from exporter.hostile import check_batch
 from exporter.metadata import LAYOUTS, Preprocessing
 from exporter.model import Model
 from retrieval.errors import DmlError
+from trainer.config import Input
+from trainer.images import WHITE, Colour
 
 
-def foreign_preprocessing(
-    model: Model,
-    size: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    layout: str | None = None,
-    *,
-    resize: int | None = None,
-    keep_ratio: bool = True,
-    interpolation: str = "bilinear",
-) -> Preprocessing:
-    """The preprocessing of a model that does not carry its own, from what the user says.
+@dataclass(frozen=True)
+class Given:
+    """What the user says of a model's input, under the names of the options; None: nothing."""
 
-    A model of dmltool gives its own, and nothing may be said about it. Images get `resize` (or
-    `size`) as their short side, and their centre is taken.
+    size: int | None = None
+    """Sides of the input in pixels."""
+    resize: int | None = None
+    """Short side before the central crop; `size` if not given."""
+    squash: bool | None = None
+    """Both sides become `size` or `resize`, whatever the ratio."""
+    interpolation: str | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    scale: int | None = None
+    """1 or 255: mean and std are those of colours from 0 to so much."""
+    bgr: bool | None = None
+    layout: str | None = None
+    background: Colour | None = None
+    no_draft: bool | None = None
+    """JPEGs are decoded at full size."""
+
+
+def foreign_preprocessing(model: Model, size: int | None = None, **said: Any) -> Preprocessing:
+    """The preprocessing of a model that does not carry its own, from what the user says (`Given`).
+
+    A model of dmltool gives its own, and nothing may be said about it.
     """
-    given = {"--size": size, "--mean": mean, "--std": std, "--layout": layout, "--resize": resize}
+    given = Given(size, **said)
     if model.preprocessing is not None:
-        said = [name for name, value in given.items() if value is not None]
-        if said:
+        named = {f"--{name.replace('_', '-')}": value for name, value in asdict(given).items()}
+        used = ", ".join(name for name, value in named.items() if value not in (None, False))
+        if used:
             raise DmlError(
                 f"{model.path} says itself how images are prepared for it.",
-                f"{', '.join(said)} would give other embeddings than it was trained for.",
-                f"Leave out {', '.join(said)}.",
+                f"{used} would give other embeddings than it was trained for.",
+                f"Leave out {used}.",
             )
         return model.preprocessing
-    _check(model, size, mean, std, layout)
+    _check(model, given)
     side = size or model.size[0]
     check_batch(model.path, model.batch, side * side)
     return Preprocessing(
-        resize=side if resize is None else resize,
-        keep_ratio=keep_ratio,
+        resize=side if given.resize is None else given.resize,
+        keep_ratio=not given.squash,
         crop=side,
-        interpolation=interpolation,
-        mean=(0.0, 0.0, 0.0) if mean is None else tuple(map(float, mean)),
-        std=(1.0, 1.0, 1.0) if std is None else tuple(map(float, std)),
-        layout=layout or model.layout,
+        interpolation=given.interpolation or "bilinear",
+        mean=(0.0, 0.0, 0.0) if given.mean is None else tuple(map(float, given.mean)),
+        std=(1.0, 1.0, 1.0) if given.std is None else tuple(map(float, given.std)),
+        layout=given.layout or model.layout,
         dtype=model.dtype,
         inside=model.dtype == "uint8",
+        scale=given.scale or 1,
+        color="BGR" if given.bgr else "RGB",
+        background=given.background or WHITE,
+        draft=0 if given.no_draft else Input.draft,
     )
 
 
-def _check(
-    model: Model,
-    size: int | None,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    layout: str | None,
-) -> None:
+def _check(model: Model, given: Given) -> None:
     """All that is missing or wrong, together."""
-    found, fixes = [], []
-    if model.size is not None:
-        if model.size[0] != model.size[1]:
-            found.append(f"it takes {model.size[0]} x {model.size[1]} pixels, not a square")
-        elif size not in (None, model.size[0]):
-            found.append(f"--size {size}: it takes {model.size[0]} x {model.size[1]} pixels")
-            fixes.append(f"--size {model.size[0]}")
-    elif size is None:
-        found.append("the size of its images is not known")
-        fixes.append("--size 224")
-    if layout is not None and (layout not in LAYOUTS or layout != (model.layout or layout)):
-        found.append(f"--layout {layout}: it takes {model.layout or ' or '.join(LAYOUTS)}")
-        fixes.append(f"--layout {model.layout or LAYOUTS[1]}")
-    elif not (layout or model.layout):
-        found.append("whether the colours are its second axis or its last is not known")
-        fixes.append("--layout nchw")
-    inside = model.dtype == "uint8"
-    if inside and (mean is not None or std is not None):
-        found.append("it takes bytes, so --mean and --std must be inside it already")
-    for name, value, usual in (
-        ("--mean", mean, "0.485,0.456,0.406"),
-        ("--std", std, "0.229,0.224,0.225"),
-    ):
-        if not inside and value is None:
-            found.append(f"{name} of its input is not known")
-            fixes.append(f"{name} {usual}")
-    if found:
+    problems = [*_form_problems(model, given), *_value_problems(model, given)]
+    fixes = " ".join(fix for _, fix in problems if fix)
+    if problems:
         raise DmlError(
             f"How to prepare images for {model.path} is not clear.",
-            "\n  ".join(found),
-            f"For example, if it was trained so: {' '.join(fixes)}" if fixes else "",
+            "\n  ".join(text for text, _ in problems),
+            f"For example, if it was trained so: {fixes}" if fixes else "",
         )
+
+
+def _form_problems(model: Model, given: Given) -> Iterator[tuple[str, str]]:
+    """What is wrong with size and layout, and an option that mends it."""
+    size, layout = given.size, given.layout
+    if model.size is not None:
+        if model.size[0] != model.size[1]:
+            yield f"it takes {model.size[0]} x {model.size[1]} pixels, not a square", ""
+        elif size not in (None, model.size[0]):
+            text = f"--size {size}: it takes {model.size[0]} x {model.size[1]} pixels"
+            yield text, f"--size {model.size[0]}"
+    elif size is None:
+        yield "the size of its images is not known", "--size 224"
+    if layout is not None and (layout not in LAYOUTS or layout != (model.layout or layout)):
+        text = f"--layout {layout}: it takes {model.layout or ' or '.join(LAYOUTS)}"
+        yield text, f"--layout {model.layout or LAYOUTS[1]}"
+    elif not (layout or model.layout):
+        text = "whether the colours are its second axis or its last is not known"
+        yield text, "--layout nchw"
+
+
+def _value_problems(model: Model, given: Given) -> Iterator[tuple[str, str]]:
+    """What is wrong with mean, std and scale, and an option that mends it."""
+    if model.dtype == "uint8":
+        if (given.mean, given.std, given.scale) != (None, None, None):
+            yield "it takes bytes, so --mean and --std must be inside it already", ""
+        return
+    for name, values, usual in (
+        ("--mean", given.mean, "0.485,0.456,0.406"),
+        ("--std", given.std, "0.229,0.224,0.225"),
+    ):
+        if values is None:
+            yield f"{name} of its input is not known", f"{name} {usual}"
+    top = given.scale or 1
+    mean, std = given.mean or (0, 0, 0), given.std or (1, 1, 1)
+    for name, values in (("--mean", mean), ("--std", std)):
+        if len(values) == 3 and not all(0 <= value <= top for value in values):
+            text = f"{name} {_listed(values)} is outside the colours, which go from 0 to {top}"
+            yield text, "--scale 255" if top == 1 and max(values) <= 255 else ""
+    if top == 255 and (0 < max(mean) <= 1 or max(std) < 1):
+        text = f"--mean {_listed(mean)} --std {_listed(std)} are of colours from 0 to 1"
+        yield f"{text}, and --scale 255 says 0 to 255", "--scale 1"
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ",".join(f"{value:g}" for value in values)

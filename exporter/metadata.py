@@ -16,6 +16,7 @@ import numpy as np
 
 from retrieval.errors import DmlError
 from trainer.config import Input
+from trainer.images import WHITE, Colour
 
 SCHEMA = 1
 PREFIX = "dmltool."
@@ -43,6 +44,14 @@ class Preprocessing:
     """uint8: 0 to 255; float32 or float16: 0 to 1 before mean and std."""
     inside: bool = True
     """Mean and std are applied by the graph; False: by `to_input`."""
+    scale: int = 1
+    """1 or 255: mean and std are those of colours from 0 to so much."""
+    color: str = "RGB"
+    """The order of the colours in the input: RGB or BGR. Mean and std are in the order RGB."""
+    background: Colour = WHITE
+    """What transparency shows."""
+    draft: int = 1
+    """As of `trainer.config.Input`. Models that do not name it were trained with 1."""
 
     def __post_init__(self) -> None:
         found = list(self.spec().problems())
@@ -54,6 +63,12 @@ class Preprocessing:
             values = getattr(self, name)
             if len(values) != 3 or not all(map(math.isfinite, values)):
                 found.append(f"{name} = {list(values)}: three numbers")
+        if self.scale not in (1, 255):
+            found.append(f"scale = {self.scale}: 1 or 255")
+        if self.color not in ("RGB", "BGR"):
+            found.append(f"color = {self.color!r}: RGB or BGR")
+        if len(self.background) != 3 or not all(0 <= value <= 255 for value in self.background):
+            found.append(f"background = {list(self.background)}: three numbers from 0 to 255")
         if any(value <= 0 for value in self.std):
             found.append(f"std = {list(self.std)}: above 0")
         if self.dtype == "uint8" and not self.inside:
@@ -68,6 +83,7 @@ class Preprocessing:
             keep_ratio=self.keep_ratio,
             crop=self.crop,
             interpolation=self.interpolation,
+            draft=self.draft,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,13 +128,12 @@ class Preprocessing:
         assert batch.dtype == np.uint8, batch.dtype
         assert batch.ndim == 4, batch.shape
         if self.dtype != "uint8":
-            scale = np.full(3, 255, np.float32)
-            if self.inside:
-                batch = batch / scale
-            else:
-                mean, std = np.float32(self.mean), np.float32(self.std)
-                batch = (batch / scale - mean) / std
+            batch = batch / np.full(3, 255 / self.scale, np.float32)
+            if not self.inside:
+                batch = (batch - np.float32(self.mean)) / np.float32(self.std)
             batch = batch.astype(self.dtype, copy=False)
+        if self.color == "BGR":
+            batch = batch[..., ::-1]
         if self.layout == "nchw":
             batch = batch.transpose(0, 3, 1, 2)
         return np.ascontiguousarray(batch)
@@ -173,7 +188,6 @@ def describe_checkpoint(
         "arch": config["network"]["backbone"],
         "embedding_dim": dim or None,
         "l2_normalized": normalize,
-        "color": "RGB",
         "size": prepared.crop,
         "antialias": True,
         "loss": config["loss"]["name"],
@@ -252,6 +266,10 @@ def _converted(value: Any, kind: str) -> Any:
         if not isinstance(value, list | tuple) or any(isinstance(v, bool | str) for v in value):
             raise TypeError
         return tuple(float(v) for v in value)
+    if kind == "Colour":
+        if not isinstance(value, list | tuple) or any(type(v) is not int for v in value):
+            raise TypeError
+        return tuple(value)
     wanted = {"int": int, "bool": bool}[kind]
     if type(value) is not wanted:
         raise TypeError

@@ -146,6 +146,8 @@ def load(path: Path) -> dict[str, Any]:
             f"Missing or odd in it: {', '.join(wrong)}.",
             f"Use another checkpoint, such as {path.with_name(BEST)}, or train anew.",
         )
+    if isinstance(state["config"].get("input"), dict):  # what was done before there was a choice
+        state["config"]["input"].setdefault("draft", 1)
     return state
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from retrieval.errors import DmlError
 
+INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
+
 
 class BadSettings(DmlError):
     """Everything that is wrong with a configuration, a line each."""
@@ -56,6 +58,10 @@ class Input:
     crop: int = 224
     """Sides of the square that the network sees; the centre in evaluation."""
     interpolation: str = "bilinear"
+    """Of the resizing: bilinear, bicubic, lanczos or box, all antialiased; or nearest."""
+    draft: int = 2
+    """JPEGs may be decoded at 1/2, 1/4 or 1/8 of their size, while the short side stays at least
+    so many times `resize`: the larger, the nearer to full decoding; 0: always at full size."""
     train_crop: str = "resized"
     """resized: a random part of `scale` and `ratio`, resized; random: a place; center."""
     scale: tuple[float, float] = (0.16, 1.0)
@@ -75,11 +81,17 @@ class Input:
     shift: float = 0.0
     """Largest move, as a share of the side."""
 
+    @property
+    def short_side(self) -> int | None:
+        """What the short side of a JPEG may be reduced to while it is decoded; None: nothing."""
+        return self.resize * self.draft or None
+
     def problems(self) -> Iterator[str]:
-        yield from one_of("input.interpolation", self.interpolation, ("bilinear", "bicubic"))
+        yield from one_of("input.interpolation", self.interpolation, INTERPOLATIONS)
         yield from one_of("input.train_crop", self.train_crop, ("resized", "random", "center"))
         yield from within("input.crop", self.crop, 8, 4096)
         yield from within("input.resize", self.resize, 0, 8192)
+        yield from within("input.draft", self.draft, 0, 8)
         if 0 < self.resize < self.crop:
             yield f"input.crop = {self.crop} does not fit into input.resize = {self.resize}"
         for name, low, high in (("scale", 1e-4, 1), ("ratio", 0.01, 100), ("zoom", 0.05, 20)):

@@ -21,55 +21,123 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF
 # A file of a few kilobytes can claim gigabytes of pixels. Pillow warns above this size and raises
 # at twice of it; here both are refused.
 MAX_PIXELS = 89_478_485
+# Decoding one image takes at most so many bytes, and so many times the size of its file.
+MEMORY, GROWTH = 200_000_000, 10
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 # Remarks on damaged metadata: what matters is whether the pixels can be read.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_BATCH = 32
-
+WHITE = (255, 255, 255)
+Colour = tuple[int, int, int]
 Progress = Callable[[int, int], None]  # files done, files in all
 
+_UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by EXIF orientation
+    2: lambda image: image[:, ::-1],
+    3: lambda image: image[::-1, ::-1],
+    4: lambda image: image[::-1],
+    5: lambda image: image.transpose(1, 0, 2),
+    6: lambda image: np.rot90(image, -1),
+    7: lambda image: image[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda image: np.rot90(image),
+}
+_BATCH = 32
+_STRIP = 1 << 20  # pixels that are converted at a time
+# Bytes a pixel as measured: of decoders, beside Pillow's image, and of that image by its mode.
+_DECODERS = {"JPEG2000": 14, "WEBP": 12, "AVIF": 8, "TIFF": 4, "GIF": 4}
+_DEPTHS = {"1": 1, "L": 1, "P": 1, "I;16": 8, "I;16B": 8, "I": 14, "F": 16}
+_CONSTANT = 20_000_000  # strips, and the decoders themselves
 
-def read_rgb(path: str | Path, short_side: int | None = None) -> np.ndarray:
-    """(H, W, 3) uint8, upright. Transparency shows white; of an animation the first frame is read.
+Fits = Callable[[int, int], object]
+"""Gets width and height before an image is decoded, raises a DmlError if they are of no use."""
+
+
+def read_rgb(
+    path: str | Path, short_side: int | None = None, background: Colour = WHITE
+) -> np.ndarray:
+    """(H, W, 3) uint8, upright. Transparency shows the background; of an animation the first frame
+    is read.
 
     With short_side a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if its short side stays at
     least that long: a large photograph costs a fraction, and the caller resizes to the exact size.
     """
-    return np.asarray(open_rgb(path, short_side))
+    return _read(path, short_side, background)
 
 
-def open_rgb(path: str | Path, short_side: int | None = None) -> Image.Image:
-    """As `read_rgb`, but a PIL image of mode RGB."""
+def _read(
+    path: str | Path,
+    short_side: int | None,
+    background: Colour = WHITE,
+    fits: Fits | None = None,
+    quick: bool = False,
+) -> np.ndarray:
+    """quick: accepts and refuses the same files, but returns the smallest image that it can."""
     try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):  # opening a pipe would wait for ever
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
             raise OSError("it is not a file")
         with Image.open(path, formats=_formats()) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels")
-            if short_side is not None:
-                image.draft(None, (short_side, short_side))
+            size = _reduced(image, short_side)
+            _check_memory(image, size, found.st_size)
+            if fits is not None:
+                fits(*size)
+            if quick or short_side is not None:
+                image.draft(None, (1, 1) if quick else (short_side, short_side))
             image.load()
-            return to_rgb(_upright(image))
+            pixels, turn = _pixels(image, background), _turn(image)
+        return pixels if turn is None else np.ascontiguousarray(turn(pixels))
     except DmlError as error:
-        raise DmlError(f"{path} cannot be read as an image.", error.what, error.fix) from error
+        why = " ".join(part for part in (error.what, error.why) if part)
+        raise DmlError(f"{path} cannot be read as an image.", why, error.fix) from error
     except Exception as error:  # decoders raise nearly anything when a file is damaged
         raise DmlError(
             f"{path} cannot be read as an image.", _reason(error), _fix(error)
         ) from error
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def _reduced(image: Image.Image, short_side: int | None) -> tuple[int, int]:
+    """Width and height after Pillow's `draft`."""
+    if short_side is None or image.format not in ("JPEG", "MPO"):
+        return image.size
+    most = min(image.size) // short_side
+    scale = next((scale for scale in (8, 4, 2) if scale <= most), 1)
+    return -(-image.width // scale), -(-image.height // scale)
+
+
+def _check_memory(image: Image.Image, size: tuple[int, int], length: int) -> None:
+    """Refuses an image that takes more memory than a file of this length may.
+
+    Three bytes a pixel are the result; Pillow keeps a pointer for each row.
+    """
+    width, height = size
+    each = _DEPTHS.get(image.mode, 4) + 3
+    needed = _CONSTANT + width * height * each + 16 * height
+    needed += image.width * image.height * _DECODERS.get(image.format or "", 0)
+    allowed = MEMORY + GROWTH * length
+    if needed > allowed:
+        raise DmlError(
+            f"it has {image.width:,} x {image.height:,} pixels in a file of {length:,} bytes;",
+            f"that would take {needed / 1e6:,.0f} MB of memory, and {allowed / 1e6:,.0f} MB are "
+            "allowed",
+            "Make it smaller, or leave it out: --skip-bad",
+        )
+
+
+def _pixels(image: Image.Image, background: Colour) -> np.ndarray:
+    """(H, W, 3) uint8; a large image is converted in strips, which takes less memory."""
+    width, height = image.size
+    if width * height <= _STRIP or image.mode.startswith(("I", "F")):
+        return np.asarray(to_rgb(image, background))
+    out = np.empty((height, width, 3), np.uint8)
+    step = max(1, _STRIP // width)
+    for top in range(0, height, step):
+        strip = image.crop((0, top, width, min(top + step, height)))
+        out[top : top + step] = np.asarray(to_rgb(strip, background))
+    return out
+
+
+def to_rgb(image: Image.Image, background: Colour = WHITE) -> Image.Image:
     """8-bit RGB from any mode that Pillow reads."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -79,8 +147,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("LA")
     if image.has_transparency_data:
         front = image.convert("RGBA")
-        white = Image.new("RGBA", front.size, "white")
-        return Image.alpha_composite(white, front).convert("RGB")
+        behind = Image.new("RGBA", front.size, (*background, 255))
+        return Image.alpha_composite(behind, front).convert("RGB")
     return image.convert("RGB")
 
 
@@ -99,19 +167,24 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
     return np.rint(values * (255 if high <= 1 else 1)).astype(np.uint8)
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF data says; damaged EXIF data says nothing."""
+def _turn(image: Image.Image) -> Callable[[np.ndarray], np.ndarray] | None:
+    """What its EXIF data says of its orientation; damaged EXIF data says nothing."""
     try:
-        turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
+        return _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
     except Exception:  # the picture itself may be sound
-        turn = None
-    return image if turn is None else image.transpose(turn)
+        return None
 
 
 def check_images(
-    paths: Sequence[str | Path], workers: int | None = None, progress: Progress | None = None
+    paths: Sequence[str | Path],
+    workers: int | None = None,
+    progress: Progress | None = None,
+    short_side: int | None = None,
+    fits: Fits | None = None,
 ) -> list[tuple[int, str]]:
     """Decodes every file; (place in paths, reason) of those that cannot be read, in order.
+
+    short_side: as of `read_rgb` when the images are read for use.
 
     Decoders run outside Python's lock, so threads suffice. JPEGs are decoded at 1/8 of their size:
     that reads the whole file, at half the price.
@@ -121,7 +194,7 @@ def check_images(
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         try:
             for start, found in zip(
-                starts, pool.map(lambda s: _faults(paths, s), starts), strict=True
+                starts, pool.map(lambda s: _faults(paths, s, short_side, fits), starts), strict=True
             ):
                 bad += found
                 if progress is not None:
@@ -132,11 +205,13 @@ def check_images(
     return bad
 
 
-def _faults(paths: Sequence[str | Path], start: int) -> list[tuple[int, str]]:
+def _faults(
+    paths: Sequence[str | Path], start: int, short_side: int | None, fits: Fits | None
+) -> list[tuple[int, str]]:
     found = []
     for place in range(start, min(start + _BATCH, len(paths))):
         try:
-            open_rgb(paths[place], short_side=1)
+            _read(paths[place], short_side, fits=fits, quick=True)
         except DmlError as error:
             found.append((place, error.why))
     return found

@@ -45,7 +45,7 @@ class Source:
         """(H, W, 3) uint8, read-only"""
         if self.store is not None:
             return self.store.image(row)
-        return transforms.resized(self.data.image(row, store.short_side(self.spec)), self.spec)
+        return transforms.resized(self.data.image(row, self.spec.short_side), self.spec)
 
 
 def open_images(
@@ -70,10 +70,7 @@ def open_images(
     elif cache == "disk":
         kept, bad = store.on_disk(data, spec, workers, progress)
     elif files is not None:
-        bad = store.remembered(data)
-        if bad is None:
-            bad = images.check_images(files, workers, progress)
-            store.remember(data, bad)
+        bad = store.check(data, spec, workers, progress)
     if bad:
         if not skip_bad:
             raise images.bad_images(files or data.paths, bad)

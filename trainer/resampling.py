@@ -14,19 +14,20 @@ from retrieval.kernels import compiled
 
 _BITS = 22  # of the fractions of weights, as in Pillow
 _HALF = 1 << (_BITS - 1)
+BILINEAR, BICUBIC, LANCZOS, BOX, NEAREST = range(5)  # in the order of config.INTERPOLATIONS
 
 
 # fastmath would let the same pixels differ by where they were compiled.
 @compiled(fastmath=False)
-def resample(image, width, height, left, top, cubic, out):
+def resample(image, width, height, left, top, kind, out):
     """out (h, w, 3): the window at left, top of the image resized to width x height."""
     H, W = image.shape[0], image.shape[1]
     h, w = out.shape[0], out.shape[1]
-    columns = _weights(W, width, left, w, cubic)
+    columns = _weights(W, width, left, w, kind)
     if height == H:
         _across(image, top, top + h, columns, out)
         return
-    rows = _weights(H, height, top, h, cubic)
+    rows = _weights(H, height, top, h, kind)
     first, last = rows[0][0], rows[0][h - 1] + rows[1][h - 1]
     if width == W:
         between = image[first:last, left : left + w].copy()
@@ -37,11 +38,13 @@ def resample(image, width, height, left, top, cubic, out):
 
 
 @compiled(fastmath=False)
-def _weights(size, resized, first, count, cubic):
+def _weights(size, resized, first, count, kind):
     """For each of `count` places: the first pixel that counts, how many do, and their weights."""
     scale = size / resized
+    if kind == NEAREST:
+        return _nearest(scale, first, count)
     stretch = max(scale, 1.0)  # shrinking widens the filter: antialiasing
-    support = (2.0 if cubic else 1.0) * stretch
+    support = _support(kind) * stretch
     most = int(np.ceil(support)) * 2 + 1
     begin, length = np.empty(count, np.int64), np.empty(count, np.int64)
     weights, exact = np.zeros((count, most), np.int32), np.empty(most)
@@ -51,7 +54,7 @@ def _weights(size, resized, first, count, cubic):
         n = min(int(centre + support + 0.5), size) - low
         total = 0.0
         for j in range(n):
-            exact[j] = _filter(abs((j + low - centre + 0.5) * (1.0 / stretch)), cubic)
+            exact[j] = _filter((j + low - centre + 0.5) * (1.0 / stretch), kind)
             total += exact[j]
         for j in range(n):
             w = exact[j] / total * (1 << _BITS)
@@ -61,15 +64,46 @@ def _weights(size, resized, first, count, cubic):
 
 
 @compiled(fastmath=False)
-def _filter(x, cubic):
-    if not cubic:
+def _nearest(scale, first, count):
+    """The one pixel that the centre of each place lies in; steps add up as in Pillow."""
+    begin, at = np.empty(count, np.int64), 0.5 * scale
+    for place in range(first + count):
+        if place >= first:
+            begin[place - first] = int(at)
+        at += scale
+    return begin, np.ones(count, np.int64), np.full((count, 1), 1 << _BITS, np.int32)
+
+
+@compiled(fastmath=False)
+def _support(kind):
+    """How far a filter reaches, in pixels of the smaller image."""
+    if kind == BICUBIC:
+        return 2.0
+    if kind == LANCZOS:
+        return 3.0
+    return 0.5 if kind == BOX else 1.0
+
+
+@compiled(fastmath=False)
+def _filter(x, kind):
+    if kind == BOX:
+        return 1.0 if -0.5 < x <= 0.5 else 0.0
+    x = abs(x)
+    if kind == BILINEAR:
         return 1.0 - x if x < 1.0 else 0.0
+    if kind == LANCZOS:
+        return _sinc(x) * _sinc(x / 3.0) if x < 3.0 else 0.0
     a = -0.5
     if x < 1.0:
         return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
     if x < 2.0:
         return (((x - 5.0) * x + 8.0) * x - 4.0) * a
     return 0.0
+
+
+@compiled(fastmath=False)
+def _sinc(x):
+    return 1.0 if x == 0.0 else np.sin(x * np.pi) / (x * np.pi)
 
 
 @compiled(fastmath=False)

@@ -20,6 +20,7 @@ from trainer import checkpoint, history
 from trainer.checkpoint import BEST, LAST, STARTING
 from trainer.config import Config, Schedule
 from trainer.datasets import DataSet
+from trainer.images import WHITE
 from trainer.optimizers import rate
 from trainer.resolve import from_dict
 from trainer.setup import load_weights
@@ -244,8 +245,9 @@ def best_weights(folder: Path) -> dict[str, Any]:
 
 def preprocessing(config: Config) -> dict[str, Any]:
     """What turns an image file into what the network sees, apart from mean and std."""
-    names = ("resize", "keep_ratio", "crop", "interpolation")
-    return {name: getattr(config.input, name) for name in names} | {"antialias": True}
+    names = ("resize", "keep_ratio", "crop", "interpolation", "draft")
+    fixed = {"antialias": True, "background": list(WHITE)}
+    return {name: getattr(config.input, name) for name in names} | fixed
 
 
 def fingerprint(data: DataSet) -> str:

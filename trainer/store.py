@@ -31,7 +31,7 @@ from retrieval.threads import processors
 from trainer.config import Input
 from trainer.datasets.records import DataSet
 from trainer.images import Progress, check_images
-from trainer.transforms import resized
+from trainer.transforms import resized, resized_size
 
 VERSION = 1
 _HEADER = struct.Struct("<16sIIQQQ16x")
@@ -87,11 +87,6 @@ class Store:
         self.__dict__.update(state)
 
 
-def short_side(spec: Input) -> int | None:
-    """What a JPEG may be decoded at."""
-    return spec.resize or None
-
-
 def in_memory(
     data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
 ) -> tuple[Store, Bad]:
@@ -128,7 +123,7 @@ def on_disk(
     """From the file that an earlier run has left, or into a new one."""
     path = cache_folder() / f"{fingerprint(data, spec)}.images"
     found = _opened(path, len(data))
-    if found is None or not _still_bad(data, found[1]):
+    if found is None or not _still_bad(data, spec, found[1]):
         with _new_file(path) as file:
             _write(file, data, spec, _read_all(data, spec, workers, progress))
         found = _opened(path, len(data))
@@ -234,7 +229,7 @@ def _ahead(task: Callable[[int], list], starts: range, workers: int | None) -> I
 
 def _resized_or_reason(data: DataSet, spec: Input, row: int) -> np.ndarray | str:
     try:
-        return resized(data.image(row, short_side(spec)), spec)
+        return resized(data.image(row, spec.short_side), spec)
     except DmlError as error:
         return error.why or error.what
 
@@ -250,7 +245,7 @@ def cache_folder() -> Path:
 def fingerprint(data: DataSet, spec: Input | None = None) -> str:
     """A name that changes with the images, and with what is done to them before they are kept."""
     digest = hashlib.sha256()
-    resize = () if spec is None else (spec.resize, spec.keep_ratio, spec.interpolation)
+    resize = () if spec is None else (spec.resize, spec.keep_ratio, spec.interpolation, spec.draft)
     root = None if data.root is None else str(data.root.resolve())
     options = json.dumps(dict(data.options), default=str, sort_keys=True)
     head = (VERSION, PIL.__version__, data.name, root, repr(data.reader), options, resize)
@@ -322,24 +317,30 @@ def _gigabytes(size: float) -> str:
 # Checks of images that are not kept
 
 
-def remembered(data: DataSet) -> Bad | None:
-    """What a check of the same files has found; None if there was none."""
+def check(
+    data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
+) -> Bad:
+    """Images that cannot be read, or not be resized; what an earlier check has found is reused."""
+    path = cache_folder() / f"{fingerprint(data, spec)}.checked"
     with suppress(OSError, ValueError, TypeError):
-        text = (cache_folder() / f"{fingerprint(data)}.checked").read_text()
-        bad = [(int(row), str(why)) for row, why in json.loads(text)]
-        return bad if _still_bad(data, bad) else None
-    return None
+        bad = [(int(row), str(why)) for row, why in json.loads(path.read_text())]
+        if _still_bad(data, spec, bad):
+            return bad
+    bad = check_images(data.files() or (), workers, progress, spec.short_side, _fits(spec))
+    # So that the next run, or a resumed one, starts at once. A read-only disk does no harm.
+    with suppress(DmlError), _new_file(path) as file:
+        file.write(json.dumps(bad).encode())
+    return bad
 
 
-def _still_bad(data: DataSet, bad: Bad) -> bool:
+def _still_bad(data: DataSet, spec: Input, bad: Bad) -> bool:
     """Whether all of these are: new permissions, or a disk that is back, change no file's date."""
     files = data.files()
     if files is None:
         return True
-    return len(check_images([files[row] for row, _ in bad])) == len(bad)
+    again = [files[row] for row, _ in bad]
+    return len(check_images(again, None, None, spec.short_side, _fits(spec))) == len(bad)
 
 
-def remember(data: DataSet, bad: Bad) -> None:
-    """So that the next run, or a resumed one, starts at once. A read-only disk does no harm."""
-    with suppress(DmlError), _new_file(cache_folder() / f"{fingerprint(data)}.checked") as file:
-        file.write(json.dumps(bad).encode())
+def _fits(spec: Input) -> Callable[[int, int], object]:
+    return lambda width, height: resized_size(width, height, spec)

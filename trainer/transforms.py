@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageStat
 
 from retrieval.errors import DmlError
-from trainer.config import Input
+from trainer.config import INTERPOLATIONS, Input
 from trainer.images import MAX_PIXELS
 
 _TRIES = 10  # as in torchvision
@@ -133,7 +133,7 @@ def part(
     from trainer.resampling import resample
 
     out = np.empty((height, width, 3), np.uint8)
-    resample(_constant(image), *size, left, top, spec.interpolation == "bicubic", out)
+    resample(_constant(image), *size, left, top, INTERPOLATIONS.index(spec.interpolation), out)
     return out
 
 

@@ -18,7 +18,7 @@ from exporter.metadata import (
     to_properties,
 )
 from retrieval.errors import DmlError
-from trainer.config import Config, Input, Network
+from trainer.config import INTERPOLATIONS, Config, Input, Network
 from trainer.transforms import for_testing
 
 PLAIN = Preprocessing(256, True, 224, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -43,18 +43,22 @@ def state():
 
 numbers = st.floats(-1e3, 1e3).map(lambda x: round(x, 6))
 preprocessings = st.builds(
-    lambda side, more, keep, kind, mean, std, form: Preprocessing(
-        side + more, keep, side, kind, mean, std, *form
+    lambda side, more, keep, kind, mean, std, form, *others: Preprocessing(
+        side + more, keep, side, kind, mean, std, *form, *others
     ),
     st.integers(8, 4096),
     st.integers(0, 100),
     st.booleans(),
-    st.sampled_from(["bilinear", "bicubic"]),
+    st.sampled_from(INTERPOLATIONS),
     st.tuples(numbers, numbers, numbers),
     st.tuples(*[st.floats(1e-4, 1e3)] * 3),
     st.sampled_from(
         [("nhwc", "uint8", True), ("nchw", "float32", False), ("nchw", "float16", True)]
     ),
+    st.sampled_from([1, 255]),
+    st.sampled_from(["RGB", "BGR"]),
+    st.tuples(*[st.integers(0, 255)] * 3),
+    st.integers(0, 8),
 )
 
 
@@ -83,7 +87,22 @@ def test_a_checkpoint_is_described_and_read_back(state):
     assert (found.loss, found.dataset, found.precision) == ("ce", "glyphs", "fp16")
     assert (found.checkpoint_sha256, found.versions) == ("abc", state["versions"])
     assert found.parity == {"max_abs": 1e-6}
-    assert found.others == {"size": "224", "antialias": "true", "color": "RGB"}
+    assert found.others == {"size": "224", "antialias": "true"}
+
+
+def test_models_and_checkpoints_without_draft_and_background_keep_theirs(state):
+    """Before there was a choice, JPEGs were reduced to the short side and white lay behind."""
+    new = {"draft": 2, "background": [255, 255, 255]}
+    now = state | {"preprocessing": state["preprocessing"] | new}
+    properties = describe_checkpoint(now, "")
+    assert properties["dmltool.draft"] == "2"
+    assert properties["dmltool.background"] == "[255, 255, 255]"
+    found = read_properties(properties).preprocessing
+    assert (found.draft, found.spec().short_side) == (2, 512)
+    old = {k: v for k, v in properties.items() if k.split(".")[1] not in ("draft", "background")}
+    for before in (read_properties(old).preprocessing, Preprocessing.from_checkpoint(state)):
+        assert (before.draft, before.spec().short_side) == (1, 256)
+        assert before.background == (255, 255, 255)
 
 
 def test_the_form_of_the_input_is_told(state):
@@ -119,9 +138,11 @@ def test_another_schema_is_refused(state, schema):
         ("mean", "[1, 2, "), ("mean", '[1, 2, "3"]'), ("mean", "[NaN, 0, 0]"),
         ("std", "[1, 0, 1]"), ("std", "[1e999, 1, 1]"), ("crop", "224.5"), ("crop", "true"),
         ("crop", "99999999"), ("crop", "1" * 5000), ("crop", "-8"), ("keep_ratio", "yes"),
-        ("interpolation", "nearest"), ("input_layout", "chw"), ("input_dtype", "float64"),
+        ("interpolation", "cubic"), ("input_layout", "chw"), ("input_dtype", "float64"),
         ("embedding_dim", "many"), ("versions", "[]"), ("parity", "{"), ("mean", "[" * 900),
-        ("versions", "[" * 100_000), ("l2_normalized", "maybe"),
+        ("versions", "[" * 100_000), ("l2_normalized", "maybe"), ("draft", "-1"), ("draft", "9"),
+        ("scale", "2"), ("color", "GBR"), ("background", "[0, 0, 256]"), ("background", "white"),
+        ("background", "[0, 0]"), ("background", "[0, 0, 0.5]"),
     ],
 )  # fmt: skip
 def test_damaged_properties_are_an_error_of_ours(state, key, value):

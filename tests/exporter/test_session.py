@@ -291,7 +291,7 @@ def test_all_that_is_missing_is_told_at_once(saved):
             assert flag in caught.value.fix
     prepared = foreign_preprocessing(model, 32, layout="nhwc", **IMAGENET)
     assert prepared == Preprocessing(
-        32, True, 32, "bilinear", *IMAGENET.values(), "nhwc", "float32", False
+        32, True, 32, "bilinear", *IMAGENET.values(), "nhwc", "float32", False, draft=2
     )
 
 

@@ -2,6 +2,8 @@
 
 import os
 import struct
+import subprocess
+import sys
 import threading
 import warnings
 import zlib
@@ -12,7 +14,7 @@ import pytest
 from PIL import Image
 
 from retrieval.errors import DmlError
-from trainer.images import MAX_PIXELS, bad_images, check_images, open_rgb, read_rgb, to_rgb
+from trainer.images import MAX_PIXELS, bad_images, check_images, read_rgb, to_rgb
 
 
 def save(path: Path, image: Image.Image, **options) -> Path:
@@ -230,15 +232,15 @@ def test_exif_data_that_cannot_be_parsed_say_nothing(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_jpeg_is_decoded_smaller_but_never_below_the_short_side(tmp_path, short_side, size):
     path = save(tmp_path / "a.jpg", Image.fromarray(gradient(300, 200)), quality=95)
-    image = open_rgb(path, short_side)
-    assert image.size == size
-    assert image.mode == "RGB"
+    assert read_rgb(path, short_side).shape == (*size[::-1], 3)
 
 
 def test_a_reduced_jpeg_looks_like_the_large_one_made_smaller(tmp_path):
     path = save(tmp_path / "a.jpg", Image.fromarray(gradient(256, 256)), quality=95)
     small = read_rgb(path, 64).astype(int)
-    reference = np.asarray(open_rgb(path).resize((64, 64), Image.Resampling.BOX)).astype(int)
+    reference = np.asarray(
+        Image.fromarray(read_rgb(path)).resize((64, 64), Image.Resampling.BOX)
+    ).astype(int)
     assert np.abs(small - reference).mean() < 2
 
 
@@ -368,3 +370,87 @@ def test_a_long_list_of_bad_files_is_cut():
     error = bad_images(paths, [(i, "broken") for i in range(50)])
     assert "and 30 more" in error.why
     assert "25.jpg" not in error.why
+
+
+# Memory
+
+
+def peak(code: str) -> tuple[int, str]:
+    """Megabytes that code takes beyond the import of trainer.images, and what it prints."""
+    start = "from retrieval.errors import DmlError\nfrom trainer.images import read_rgb\n"
+    status = "open('/proc/self/status').read().split('VmHWM:')[1].split()[0]"
+    # Of a program of its own: this one's peak is that of all tests before.
+    text = f"{start}before = int({status})\n{code}\nprint((int({status}) - before) // 1000)\n"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=root, capture_output=True, text=True, check=True
+    )
+    *told, last = done.stdout.splitlines()
+    return int(last), "\n".join(told)
+
+
+def flat(path: Path, mode: str, size: tuple[int, int], **options) -> Path:
+    """A large image in a small file."""
+    bands = len(Image.new(mode, (1, 1)).getbands())
+    Image.new(mode, size, 9 if bands == 1 else (9,) * bands).save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "options"),
+    [
+        ("a.png", "RGBA", {}), ("a.png", "RGB", {}), ("a.png", "L", {}), ("a.png", "LA", {}),
+        ("a.png", "P", {"transparency": 9}), ("a.png", "I;16", {}), ("a.gif", "P", {}),
+        ("a.jpg", "RGB", {}), ("a.jpg", "RGB", {"progressive": True}), ("a.webp", "RGB", {}),
+        ("a.tif", "RGB", {"compression": "tiff_deflate"}),
+        ("a.tif", "F", {"compression": "tiff_lzw"}),
+        ("a.jp2", "RGB", {}), ("a.avif", "RGB", {"speed": 10}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("side", [3000, 6000])
+def test_an_image_takes_bounded_memory_or_is_refused(tmp_path, name, mode, options, side):
+    if side > 3000 and name.endswith(("webp", "avif", "jp2")):
+        pytest.skip("slow to make")
+    path = flat(tmp_path / name, mode, (side, side), **options)
+    code = (
+        f"try:\n    print(read_rgb({str(path)!r}).shape)\nexcept DmlError as e:\n    print(e.why)"
+    )
+    used, told = peak(code)
+    assert used <= 200 + 10 * path.stat().st_size / 1e6 + 10, told
+    assert "MB are allowed" in told or told == f"({side}, {side}, 3)"
+
+
+def test_large_images_are_converted_in_strips_to_the_same_pixels(tmp_path):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (1500, 900, 4), dtype=np.uint8)
+    for mode in ("RGBA", "LA", "L", "P", "RGB"):
+        image = Image.fromarray(pixels).convert(mode)
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        path = save(tmp_path / "a.png", image, exif=exif)
+        whole = np.rot90(np.asarray(to_rgb(image)), -1)
+        assert (read_rgb(path) == whole).all()
+
+
+def test_a_scan_of_an_ordinary_page_is_read(tmp_path):
+    path = flat(tmp_path / "a.png", "1", (4960, 7016))  # A4 at 600 dots an inch
+    assert read_rgb(path).shape == (7016, 4960, 3)
+
+
+def thin(path: Path, width: int, height: int) -> Path:
+    rows = zlib.compressobj(1)
+    line = bytes(1 + width)
+    blocks = [rows.compress(line * 1000) for _ in range(height // 1000)] + [rows.flush()]
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    body = chunk(b"IDAT", b"".join(blocks))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + head + body + chunk(b"IEND", b""))
+    return path
+
+
+def test_a_line_of_80_million_rows_is_refused_at_once(tmp_path):
+    path = thin(tmp_path / "a.png", 1, 80_000_000)
+    code = f"try:\n    read_rgb({str(path)!r})\nexcept DmlError as e:\n    print(e.why)"
+    used, told = peak(code)
+    assert "1 x 80,000,000 pixels" in told
+    assert used < 30
+    assert len(check_images([path])) == 1

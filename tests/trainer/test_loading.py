@@ -86,7 +86,7 @@ def forbid_reading(monkeypatch):
     def forbidden(*_):
         raise AssertionError("an image was read")
 
-    monkeypatch.setattr(images, "open_rgb", forbidden)
+    monkeypatch.setattr(images, "_read", forbidden)
 
 
 # The same bits
@@ -116,7 +116,7 @@ def test_a_batch_is_the_transform_of_each_image_by_its_key(data):
         assert labels.dtype == torch.int64
         assert labels.tolist() == targets[places].tolist()
         for image, place, key in zip(batch, places, own.tolist(), strict=True):
-            raw = data.image(rows[place], 40)
+            raw = data.image(rows[place], SPEC.short_side)
             expected = transforms.for_training(raw, SPEC, loading.Random(key))
             assert (image.permute(1, 2, 0).numpy() == expected).all()
 
@@ -139,7 +139,7 @@ def test_evaluation_batches_come_in_order(data, workers):
     batches = list(loading.testing_batches(source, rows, SPEC, 3, workers))
     assert [len(batch) for batch in batches] == [3, 3, 2]
     found = torch.cat(batches).permute(0, 2, 3, 1).numpy()
-    expected = [transforms.for_testing(data.image(row, 40), SPEC) for row in rows]
+    expected = [transforms.for_testing(data.image(row, SPEC.short_side), SPEC) for row in rows]
     assert (found == np.stack(expected)).all()
     assert list(loading.testing_batches(source, rows[:0], SPEC, 3, workers)) == []
 
@@ -194,7 +194,7 @@ def test_bad_images_are_left_out_on_request(data, kept):
         assert "2 images that cannot be read are left out" in source.data.notes[-1]
         assert data.paths[3] in source.data.notes[-1]
         for row, old in enumerate(good):
-            expected = transforms.resized(data.image(old, 40), SPEC)
+            expected = transforms.resized(data.image(old, SPEC.short_side), SPEC)
             assert (source.resized(row) == expected).all()
 
 
@@ -204,6 +204,26 @@ def test_a_class_without_a_good_image_is_an_error(data, kept):
     with pytest.raises(DmlError, match="1 classes of test are empty") as caught:
         open_images(data, SPEC, cache=kept, skip_bad=True)
     assert "read of 5" in caught.value.why
+
+
+def test_the_check_refuses_what_the_loader_would_refuse(data, tmp_path):
+    long = data.root / data.paths[1]
+    Image.new("L", (9000, 1)).save(long, "PNG")  # 40 x 360,000 pixels
+    open_images(data, SPEC, cache="none")
+    Image.new("L", (2_500_000, 1)).save(long, "PNG")
+    for kept in ("none", "ram", "none"):
+        with pytest.raises(DmlError, match="1 of 24") as caught:
+            open_images(data, SPEC, cache=kept)
+        assert "are allowed" in caught.value.why
+    Image.new("RGB", (8000, 6000)).save(long, "JPEG")
+    open_images(data, SPEC, cache="none")
+    assert data.image(1, SPEC.short_side).shape == (750, 1000, 3)
+    full = replace(SPEC, draft=0)
+    with pytest.raises(DmlError, match="1 of 24") as caught:
+        open_images(data, full, cache="none")
+    assert "are allowed" in caught.value.why
+    with pytest.raises(DmlError, match="cannot be read"):
+        data.image(1, full.short_side)
 
 
 def test_a_check_is_remembered_until_a_file_changes(data, monkeypatch):
@@ -247,7 +267,9 @@ def test_a_second_run_reads_the_file_of_the_first(data, monkeypatch):
     assert seen[-1] == (24, 24)
 
 
-@pytest.mark.parametrize("change", ["resize", "file", "keep_ratio", "interpolation", "rows"])
+@pytest.mark.parametrize(
+    "change", ["resize", "file", "keep_ratio", "interpolation", "draft", "rows"]
+)
 def test_other_images_have_another_file(data, cache, change):
     open_images(data, SPEC, cache="disk")
     spec = SPEC
@@ -256,11 +278,12 @@ def test_other_images_have_another_file(data, cache, change):
     elif change == "rows":
         data = data.take(np.arange(23))
     else:
-        value = {"resize": 44, "keep_ratio": False, "interpolation": "bicubic"}[change]
+        other = {"resize": 44, "keep_ratio": False, "interpolation": "bicubic", "draft": 0}
+        value = other[change]
         spec = replace(SPEC, **{change: value})
     source = open_images(data, spec, cache="disk")
     assert len(list(cache.glob("*.images"))) == 2
-    assert (source.resized(2) == transforms.resized(data.image(2, spec.resize), spec)).all()
+    assert (source.resized(2) == transforms.resized(data.image(2, spec.short_side), spec)).all()
 
 
 def test_random_changes_do_not_need_another_file(data, cache):

@@ -101,9 +101,14 @@ def test_a_checkpoint_is_all_that_an_export_needs(config, tmp_path):
     assert state["config"] == config.to_dict()
     assert len(state["label_names"]) == 6  # 10 classes, 2 for test, 2 for validation
     assert state["preprocessing"].keys() >= {"mean", "std", "resize", "crop", "interpolation"}
+    assert state["preprocessing"]["draft"] == 2
+    assert state["preprocessing"]["background"] == [255, 255, 255]
     embedder = load_embedder(state)
     assert not embedder.training
     assert embedder(torch.zeros(1, 3, 16, 16)).shape == (1, 16)
+    del state["config"]["input"]["draft"], state["version"], state["format"]
+    checkpoint.save(tmp_path / "run", state, best=True)  # as before there was this setting
+    assert checkpoint.load_config(tmp_path / "run").input.draft == 1
 
 
 def test_the_best_epoch_is_that_of_the_highest_validation_recall(change, tmp_path):

@@ -23,11 +23,13 @@ class FileReader:
     """Images in files of their own under a root folder."""
 
     root: str
+    background: tuple[int, int, int] = (255, 255, 255)
+    """What transparency shows."""
 
     def __call__(self, path: str, short_side: int | None = None) -> np.ndarray:
         from trainer.images import read_rgb
 
-        return read_rgb(f"{self.root}/{path}", short_side)
+        return read_rgb(f"{self.root}/{path}", short_side, self.background)
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,12 @@ class DataSet:
         if not isinstance(self.reader, FileReader):
             return None
         return [f"{self.reader.root}/{path}" for path in self.paths]
+
+    def on(self, background: tuple[int, int, int]) -> DataSet:
+        """The same with another colour behind transparent images."""
+        if not isinstance(self.reader, FileReader):
+            return self
+        return replace(self, reader=replace(self.reader, background=background))
 
     def take(self, rows: np.ndarray, note: str = "") -> DataSet:
         """These rows only, in this order; labels keep their numbers and names."""
