@@ -15,6 +15,7 @@ from exporter.foreign import Given, foreign_preprocessing
 from exporter.model import describe
 from exporter.run import chosen_splits
 from retrieval.errors import DmlError
+from retrieval.formats.hdf5 import check_name
 from retrieval.threads import StageProgress
 from retrieval.writing import check_target
 from trainer.datasets import DATASETS, DataSet, csv, folder, load
@@ -46,6 +47,7 @@ def embed_with(
     target = check_target(target, options.get("force") or options.get("resume"), given)
     same_name = [Path(file) for file in images.files() or () if Path(file).name == target.name]
     check_target(target, True, same_name)
+    check_name(target)
     rows = all_or_chosen(images, splits)
     session, lanes = side_by_side(described, provider, prepared, threads)
     own = described.metadata

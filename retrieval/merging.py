@@ -16,7 +16,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings, Split, comparable, load
 from retrieval.errors import DmlError
 from retrieval.formats.arrays import blocks
-from retrieval.formats.hdf5 import Writer
+from retrieval.formats.hdf5 import Writer, check_name
 from retrieval.formats.labels import alike
 from retrieval.formats.opening import Sources
 from retrieval.threads import StageProgress
@@ -52,6 +52,7 @@ def merge(
             "At least two are needed.",
             "dmltool merge A.h5 B.h5 --out C.h5",
         )
+    check_name(target)
     sources = Sources(*map(str, paths))
     target = check_target(target, force, sources.files)
     hashes = [_sha256(file, progress) for file in sources.files]

@@ -466,3 +466,13 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path):
     assert "Traceback" not in stderr
     assert stdout == ""
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.parquet", "x.csv", "x", "x.h5.gz"])
+def test_merge_writes_only_to_names_of_hdf5_files(tmp_path, name):
+    """HDF5 under another name would be refused, or misread, by whoever opens it."""
+    done = CliRunner().invoke(main, ["merge", "a.h5", "b.h5", "--out", str(tmp_path / name)])
+    assert done.exit_code == 1
+    assert f"{name} is not the name of an embedding file" in done.stderr
+    assert ".h5, .hdf5, .he5" in done.stderr
+    assert not list(tmp_path.iterdir())

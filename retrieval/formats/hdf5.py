@@ -30,6 +30,7 @@ import numpy as np
 
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
+from retrieval.formats import FORMATS
 from retrieval.formats.arrays import KEPT, blocks
 from retrieval.formats.hdf5_content import (
     Splits,
@@ -55,6 +56,17 @@ __all__ = ["FORMAT", "VERSION", "Writer", "read", "read_labels", "trial", "write
 SAME = ("model_sha256", "paths_sha256", "preprocessing", "normalized")
 MARK, ALIGNMENT = np.dtype("u1"), 4096
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_name(path: str | Path) -> None:
+    """Whether a file of this name would be taken for what it is."""
+    suffixes = next(entry.suffixes for entry in FORMATS if entry.name == "hdf5")
+    if Path(path).suffix.lower() not in suffixes:
+        raise DmlError(
+            f"{path} is not the name of an embedding file.",
+            f"HDF5 is written, so the name ends in {', '.join(suffixes)}.",
+            f"--out {Path(path).with_suffix(suffixes[0])}",
+        )
 
 
 class Writer:

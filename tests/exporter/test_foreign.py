@@ -165,3 +165,12 @@ def test_the_command_takes_the_options(tmp_path, photos):
     assert (recorded["background"], recorded["interpolation"]) == ([0, 0, 0], "lanczos")
     for odd in ("1,2", "1,2,256", "1,2,x"):
         assert CliRunner().invoke(main, [*base, "--background", odd]).exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.parquet", "x", "x.h5.gz"])
+def test_embed_writes_only_to_names_of_hdf5_files(tmp_path, photos, name):
+    save(flattening(), tmp_path / "net.onnx")
+    with pytest.raises(DmlError, match=f"{name} is not the name of an embedding file") as caught:
+        embed_with(tmp_path / "net.onnx", str(photos), tmp_path / name, provider="cpu", **IMAGENET)
+    assert ".h5, .hdf5, .he5" in caught.value.why
+    assert {path.name for path in tmp_path.iterdir()} == {"net.onnx", "photos"}
