@@ -133,7 +133,7 @@ def _has_names(data: Embeddings) -> bool:
 
 
 def _is_text(data: Embeddings) -> bool:
-    return all(s.labels.dtype.kind == "U" for s in data.splits.values() if s.labels is not None)
+    return all(label_arrays.is_text(s.labels) for s in data.splits.values() if s.labels is not None)
 
 
 def _mapped(data: Embeddings, change: Callable[[Split, Embeddings], Split]) -> Embeddings:
@@ -148,14 +148,14 @@ def _numbered(split: Split, source: Embeddings) -> Split:
 
 def _named(split: Split, source: Embeddings) -> Split:
     names, values = source.label_names, split.labels
-    if names is None or values is None or values.dtype.kind == "U" or not len(values):
+    if names is None or values is None or label_arrays.is_text(values) or not len(values):
         return split
     if int(values.min()) < 0 or int(values.max()) >= len(names):
         raise DmlError(
             f"{source.source} has labels that are not among its {len(names)} label names",
             f"they go from {values.min()} to {values.max()}",
         )
-    return replace(split, labels=names[values])
+    return replace(split, labels=label_arrays.named(values, names, str(source.source)))
 
 
 def _attach(data: Embeddings, split: str, source: str | Path) -> Embeddings:

@@ -9,6 +9,7 @@ import numpy as np
 from retrieval.checks import conflicting_rows, zero_rows
 from retrieval.duplicates import row_groups
 from retrieval.embeddings import Embeddings, Split
+from retrieval.formats.labels import is_text
 from retrieval.slices import blocks
 from retrieval.threads import StageProgress
 
@@ -68,7 +69,7 @@ def _labels(labels: np.ndarray | None) -> dict | None:
         return None
     names, counts = np.unique(labels, return_counts=True)
     return {
-        "kind": "text" if labels.dtype.kind == "U" else "integer",
+        "kind": "text" if is_text(labels) else "integer",
         "classes": len(names),
         "items_per_class": _spread(counts),
         "single_item_classes": int(np.count_nonzero(counts == 1)),

@@ -155,7 +155,8 @@ def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.nda
             "Every item needs one label.",
             "Check that both come from the same list of items, in the same order.",
         )
-    if labels.dtype.kind not in "iuU":
+    texts = labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels)
+    if labels.dtype.kind not in "iuU" and not texts:
         raise DmlError(
             f"The labels of the {what} are of type {labels.dtype}.",
             "A label is an integer or a string.",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.arrays import allocate, refuse_bomb
+from retrieval.formats.arrow_sizes import sizes
 from retrieval.formats.opening import missing_library
 from retrieval.formats.tables import Column, Roles, assemble, label_column, roles
 
@@ -33,15 +35,16 @@ class Table:
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     pa = _library(path)
-    table = _open(pa, path)
-    columns = table.columns(pa)
-    found = roles(columns, key, path, with_labels)
-    rows = _vectors(pa, path, table, [columns[n].name for n in found.vectors], found)
-    values = {
-        role: _text_or_numbers(pa, path, table, columns[at].name)
-        for role in ("label", "path", "split")
-        if (at := getattr(found, role)) is not None
-    }
+    with _damage(pa, path):
+        table = _open(pa, path)
+        columns = table.columns(pa)
+        found = roles(columns, key, path, with_labels)
+        rows = _vectors(pa, path, table, [columns[n].name for n in found.vectors], found)
+        values = {
+            role: _text_or_numbers(pa, path, table, columns[at].name)
+            for role in ("label", "path", "split")
+            if (at := getattr(found, role)) is not None
+        }
     label = labels.labels(values["label"], str(path)) if "label" in values else None
     paths, split = values.get("path"), values.get("split")
     return assemble(path, "arrow", rows, label, paths, split, found.taken)
@@ -49,10 +52,11 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     pa = _library(path)
-    table = _open(pa, path)
-    columns = table.columns(pa)
-    name = columns[label_column(columns, key, path)].name
-    return labels.labels(_text_or_numbers(pa, path, table, name), f"{path}::{name}")
+    with _damage(pa, path):
+        table = _open(pa, path)
+        columns = table.columns(pa)
+        name = columns[label_column(columns, key, path)].name
+        return labels.labels(_text_or_numbers(pa, path, table, name), f"{path}::{name}")
 
 
 def _library(path: Path):
@@ -63,33 +67,73 @@ def _library(path: Path):
     return pa
 
 
+def trial(path: Path) -> Callable[[], None]:
+    """Reads every column that could be wanted."""
+    pa = _library(path)
+
+    def work() -> None:
+        pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they use
+        table = _open(pa, path)
+        names = [column.name for column in table.columns(pa) if column.kind != "other"]
+        for _ in table.batches(names) if names else ():
+            pass
+
+    return work
+
+
 def _open(pa, path: Path) -> Table:
     with path.open("rb") as file:
         start = file.read(4)
-    if start == b"PAR1":
-        import pyarrow.parquet as pq
+    return _open_parquet(pa, path) if start == b"PAR1" else _open_ipc(pa, path, start)
 
-        parquet = pq.ParquetFile(path, memory_map=True)
-        refuse_bomb(str(path), os.path.getsize(path), _values(parquet.metadata) * 4)
-        return Table(
-            parquet.schema_arrow,
-            parquet.metadata.num_rows,
-            lambda names: parquet.iter_batches(BATCH_ROWS, columns=names),
-        )
-    source = pa.memory_map(str(path))
-    if start == b"ARRO":
-        reader = pa.ipc.open_file(source)
-        found = [reader.get_batch(n) for n in range(reader.num_record_batches)]
-    else:  # Hugging Face's datasets writes streams under the same suffix
-        reader = pa.ipc.open_stream(source)
-        found = list(reader)
-    for batch in found:
-        batch.validate(full=True)
+
+@contextmanager
+def _damage(pa, path: Path) -> Iterator[None]:
+    """A claim of more bytes than there is memory for is a damaged file, not a small machine."""
+    try:
+        yield
+    except pa.ArrowMemoryError as error:
+        raise DmlError(
+            f"{path} claims more data than memory can hold.",
+            f"{error}.",
+            "The file is probably damaged: copy or write it again.",
+        ) from error
+
+
+def _open_parquet(pa, path: Path) -> Table:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path, memory_map=True) as first:
+        schema, metadata = first.schema_arrow, first.metadata
+    refuse_bomb(str(path), os.path.getsize(path), _values(metadata) * 4)
+    # A text that many rows share stays one text.
+    shared = [field.name for field in schema if _kind(pa, field.type) == "text"]
+    file = pq.ParquetFile(path, memory_map=True, metadata=metadata, read_dictionary=shared)
     return Table(
-        reader.schema,
-        sum(batch.num_rows for batch in found),
-        lambda names: (batch.select(names) for batch in found),
+        schema, metadata.num_rows, lambda names: file.iter_batches(BATCH_ROWS, columns=names)
     )
+
+
+def _open_ipc(pa, path: Path, start: bytes) -> Table:
+    """Batches of an Arrow file or stream; only the columns that are asked for are inflated."""
+    source = pa.memory_map(str(path)).read_buffer()
+    is_file = start == b"ARRO"  # Hugging Face's datasets writes streams under the same suffix
+    rows, size, compressed = sizes(pa, source.slice(8) if is_file else source)
+    if compressed:
+        refuse_bomb(str(path), os.path.getsize(path), size)
+    opened = pa.ipc.open_file if is_file else pa.ipc.open_stream
+    schema = opened(source).schema
+
+    def batches(names: list[str]) -> Iterator:
+        wanted = [schema.names.index(name) for name in names]
+        reader = opened(source, options=pa.ipc.IpcReadOptions(included_fields=wanted))
+        if is_file:
+            found = (reader.get_batch(n) for n in range(reader.num_record_batches))
+        for batch in found if is_file else reader:
+            batch.validate(full=True)
+            yield batch
+
+    return Table(schema, rows, batches)
 
 
 def _values(metadata) -> int:
@@ -211,18 +255,22 @@ def _ragged(path: Path, row: int, found: int, first: int) -> DmlError:
 def _text_or_numbers(pa, path: Path, table: Table, name: str) -> np.ndarray:
     kind = _kind(pa, table.schema.field(name).type)
     refuse_bomb(f"{path}::{name}", os.path.getsize(path), table.rows * 8)
-    chunks = []
+    chunks, texts, known = [], [], {}
     for batch in table.batches([name]):
         column = batch.column(name)
         if column.null_count:
             raise DmlError(f"{path}::{name} has empty cells", "every item needs a value")
-        if isinstance(column, pa.DictionaryArray):
-            column = column.dictionary_decode()
-        values = column.to_pylist() if kind == "text" else None
-        chunks.append(values if values is not None else column.to_numpy(zero_copy_only=False))
+        if kind != "text":
+            decoded = isinstance(column, pa.DictionaryArray)
+            column = column.dictionary_decode() if decoded else column
+            chunks.append(column.to_numpy(zero_copy_only=False))
+            continue
+        if not isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_encode()
+        values = [known.setdefault(value, value) for value in column.dictionary.to_pylist()]
+        texts += [values[index] for index in column.indices.to_pylist()]
     if kind == "text":
-        values = [value for chunk in chunks for value in chunk]
-        return labels.strings(np.array(values, object), f"{path}::{name}")
+        return labels.strings(np.array(texts, object), f"{path}::{name}")
     if kind not in ("integer", "number") or not chunks:
         raise DmlError(
             f"{path}::{name} has type {table.schema.field(name).type}",

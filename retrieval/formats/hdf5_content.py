@@ -26,22 +26,26 @@ def integer_labels(
         split: None if values is None else labels.labels(np.asarray(values), f"labels of {split}")
         for split, (values, _) in splits.items()
     }
-    text = [values for values in given.values() if values is not None and values.dtype.kind == "U"]
+    text = [values for values in given.values() if values is not None and labels.is_text(values)]
     if not text:
-        return given, None if names is None else np.asarray(names, np.str_)
+        return given, None if names is None else _names(names)
     known = np.unique(np.concatenate(text))
-    names = known if names is None else np.asarray(names, np.str_)
+    names = known if names is None else _names(names)
     order = np.argsort(names)
     for split, values in given.items():
         if values is None:
             continue
-        if values.dtype.kind != "U" or not np.isin(values, names).all():
+        if not labels.is_text(values) or not np.isin(values, names).all():
             raise DmlError(
                 f"the labels of {split} are not all among the label names",
                 "labels of one file are all integers, or all strings",
             )
         given[split] = order[np.searchsorted(names, values, sorter=order)].astype(np.int64)
     return given, names
+
+
+def _names(values: np.ndarray) -> np.ndarray:
+    return labels.text([str(value) for value in values], "label_names")
 
 
 def length(
@@ -68,7 +72,14 @@ def plain(value: object) -> object:
 
 def encode(values: np.ndarray) -> list[bytes]:
     # surrogateescape: a file name need not be UTF-8 and is to come back as it was.
-    return [str(value).encode("utf-8", "surrogateescape") for value in values]
+    try:
+        return [str(value).encode("utf-8", "surrogateescape") for value in values]
+    except UnicodeEncodeError as error:
+        raise DmlError(
+            f"The text {error.object[:40]!r} cannot be written.",
+            "It holds half of a surrogate pair, which is no character.",
+            "Rename it.",
+        ) from error
 
 
 def hash_paths(paths: dict[str, list[bytes] | None]) -> str:

@@ -1,19 +1,24 @@
-"""Labels and paths of any origin as int64, uint64 or str, never through a float."""
+"""Labels and paths of any origin as int64, uint64 or str, never through a float.
+
+Text is an array of str, or of Python's own str objects where some are much longer than most.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from retrieval.errors import DmlError
+from retrieval.formats.arrays import blocks
 
 # Canonical, so that "07" and "7", or "-0" and "0", stay different.
 INTEGER = re.compile(r"(0|-?[1-9][0-9]*)\Z")
 WHOLE_FLOAT = re.compile(r"(0|-?[1-9][0-9]*)\.0\Z")  # how pandas writes integers beside NaN
 # NumPy gives every text the room of the longest: one long label can fill the memory.
-PADDED_BYTES, PADDED_RATIO = 200 << 20, 10
+PADDED_BYTES, PADDED_CHARS = 1 << 24, 16
 
 
 def labels(array: np.ndarray, where: str) -> np.ndarray:
@@ -59,15 +64,19 @@ def _whole(array: np.ndarray, where: str) -> np.ndarray:
     return wide.astype(np.int64)
 
 
+def is_text(array: np.ndarray) -> bool:
+    """Whether labels that this module has made are text."""
+    return array.dtype.kind in "UO"
+
+
 def strings(array: np.ndarray, where: str, errors: str = "strict") -> np.ndarray:
     """str from str, UTF-8 bytes, or objects that are either."""
     kind = array.dtype.kind
     if kind == "U":
+        _check_characters(array, where)
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     try:
-        if kind == "S":
-            return np.char.decode(array, "utf-8", errors) if array.size else array.astype("U1")
-        if kind in "OT":
+        if kind in "SOT":
             return _from_objects(array.tolist(), errors, where)
     except (UnicodeDecodeError, TypeError) as error:
         raise DmlError(f"{where} holds text that is not UTF-8", str(error)) from error
@@ -78,26 +87,37 @@ def strings(array: np.ndarray, where: str, errors: str = "strict") -> np.ndarray
     )
 
 
+def _check_characters(array: np.ndarray, where: str) -> None:
+    """Raise for numbers that are no characters: Python cannot make a str of them."""
+    if not array.size or not array.itemsize:
+        return
+    for rows in blocks(len(array), array.itemsize):
+        part = np.ascontiguousarray(array[rows])
+        codes = part.view(array.dtype.byteorder + "u4").reshape(len(part), -1)
+        if int(codes.max()) > sys.maxunicode:
+            row = rows.start + int(np.argmax(codes.max(axis=1) > sys.maxunicode))
+            raise DmlError(
+                f"{where} holds {hex(int(codes.max()))} as a character, in row {row}.",
+                f"The last character of Unicode is {hex(sys.maxunicode)}: the file is damaged.",
+                "Copy or write the file again.",
+            )
+
+
 def _from_objects(values: list, errors: str, where: str) -> np.ndarray:
-    decoded = [v.decode("utf-8", errors) if isinstance(v, bytes) else v for v in values]
-    if not all(isinstance(v, str) for v in decoded):
-        raise TypeError("some values are neither text nor bytes")
-    return text(decoded, where)
+    known: dict[object, str] = {}  # one object for each distinct text
+    for value in values:
+        if value not in known:
+            decoded = value.decode("utf-8", errors) if isinstance(value, bytes) else value
+            if not isinstance(decoded, str):
+                raise TypeError("some values are neither text nor bytes")
+            known[value] = decoded
+    return text([known[value] for value in values], where)
 
 
 def text(values: Sequence[str], where: str) -> np.ndarray:
-    """(N,) str, after checking that NumPy can hold the texts as they are."""
+    """(N,) str, or objects where room for the longest in every row would take too much memory."""
     if not len(values):
         return np.empty(0, "U1")
-    lengths = list(map(len, values))
-    longest = max(lengths)
-    padded = 4 * longest * len(values)
-    if padded > PADDED_BYTES and padded > PADDED_RATIO * sum(lengths):
-        raise DmlError(
-            f"{where} has a text of {longest:,} characters in row {lengths.index(longest)}.",
-            f"With {len(values):,} rows it would take {padded / 1e9:.1f} GB of memory.",
-            "Shorten it: labels and paths are short texts.",
-        )
     for row, value in enumerate(values):
         if value.endswith("\0"):  # NumPy would drop it, and merge two labels
             raise DmlError(
@@ -105,7 +125,18 @@ def text(values: Sequence[str], where: str) -> np.ndarray:
                 "Such a text cannot be told from the same text without it.",
                 "Remove the zero characters.",
             )
+    distinct = set(values)
+    padded = max(map(len, distinct)) * len(values)
+    room = 2 * sum(map(len, distinct)) + PADDED_CHARS * len(values)
+    if 4 * padded > PADDED_BYTES and padded > room:
+        return np.array(values, object)
     return np.array(values, np.str_)
+
+
+def named(numbers: np.ndarray, names: np.ndarray, where: str) -> np.ndarray:
+    """The name of each number."""
+    known = names.tolist()
+    return text([known[number] for number in numbers.tolist()], where)
 
 
 def paths(array: np.ndarray, where: str) -> np.ndarray:
@@ -158,7 +189,7 @@ def _fit(values: list[int], cells: Sequence[str]) -> np.ndarray:
         return np.array(values, np.int64)
     if min(values) >= 0 and max(values) < 2**64:
         return np.array(values, np.uint64)
-    return np.array(cells, np.str_)
+    return text(cells, "labels")
 
 
 def numbers(values: np.ndarray) -> np.ndarray | None:
@@ -167,7 +198,7 @@ def numbers(values: np.ndarray) -> np.ndarray | None:
     if not all(map(INTEGER.match, cells)):
         return None
     found = _fit(list(map(_integer, cells)), cells)
-    return None if found.dtype.kind == "U" else found
+    return None if is_text(found) else found
 
 
 def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -175,9 +206,8 @@ def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
     Text labels match integers where every one of them writes an integer; else it is an error.
     """
-    kinds = {first.dtype.kind, second.dtype.kind}
-    if "U" in kinds and len(kinds) == 2:
-        texts, others = (first, second) if first.dtype.kind == "U" else (second, first)
+    if is_text(first) != is_text(second):
+        texts, others = (first, second) if is_text(first) else (second, first)
         if not all(map(INTEGER.match, texts.tolist())):
             named = next(cell for cell in texts.tolist() if not INTEGER.match(cell))
             raise DmlError(
@@ -188,11 +218,14 @@ def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
             )
         found = numbers(texts)
         if found is None:  # beyond 64 bits
-            return first.astype(np.str_), second.astype(np.str_)
+            return _as_text(first), _as_text(second)
         first, second = (found if each is texts else each for each in (first, second))
-        kinds = {first.dtype.kind, second.dtype.kind}
-    if kinds != {"i", "u"}:
+    if {first.dtype.kind, second.dtype.kind} != {"i", "u"}:
         return first, second
     if min(int(a.min(initial=0)) for a in (first, second)) >= 0:
         return first.astype(np.uint64), second.astype(np.uint64)
-    return first.astype(np.str_), second.astype(np.str_)
+    return _as_text(first), _as_text(second)
+
+
+def _as_text(labels: np.ndarray) -> np.ndarray:
+    return labels if is_text(labels) else labels.astype(np.str_)

@@ -53,7 +53,8 @@ def header(
         raise DmlError(f"{where} cannot be read", f"{REFUSED}: {error}", "save it again") from error
     if dtype.hasobject and not allow_objects:
         raise pickled(where)
-    if any(length < 0 for length in shape) or not (dtype.itemsize or dtype.kind in "SU"):
+    # Texts of no length would be any number of labels in no bytes.
+    if any(length < 0 for length in shape) or (not dtype.itemsize and math.prod(shape)):
         raise DmlError(f"{where} cannot be read", f"{REFUSED}: shape {shape}, dtype {dtype}")
     return shape, fortran, dtype
 

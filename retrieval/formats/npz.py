@@ -6,6 +6,7 @@ import math
 import os
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -57,9 +58,17 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> namin
     def load() -> np.ndarray:
         size = math.prod(shape) * dtype.itemsize
         refuse_overrun(where, size, info.file_size - offset)
+        if size < info.file_size - offset:
+            raise DmlError(
+                f"{where} has {info.file_size - offset:,} bytes for {size:,} bytes of data.",
+                "Its header is damaged.",
+                "Write the file again.",
+            )
         lay = shape[::-1] if fortran else shape
         if info.compress_type == zipfile.ZIP_STORED:
-            data = mapped(path, dtype, lay, _data_start(path, info) + offset)
+            start = _data_start(path, info)
+            _check_sum(path, start, info, where)
+            data = mapped(path, dtype, lay, start + offset)
         else:
             refuse_bomb(where, info.compress_size, size)
             data = _inflate(archive, info, lay, dtype, offset, where)
@@ -82,6 +91,22 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
     return start
 
 
+def _check_sum(path: Path, start: int, info: zipfile.ZipInfo, where: str) -> None:
+    """Compare the checksum of a member that is used where it lies; zipfile does so for others."""
+    total, left = 0, info.file_size
+    with path.open("rb") as file:
+        file.seek(start)
+        while left and (block := file.read(min(left, 1 << 20))):
+            total = zlib.crc32(block, total)
+            left -= len(block)
+    if total != info.CRC or left:
+        raise DmlError(
+            f"{where} is damaged.",
+            f"Its checksum is {total:08x} and should be {info.CRC:08x}.",
+            "Copy or write the file again.",
+        )
+
+
 def _inflate(
     archive: zipfile.ZipFile,
     info: zipfile.ZipInfo,
@@ -100,5 +125,6 @@ def _inflate(
             if not got:
                 refuse_overrun(where, len(target), at)
             at += got
-        member.read(1)  # reaching the end makes zipfile compare the checksum
+        if member.read(1):  # reaching the end makes zipfile compare the checksum
+            raise DmlError(f"{where} goes on after its end.", "It is damaged.", "Write it again.")
     return out

@@ -9,16 +9,17 @@ import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from retrieval.errors import DmlError
 from retrieval.formats import labels, naming, pt_numpy
-from retrieval.formats.arrays import BFLOAT16, refuse_overrun
+from retrieval.formats.arrays import BFLOAT16, refuse_bomb, refuse_overrun
 from retrieval.formats.opening import missing_library
 
-DEPTH = 4  # dicts within dicts
+DEPTH, OBJECTS, NAME_CHARS = 4, 10_000, 1000  # dicts within dicts; what all of them hold
 
 
 def read(path: Path, key: str | None, with_labels: bool):
@@ -33,11 +34,21 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
     return labels.labels(entries[name].read(), f"{path}::{name}")
 
 
-def catalogue(path: Path) -> dict[str, naming.Entry]:
+def trial(path: Path) -> Callable[[], object]:
+    _library(path)
+    return lambda: catalogue(path)
+
+
+def _library(path: Path):
     try:
         import torch
     except ImportError as error:
         raise missing_library("torch", "cpu", path) from error
+    return torch
+
+
+def catalogue(path: Path) -> dict[str, naming.Entry]:
+    torch = _library(path)
     zipped = zipfile.is_zipfile(path)
     if zipped:
         with zipfile.ZipFile(path) as archive:
@@ -54,29 +65,52 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
             "Unpickling them can run any code, so it is never done.",
             "Save tensors only: torch.save({'embeddings': x, 'labels': y}, name).",
         ) from error
-    entries: dict[str, naming.Entry] = {}
-    _collect(torch, content, "", entries, DEPTH)
-    return entries
+    return _Collector(torch, path, os.path.getsize(path)).collect(content)
 
 
-def _collect(torch, value: object, name: str, entries: dict, depth: int) -> None:
-    if isinstance(value, torch.Tensor):
-        entries[name] = _tensor(torch, value)
-    elif isinstance(value, pt_numpy.Array):
-        array = value.value()
-        if isinstance(array, list):  # of an array of objects
-            _collect(torch, array, name, entries, 0)
-        elif array is not None:
-            entries[name] = naming.entry(array)
-    elif isinstance(value, dict) and depth:
-        for key, item in value.items():
-            _collect(torch, item, f"{name}.{key}" if name else str(key), entries, depth - 1)
-    elif isinstance(value, list | tuple) and value:
-        value = [pt_numpy.unwrapped(item) for item in value]
-        if all(type(item) in (int, str, bool, float) for item in value):
-            entries[name] = _values(value, name)
-        elif depth and len(value) <= 16:
-            _collect(torch, {str(n): item for n, item in enumerate(value)}, name, entries, depth)
+class _Collector:
+    """The tensors and lists of what was loaded; one that is there many times is taken once."""
+
+    def __init__(self, torch, path: Path, size: int) -> None:
+        self.torch, self.path, self.size = torch, path, size
+        self.entries: dict[str, naming.Entry] = {}
+        self.seen: set[int] = set()
+
+    def collect(self, content: object) -> dict[str, naming.Entry]:
+        self._add(content, "", DEPTH)
+        return self.entries
+
+    def _add(self, value: object, name: str, depth: int) -> None:
+        if len(self.entries) > OBJECTS:
+            raise DmlError(
+                f"{self.path} holds more than {OBJECTS:,} tensors.",
+                "Embeddings are one 2-D tensor, not one tensor for each item.",
+                "Stack them: torch.save({'embeddings': torch.stack(vectors)}, name)",
+            )
+        if isinstance(value, self.torch.Tensor):
+            self.entries[name] = _tensor(self.torch, value, f"{self.path}::{name}", self.size)
+        elif id(value) in self.seen:
+            return
+        elif isinstance(value, pt_numpy.Array):
+            self.seen.add(id(value))
+            array = value.value()
+            if isinstance(array, list):  # of an array of objects
+                self._add(array, name, 0)
+            elif array is not None:
+                self.entries[name] = naming.entry(array)
+        elif isinstance(value, dict) and depth:
+            self.seen.add(id(value))
+            for key, item in value.items():
+                if type(key) in (str, int) and len(text := str(key)) <= NAME_CHARS:
+                    self._add(item, f"{name}.{text}" if name else text, depth - 1)
+        elif isinstance(value, list | tuple) and value:
+            self.seen.add(id(value))
+            value = [pt_numpy.unwrapped(item) for item in value]
+            if all(type(item) in (int, str, bool, float) for item in value):
+                self.entries[name] = _values(value, name)
+            elif depth and len(value) <= 16:
+                for number, item in enumerate(value):
+                    self._add(item, f"{name}.{number}" if name else str(number), depth - 1)
 
 
 def _values(value: list | tuple, name: str) -> naming.Entry:
@@ -85,7 +119,9 @@ def _values(value: list | tuple, name: str) -> naming.Entry:
     return naming.Entry((len(value),), shown, kind, lambda: labels.from_values(value, name))
 
 
-def _tensor(torch, tensor) -> naming.Entry:
+def _tensor(torch, tensor, where: str, size: int) -> naming.Entry:
+    # A tensor that was expanded repeats one value by a stride of 0.
+    refuse_bomb(where, size, tensor.numel() * tensor.element_size())
     shape, shown = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype.is_complex:

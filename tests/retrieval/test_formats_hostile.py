@@ -333,3 +333,66 @@ def test_a_file_without_permission_is_an_error(tmp_path, refused):
     np.save(tmp_path / "x.npy", X)
     (tmp_path / "x.npy").chmod(0)
     refused(tmp_path / "x.npy", "cannot be opened")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_wrong_checksum_in_an_npz_is_an_error(tmp_path, refused, save):
+    save(tmp_path / "x.npz", embeddings=X, labels=Y)
+    load(tmp_path / "x.npz")
+    data = bytearray((tmp_path / "x.npz").read_bytes())
+    data[2000] ^= 1  # inside the vectors
+    (tmp_path / "x.npz").write_bytes(data)
+    refused(tmp_path / "x.npz", "damaged|Bad CRC|Error -3")
+
+
+def test_an_npz_member_that_goes_on_after_its_end_is_an_error(tmp_path, refused):
+    for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / "x.npz", "w", kind) as file:
+            file.writestr("embeddings.npy", npy_header("(4, 4)") + bytes(100))
+        refused(tmp_path / "x.npz", "100 bytes for 64")
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_numbers_that_are_no_characters_are_refused(tmp_path, refused, order):
+    labels = np.array([f"{n}é" for n in range(300)], f"{order}U4")
+    np.save(tmp_path / "y.npy", labels)
+    np.save(tmp_path / "x.npy", X)
+    found = load(tmp_path / "x.npy", labels=tmp_path / "y.npy").splits["test"].labels
+    assert found.tolist() == labels.tolist()
+    data = bytearray((tmp_path / "y.npy").read_bytes())
+    struct.pack_into(f"{order}I", data, len(data) - 16 * 20, 0x110000)
+    (tmp_path / "y.npy").write_bytes(data)
+    refused(tmp_path / "x.npy", "0x110000 as a character, in row 280", labels=tmp_path / "y.npy")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "feather", "h5", "pt"])
+def test_labels_that_differ_in_a_zero_at_the_end_are_not_merged(tmp_path, refused, suffix):
+    names, path = ["a", "a\0"] * 150, tmp_path / f"x.{suffix}"
+    if suffix == "h5":
+        with h5py.File(path, "w") as file:  # in HDF5 itself a text ends at its first zero
+            file["x"] = X
+            file["labels"] = np.array(names, "S2")
+        assert set(load(path).splits["test"].labels.tolist()) == {"a"}
+        return
+    if suffix == "pt":
+        torch.save({"x": torch.from_numpy(X), "labels": names}, path)
+    else:
+        write = pq.write_table if suffix == "parquet" else pa.feather.write_feather
+        write(pa.table({"e": X.tolist(), "label": names}), str(path))
+    refused(path, "ends in a zero character, in row 1")
+
+
+def test_arrow_files_that_claim_more_than_memory_are_called_damaged(tmp_path, monkeypatch):
+    table = pa.table({"e": X.tolist(), "label": Y})
+    pa.feather.write_feather(table, str(tmp_path / "x.feather"), compression="zstd")
+    data = (tmp_path / "x.feather").read_bytes()
+    for trial in "01":
+        monkeypatch.setenv("DMLTOOL_TRIAL", trial)
+        for size in (X.size * 8, len(Y) * 8):  # the claim at the start of a compressed buffer
+            at = data.index(struct.pack("<q", size) + b"\x28\xb5\x2f\xfd")
+            for claim in (1 << 45, 1 << 62, -7):
+                broken = bytearray(data)
+                struct.pack_into("<q", broken, at, claim)
+                (tmp_path / "x.feather").write_bytes(broken)
+                with pytest.raises(DmlError, match=r"claims|cannot be read"):
+                    load(tmp_path / "x.feather")

@@ -374,3 +374,37 @@ def test_a_conversion_does_not_remove_what_another_process_is_writing(tmp_path):
             hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y)})
         out.write("test", 0, X)
     np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)
+
+
+def test_class_names_that_are_not_utf8_come_back(tmp_path):
+    names = np.array([os.fsdecode(b"caf\xe9"), "ça", "plain"])
+    hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y % 3)}, label_names=names)
+    assert load(tmp_path / "x.h5").label_names.tolist() == names.tolist()
+    hdf5.write(tmp_path / "y.h5", {"test": Split(X, names[Y % 3])})
+    found = load(tmp_path / "y.h5")
+    named = found.label_names[found.splits["test"].labels]
+    assert named.tolist() == names[Y % 3].tolist()
+
+
+def test_half_a_surrogate_pair_is_refused_and_leaves_nothing(tmp_path):
+    with pytest.raises(DmlError, match="cannot be written"):
+        hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y, np.array(["\ud800"] * 10))})
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_very_long_label_is_written_and_evaluated(tmp_path):
+    from retrieval import evaluate
+
+    count = 2000
+    vectors = np.random.default_rng(0).standard_normal((count, 4)).astype(np.float32)
+    names = np.array([f"class {n // 4}" for n in range(count - 4)] + ["b" * 300_000] * 4, object)
+    paths = np.array([f"{n}.png" for n in range(count - 1)] + ["p" * 100_000], object)
+    hdf5.write(tmp_path / "x.h5", {"test": Split(vectors, names, paths)})
+    found = load(tmp_path / "x.h5")
+    assert found.splits["test"].paths.tolist() == paths.tolist()
+    assert found.label_names.nbytes < 1_000_000
+    codes = np.unique(names, return_inverse=True)[1]  # intervals follow the order of names
+    same = evaluate(vectors, codes, seeds=1)["distances"]
+    assert evaluate(vectors, names, seeds=1)["distances"] == same
+    part = found.splits["test"]
+    assert evaluate(part.vectors, part.labels, seeds=1)["distances"] == same
