@@ -22,6 +22,7 @@ from itertools import chain
 import click
 
 from retrieval.errors import DmlError, install
+from retrieval.formats import truncation
 from retrieval.visible import visible
 
 PYTHON = (sys.executable, "-P", "-m", "cli")  # -P: a cli.py in the present folder is not ours
@@ -145,6 +146,7 @@ def main(debug: bool) -> None:
     # among them takes seconds, at the end as well.
     gc.set_threshold(100_000, 20, 100)
     atexit.register(gc.freeze)
+    truncation.enable()
 
 
 class Numbers(click.ParamType):

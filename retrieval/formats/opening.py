@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 
 from retrieval.errors import DmlError, install
-from retrieval.formats import FORMATS, Format, trial
+from retrieval.formats import FORMATS, Format, trial, truncation
 from retrieval.formats.foreign import explain
 
 
@@ -79,6 +79,7 @@ def _call(format: Format, path: Path, function):
     # which file it was. The cause stays attached for --debug.
     try:
         module = _load(format)
+        truncation.watch(path, path.stat().st_size)
         if hasattr(module, "trial"):
             trial.attempt(module.trial(path), path, format.name)
         return function(module)
