@@ -452,6 +452,7 @@ def eval_command(
       dmltool eval features.npy --labels labels.txt --distance cos --recall-at 1,10,100
       dmltool eval query.npz --gallery gallery.npz --json > result.json
     """
+    from retrieval import ground_truth
     from retrieval.embeddings import load
     from retrieval.evaluation import score
     from retrieval.formats.opening import Sources
@@ -467,9 +468,18 @@ def eval_command(
         raise click.UsageError("--out and --per-class name the same file.")
     with progress_bar() as report:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
-        problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
-        evaluation = score(problem, settings, report)
+        listed = ground_truth.has_lists(data)
+        if listed and per_class:
+            raise click.UsageError("--per-class needs labels, and the file has none.")
+        if listed:
+            result = ground_truth.agreement(data, settings, report)
+        else:
+            problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
+            evaluation = score(problem, settings, report)
     sources.check_unchanged()
+    if listed:
+        result |= {"source": provenance(data)}
+        return _tell_agreement(result, data, targets.get("out"), as_json, force)
     console = stdout_console()
     if not as_json:
         console.print(evaluation_table(evaluation.result, console.width))
@@ -517,6 +527,23 @@ def _with_nmi(evaluation, problem, settings):
             return add_nmi(evaluation, problem, settings, report), False
     except KeyboardInterrupt:
         return noted(evaluation, "NMI was left out: k-means was interrupted"), True
+
+
+def _tell_agreement(result: dict, data, target, as_json: bool, force: bool) -> None:
+    """The result for a file that lists neighbours and has no labels."""
+    from retrieval.ground_truth import warnings
+    from retrieval.tables import neighbours_table
+    from retrieval.writing import write_text
+
+    if target:
+        write_text(target, to_json(result), force)
+    if as_json:
+        print_json(result)
+        return
+    stdout_console().print(neighbours_table(result))
+    tell_source(data)
+    for line in warnings(result):
+        warn(line)
 
 
 @main.command()

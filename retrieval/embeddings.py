@@ -36,6 +36,7 @@ class Embeddings:
     label_names: np.ndarray | None = None  # (C,) str
     attrs: dict[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what came up while reading, for people
+    neighbours: np.ndarray | None = None  # (Q, K) gallery rows that the file lists for its queries
 
 
 def load(

@@ -115,6 +115,25 @@ def headline(result: dict) -> str:
     return f"{who} · {result['classes']:,} classes · {dim} dimensions"
 
 
+def neighbours_table(result: dict) -> RenderableType:
+    """Recall@K of the neighbours that a file lists, l2 and cos side by side, in percent."""
+    distances = [d for d in ("l2", "cos") if d in result["distances"]]
+    table = _table()
+    table.add_column("", no_wrap=True)
+    for d in distances:
+        title = f"{d} (the file's own)" if d == result["distance"] else d
+        table.add_column(title, justify="right", no_wrap=True)
+    for k in map(str, result["settings"]["recall_at"]):
+        recalls = (result["distances"][d]["recall"][k] for d in distances)
+        table.add_row(f"Recall@{k}", *map(_percent, recalls))
+    head = (
+        f"{result['queries']:,} queries against a gallery of {result['gallery']:,} · "
+        f"{result['listed']:,} neighbours listed · {result['dim']} dimensions"
+    )
+    told = "Of the K neighbours listed first, the share among the K nearest by exact search, in %."
+    return Group(Text(head, style="bold"), table, Text(told, style="dim"))
+
+
 def taken(data: Embeddings) -> str:
     """x.csv: vectors from d0 ... d31, 32 columns; labels from label. Empty for our own files."""
     if "format" in data.attrs:

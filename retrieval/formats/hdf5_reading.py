@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -29,10 +30,30 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
             and {"train", "test"} <= set(listed)
             and {"neighbors", "distances"} & set(listed)
         ):
-            chosen = {"query": naming.Choice("test"), "gallery": naming.Choice("train")}
-            return naming.read_chosen(listed, chosen, path, "ann-benchmarks")
+            return _read_ann_benchmarks(file, listed, path)
         chosen = naming.choose(listed, key, path, with_labels)
         return naming.read_chosen(listed, chosen, path, "hdf5")
+
+
+def _read_ann_benchmarks(
+    file: h5py.File, listed: dict[str, naming.Entry], path: Path
+) -> Embeddings:
+    """Queries `test`, gallery `train`, and the true `neighbors` of the queries."""
+    chosen = {"query": naming.Choice("test"), "gallery": naming.Choice("train")}
+    attrs = {"distance": attribute(file, "distance")} if "distance" in file.attrs else {}
+    data = naming.read_chosen(listed, chosen, path, "ann-benchmarks", attrs)
+    if "neighbors" not in listed:
+        return data
+    rows = listed["neighbors"].read()
+    queries, gallery = (len(data.splits[name].vectors) for name in ("query", "gallery"))
+    fits = rows.ndim == 2 and rows.dtype.kind in "iu" and len(rows) == queries and rows.size
+    if not fits or int(rows.min()) < 0 or int(rows.max()) >= gallery:
+        raise DmlError(
+            f"{path}::neighbors has shape {rows.shape} and dtype {rows.dtype}.",
+            f"It must name rows of train, 0 to {gallery - 1:,}, for each of {queries:,} queries.",
+            f"Write it again, or score by labels: dmltool eval '{path}::train' --labels FILE",
+        )
+    return replace(data, neighbours=rows.astype(np.int64))
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:

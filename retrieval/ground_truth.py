@@ -1,0 +1,126 @@
+"""Compare the neighbours that a file lists for its queries with those of exact search.
+
+ann-benchmarks files have no labels: `neighbors` names, for each query of `test`, the nearest rows
+of `train`. Recall@K is here what it is there: of the K neighbours listed first, the share that is
+among the K nearest; one as near as the K-th counts as well.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import numpy as np
+
+from retrieval.embeddings import Embeddings
+from retrieval.errors import DmlError
+from retrieval.evaluation import Settings
+from retrieval.neighbours import search
+from retrieval.slices import slices
+from retrieval.threads import StageProgress
+
+VERSION = 1
+PAD = 8  # candidates beyond K: float32, in which they are found, may order near ones differently
+EQUAL = 1e-6  # relative; the lists were made in float32
+OWN = {"angular": "cos", "euclidean": "l2", "hamming": "l2"}  # how ann-benchmarks calls distances
+
+
+def has_lists(data: Embeddings) -> bool:
+    """Whether a file has neighbours to compare with, and no labels to score by."""
+    return data.neighbours is not None and all(s.labels is None for s in data.splits.values())
+
+
+def agreement(data: Embeddings, settings: Settings, progress: StageProgress | None = None) -> dict:
+    """Recall@K of the listed neighbours, by each distance, as a JSON-able dict (docs/json.md)."""
+    queries, gallery = (data.splits[name].vectors for name in ("query", "gallery"))
+    listed, most = data.neighbours, max(settings.recall_at)
+    if most > listed.shape[1]:
+        raise DmlError(
+            f"{data.source} lists {listed.shape[1]} neighbours of each query.",
+            f"Recall@{most} needs {most} of them.",
+            f"Ask for less: --recall-at 1,{min(10, listed.shape[1])},{listed.shape[1]}",
+        )
+    rows = np.arange(len(queries))
+    if settings.queries is not None and settings.queries < len(rows):
+        drawn = np.random.default_rng(settings.seed).choice(len(rows), settings.queries, False)
+        rows = np.sort(drawn)
+    asking, listed = queries[rows], listed[rows, :most]
+    distances = {}
+    for d in settings.distances:
+        report = None
+        if progress is not None:
+            report = lambda done, total, d=d: progress(f"neighbours ({d})", done, total)  # noqa: E731
+        k = min(most + PAD, len(gallery))
+        found, _ = search(asking, gallery, k, d, memory=settings.memory, progress=report)
+        hits = _hits(asking, gallery, listed, found, settings.recall_at, d)
+        distances[d] = {"recall": {str(n): float(share.mean()) for n, share in hits.items()}}
+    return {
+        "version": VERSION,
+        "protocol": "listed-neighbours",
+        "queries": len(rows),
+        "gallery": len(gallery),
+        "dim": int(gallery.shape[1]),
+        "listed": int(data.neighbours.shape[1]),
+        "distance": OWN.get(str(data.attrs.get("distance"))),
+        "distances": distances,
+        "settings": {
+            "distances": list(settings.distances),
+            "recall_at": list(settings.recall_at),
+            "queries": settings.queries,
+            "seed": settings.seed,
+            "dmltool": version("dmltool"),
+        },
+    }
+
+
+def _hits(
+    queries: np.ndarray,
+    gallery: np.ndarray,
+    listed: np.ndarray,
+    found: np.ndarray,
+    recall_at: tuple[int, ...],
+    distance: str,
+) -> dict[int, np.ndarray]:
+    """K -> (Q,) share of the first K listed that are no further than the K-th nearest."""
+    out = {k: np.empty(len(queries)) for k in recall_at}
+    width = gallery.shape[1] * (listed.shape[1] + found.shape[1])
+    for part in slices(len(queries), max(1, (1 << 23) // width)):
+        theirs = _distances(queries[part], gallery[listed[part]], distance)
+        ours = np.sort(_distances(queries[part], gallery[found[part]], distance), axis=1)
+        theirs[_repeated(listed[part])] = np.inf
+        for k in recall_at:
+            limit = ours[:, min(k, ours.shape[1]) - 1, None]
+            near = theirs[:, :k] <= limit * (1 + EQUAL) + np.finfo(np.float32).tiny
+            out[k][part] = near.sum(axis=1) / k
+    return out
+
+
+def _repeated(listed: np.ndarray) -> np.ndarray:
+    """(n, K) bool: rows that a list has named before."""
+    order = np.argsort(listed, axis=1, kind="stable")
+    ordered = np.take_along_axis(listed, order, axis=1)
+    again = np.zeros(listed.shape, bool)
+    np.put_along_axis(again, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
+    return again
+
+
+def _distances(queries: np.ndarray, items: np.ndarray, distance: str) -> np.ndarray:
+    """(n, K) squared distances of queries (n, D) and their items (n, K, D), in float64."""
+    a, b = queries[:, None].astype(np.float64), items.astype(np.float64)
+    if distance == "cos":
+        a, b = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300) for x in (a, b))
+    return np.square(a - b).sum(axis=-1)
+
+
+def warnings(result: dict) -> list[str]:
+    """Where the lists are not those of exact search by the distance that the file names."""
+    own = result["distance"]
+    if own not in result["distances"]:
+        return []
+    recall = result["distances"][own]["recall"]
+    k, worst = min(recall.items(), key=lambda pair: pair[1])
+    if worst > 1 - 1e-4:
+        return []
+    return [
+        f"the listed neighbours are not those of exact search by {own}, the file's own distance: "
+        f"Recall@{k} {100 * worst:.2f} %"
+    ]
