@@ -549,14 +549,31 @@ def _tell_agreement(result: dict, data, target, as_json: bool, force: bool) -> N
 @main.command()
 @click.argument("file", metavar="FILE")
 @labels_option
+@click.option("--check", is_flag=True, help="Run a model on random images.")
+@click.option(
+    "--run", "runs", multiple=True, metavar="RUN",
+    help="Compare a model with the training it came from; of an ensemble, repeat it.",
+)  # fmt: skip
+@click.option("--data", metavar="PATH", help="With --run: where the data set is now.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def inspect(file: str, labels: str | None, as_json: bool) -> None:
-    """Show what is in an embedding file: splits, labels, norms.
+@click.pass_context
+def inspect(ctx, file, labels, check, runs, data, as_json) -> None:
+    """Show what is in an embedding file or a model.
+
+    Of an embedding file: splits, labels, norms, metadata, checks. Of MODEL.onnx: input, output,
+    preprocessing, precision, where it came from and how it compared with its network. --check
+    runs the model on random images; --run repeats the comparison with the network.
 
     \b
-    Example:
+    Examples:
       dmltool inspect embeddings.h5
+      dmltool inspect runs/mine/model.onnx --run runs/mine
     """
+    if file.lower().endswith(".onnx"):
+        _inspect_model(ctx, file, check or runs, runs, data, as_json)
+        return
+    if check or runs or data:
+        raise click.UsageError("--check, --run and --data are for models (.onnx).")
     from retrieval.embeddings import load
     from retrieval.inspection import inspect as look
 
@@ -575,6 +592,29 @@ def inspect(file: str, labels: str | None, as_json: bool) -> None:
         next_step("eval", file, *given_options(labels=labels))
     else:
         next_step("eval", file, "--labels", "labels.txt")
+
+
+def _inspect_model(ctx, file, check, runs, data, as_json) -> None:
+    """The model's part of `inspect`; exit code 1 if a check fails."""
+    from pathlib import Path
+
+    from exporter.inspection import check_model, inspect_model
+    from exporter.tables import model_table
+
+    found = inspect_model(Path(file))
+    if check:
+        with progress_bar() as report:
+            found["check"] = check_model(Path(file), [Path(run) for run in runs], data, report)
+    if as_json:
+        print_json(found)
+    else:
+        stdout_console().print(model_table(found))
+        if check and "problem" not in found:
+            next_step("embed", file, "photos", "--out", "photos.h5")
+        elif "problem" not in found:
+            next_step("inspect", file, "--check")
+    if check and not all(found["check"]["passed"].values()):
+        ctx.exit(1)
 
 
 @main.command()

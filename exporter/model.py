@@ -95,13 +95,14 @@ def _shape(value: ValueInfoProto) -> list[int | None] | None:
     return [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in dims]
 
 
-def _shown(value: ValueInfoProto) -> str:
+def shown(value: ValueInfoProto) -> str:
+    """Name and shape of an input or output."""
     shape = _shape(value)
     inner = "?" if shape is None else " x ".join("any" if d is None else str(d) for d in shape)
-    return f"{_clean(value.name)} ({inner})"
+    return f"{printable(value.name)} ({inner})"
 
 
-def _clean(text: str) -> str:
+def printable(text: str) -> str:
     """Names in a file may hold anything, such as codes that change a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text[:80])
 
@@ -110,7 +111,7 @@ def _find_input(proto: ModelProto, path: Path) -> tuple[str, str, list[int | Non
     own = {tensor.name for tensor in proto.graph.initializer}  # old files list weights as inputs
     inputs = [value for value in proto.graph.input if value.name not in own]
     if len(inputs) != 1:
-        names = ", ".join(map(_shown, inputs[:8])) or "none"
+        names = ", ".join(map(shown, inputs[:8])) or "none"
         raise DmlError(
             f"{path} has {len(inputs)} inputs.",
             f"An embedding model takes images and nothing else. Its inputs: {names}.",
@@ -128,7 +129,7 @@ def _find_input(proto: ModelProto, path: Path) -> tuple[str, str, list[int | Non
         fault = f"Its numbers must be of type {', '.join(_INPUT_TYPES.values())}."
     if fault:
         raise DmlError(
-            f"{path} does not take images: its input is {_shown(value)}.",
+            f"{path} does not take images: its input is {shown(value)}.",
             fault,
             "Choose a model whose input is a batch of RGB images.",
         )
@@ -151,7 +152,7 @@ def _find_output(proto: ModelProto, path: Path, wanted: str | None) -> tuple[str
         wanted = OUTPUT if OUTPUT in outputs else None
     elif wanted is None and outputs:
         wanted = next(iter(outputs))
-    listed = ", ".join(_shown(value) for value in list(outputs.values())[:12])
+    listed = ", ".join(shown(value) for value in list(outputs.values())[:12])
     flat = [name for name, value in outputs.items() if len(_shape(value) or ()) == 2]
     first = (flat or [*outputs, ""])[0]
     if wanted is None:
@@ -159,23 +160,23 @@ def _find_output(proto: ModelProto, path: Path, wanted: str | None) -> tuple[str
         raise DmlError(
             what,
             f"Outputs: {listed or 'none'}.",
-            f"Name the embedding: --output-name {_clean(first)}",
+            f"Name the embedding: --output-name {printable(first)}",
         )
     if wanted not in outputs:
         near = difflib.get_close_matches(wanted, outputs, 1, 0.0)
         raise DmlError(
             f"{path} has no output {wanted!r}.",
             f"Outputs: {listed or 'none'}.",
-            f"--output-name {_clean(near[0])}" if near else "",
+            f"--output-name {printable(near[0])}" if near else "",
         )
     value = outputs[wanted]
     shape = _shape(value)
     if shape is not None and len(shape) != 2:
-        raise bad_rank(path, _shown(value), len(shape), flat)
+        raise bad_rank(path, shown(value), len(shape), flat)
     if value.type.tensor_type.elem_type not in _OUTPUT_TYPES:
         kinds = ", ".join(_OUTPUT_TYPES.values())
         raise DmlError(
-            f"{path}: the output {_clean(wanted)} is no embedding.",
+            f"{path}: the output {printable(wanted)} is no embedding.",
             f"Its type must be one of {kinds}.",
         )
     return wanted, None if shape is None else shape[1]
@@ -186,7 +187,7 @@ def bad_rank(path: Path, shown: str, rank: int, flat: Sequence[str] = ()) -> Dml
         why = "A feature map is not an embedding: it must be averaged over its places first."
     else:
         why = f"An embedding has two axes, batch and length; this output has {rank}."
-    other = f"--output-name {_clean(flat[0])}" if flat else ""
+    other = f"--output-name {printable(flat[0])}" if flat else ""
     pool = "Export the network with its pooling layer (global average pooling, then flatten)"
     return DmlError(
         f"{path}: the output {shown} is not a batch of embeddings.",

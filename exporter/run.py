@@ -126,9 +126,7 @@ def export(
     splits = chosen_splits(data, settings.splits)
     folder.mkdir(parents=True, exist_ok=True)
     targets = check_targets(folder, runs, settings)
-    network = members[0].embedder
-    if len(members) > 1:
-        network = Together([member.embedder for member in members], settings.normalize)
+    network = network_of(members, settings.normalize)
     result: dict[str, Any] = {"runs": [str(run) for run in runs], "folder": str(folder)}
     told = use_threads(network, members[0].config.input.crop, settings.threads or 0)
     if told:  # the number that was found serves ONNX Runtime too
@@ -145,6 +143,13 @@ def export(
 
 
 # What is exported
+
+
+def network_of(members: Sequence[Member], normalize: bool) -> Embedder | Together:
+    """The network that is exported: one, or several side by side."""
+    if len(members) == 1:
+        return members[0].embedder
+    return Together([member.embedder for member in members], normalize)
 
 
 def output_folder(runs: Sequence[Path], out: Path | None) -> Path:
@@ -262,8 +267,7 @@ def export_model(
     if settings.resume and target.exists():
         return reused(members, target, settings)
     prepared = Preprocessing.from_checkpoint(members[0].state, settings.input)
-    most = COMPARED[settings.precision] if prepared.crop <= 96 else COMPARED_LARGE
-    images, labels = some_images(data, prepared, most, settings.skip_bad)
+    images, labels = compared_images(data, prepared, settings.precision, settings.skip_bad)
     with work_folder(target.parent) as folder:
         plain = folder / "fp32.onnx"
         write_plain(members, plain, settings, progress)
@@ -438,6 +442,14 @@ def check_origin(model: Model, members: Sequence[Member]) -> None:
             "It came from another checkpoint, so its embeddings are not those of this one.",
             "Export it anew: --onnx --force",
         )
+
+
+def compared_images(
+    data: DataSet, prepared: Preprocessing, precision: str, skip_bad: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The images of the parity check and their labels: (N, H, W, 3), (N,)."""
+    most = COMPARED[precision] if prepared.crop <= 96 else COMPARED_LARGE
+    return some_images(data, prepared, most, skip_bad)
 
 
 def some_images(

@@ -71,3 +71,91 @@ def embeddings_table(found: dict[str, Any]) -> Group:
 def _titled(text: str) -> tuple[Text, Table]:
     """A title above a table may be longer than a title of it."""
     return Text(text, style="bold", no_wrap=True), Table(box=box.SIMPLE_HEAD)
+
+
+def model_table(found: dict[str, Any]) -> Group:
+    """What `inspect` found in a model file, and its checks if they were run."""
+    parts = [Text(found["file"], style="bold"), _pairs(_model_lines(found))]
+    if "preprocessing" in found:
+        parts += [Text("\nPreprocessing", style="bold"), _pairs(found["preprocessing"])]
+    if (found.get("dmltool") or {}).get("parity"):
+        said = found["dmltool"]["parity"]
+        parts += [
+            Text("\nCompared with its network at export", style="bold"),
+            _pairs(_parity(said)),
+        ]
+    if "problem" in found:
+        problem = found["problem"]
+        parts.append(Text("\nIt cannot embed images", style="bold red"))
+        parts.append(Text("\n".join(filter(None, problem.values()))))
+    if "check" in found:
+        parts += [Text("\nChecked now", style="bold"), _pairs(_check_lines(found["check"]))]
+    return Group(*parts)
+
+
+def _model_lines(found: dict[str, Any]) -> dict[str, object]:
+    graph, own = found["graph"], found.get("dmltool")
+    lines: dict[str, object] = {
+        "size": f"{found['bytes'] / 1e6:,.1f} MB, {graph['nodes']:,} nodes",
+        "made by": graph["producer"] or "unknown",
+        "ONNX": f"IR version {graph['ir_version']}, opset "
+        + ", ".join(f"{name} {version}" for name, version in graph["opsets"].items()),
+        "inputs": ", ".join(graph["inputs"]),
+        "outputs": ", ".join(graph["outputs"]),
+    }
+    if "sha256" in found:
+        given, made = found["input"], found["output"]
+        size = given["size"] and " x ".join(map(str, given["size"]))
+        lines["images"] = f"{given['dtype']}, {given['layout'] or 'axes unknown'}, " + (
+            f"{size} pixels" if size else "any size"
+        )
+        lines["batch"] = given["batch"] or "any"
+        lines["dimensions"] = made["dim"] or "unknown before it is run"
+        lines["sha256"] = found["sha256"]
+    if found.get("weights_beside"):
+        lines["weights in"] = ", ".join(found["weights_beside"])
+    if own is None and "problem" not in found:
+        lines["preprocessing"] = "not said: a model of another program"
+    if own is not None:
+        lines |= {
+            "network": own["arch"],
+            "loss": own["loss"],
+            "data set": own["dataset"],
+            "precision": own["precision"],
+            "length 1": "yes" if own["normalized"] else "no",
+            "checkpoint": ", ".join(own["checkpoints"]),
+            "versions": ", ".join(f"{k} {v}" for k, v in sorted(own["versions"].items())),
+        }
+        lines |= {name: value for name, value in own["others"].items() if name not in lines}
+    return lines
+
+
+def _parity(said: dict[str, Any]) -> dict[str, object]:
+    """Of the metadata, which anyone may have written: what is missing or odd is left out."""
+    forms = {
+        "recall_torch": ("Recall@1 of the network, %", lambda x: f"{100 * x:.2f}"),
+        "recall_onnx": ("Recall@1 of the model, %", lambda x: f"{100 * x:.2f}"),
+        "agreement": ("same nearest neighbour, %", lambda x: f"{100 * x:.2f}"),
+        "min_cosine": ("lowest cosine", lambda x: f"{x:.7f}"),
+        "images": ("images", lambda x: f"{x:,}"),
+    }
+    return {
+        title: form(said[key])
+        for key, (title, form) in forms.items()
+        if isinstance(said.get(key), int | float)
+    }
+
+
+def _check_lines(check: dict[str, Any]) -> dict[str, object]:
+    lines: dict[str, object] = {
+        name: "yes" if good else "NO" for name, good in check["passed"].items()
+    }
+    return lines | _parity(check.get("parity", {}))
+
+
+def _pairs(lines: dict[str, object]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in lines.items():
+        text = "".join(c if c.isprintable() else "?" for c in str(value)[:1000])
+        table.add_row(Text(str(name)[:80], style="dim"), Text(text))
+    return table

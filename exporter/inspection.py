@@ -1,0 +1,168 @@
+"""What a model file says of itself, and whether it holds: `dmltool inspect model.onnx`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from exporter import hostile
+from exporter.metadata import Preprocessing
+from exporter.model import Model, describe, printable, shown
+from exporter.session import Session
+from retrieval.errors import DmlError
+from retrieval.threads import StageProgress
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+SIDE = 224  # of random images for a model that takes any size
+IMAGES = 5
+SAME_COSINE = 0.999
+"""Of an embedding computed alone and in a batch; int8 rounds by the batch."""
+
+
+def inspect_model(path: Path) -> dict[str, Any]:
+    """As JSON has it. Nothing is run; a model that cannot embed images is shown as well."""
+    data = hostile.read_bytes(path)
+    proto = hostile.parse(data, path)
+    found: dict[str, Any] = {
+        "version": 1,
+        "file": str(path),
+        "format": "onnx",
+        "bytes": len(data),
+        "graph": _graph(proto),
+    }
+    try:
+        model = describe(path)
+    except DmlError as error:
+        return found | {"problem": {"what": error.what, "why": error.why, "fix": error.fix}}
+    found |= {
+        "sha256": model.sha256,
+        "weights_beside": [file.name for file in model.beside],
+        "input": {
+            "name": printable(model.input_name),
+            "layout": model.layout or None,
+            "dtype": model.dtype,
+            "size": model.size and list(model.size),
+            "batch": model.batch,
+        },
+        "output": {"name": printable(model.output_name), "dim": model.dim},
+    }
+    own = model.metadata
+    if own is not None:
+        said = {key: value for key, value in asdict(own).items() if key != "preprocessing"}
+        found["dmltool"] = said | {"checkpoints": own.checkpoints()}
+        found["preprocessing"] = own.preprocessing.to_dict()
+    return found
+
+
+def _graph(proto: ModelProto) -> dict[str, Any]:
+    opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    return {
+        "producer": printable(f"{proto.producer_name} {proto.producer_version}".strip()),
+        "ir_version": proto.ir_version,
+        "opsets": {printable(name): version for name, version in opsets.items()},
+        "nodes": len(proto.graph.node),
+        "inputs": [shown(value) for value in proto.graph.input if value.name not in weights],
+        "outputs": [shown(value) for value in proto.graph.output],
+    }
+
+
+# Checks
+
+
+def check_model(
+    path: Path,
+    runs: Sequence[Path] = (),
+    data: str | None = None,
+    progress: StageProgress | None = None,
+) -> dict[str, Any]:
+    """Runs a model on random images and, given the runs it came from, repeats the comparison.
+
+    `passed` says of each check whether it holds.
+    """
+    model = describe(path)
+    session = Session(model, "cpu", preprocessing=model.preprocessing or _some_preprocessing(model))
+    found = _on_random_images(model, session, progress)
+    if runs:
+        found |= _against_runs(model, session, runs, data, progress)
+    return found
+
+
+def _some_preprocessing(model: Model) -> Preprocessing:
+    """Random numbers need no right mean; only their shape and type matter."""
+    side = SIDE if model.size is None else model.size[0]
+    return Preprocessing(
+        resize=side,
+        keep_ratio=True,
+        crop=side,
+        interpolation="bilinear",
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        layout=model.layout or "nchw",
+        dtype=model.dtype,
+        inside=model.dtype == "uint8",
+    )
+
+
+def _on_random_images(
+    model: Model, session: Session, progress: StageProgress | None
+) -> dict[str, Any]:
+    side = session.preprocessing.crop
+    images = np.random.default_rng(0).integers(0, 256, (IMAGES, side, side, 3), np.uint8)
+    batches = [images, images, *(images[n : n + 1] for n in range(IMAGES))]
+    rows = []
+    for batch in batches:
+        rows.append(session.run(batch))  # NaN and infinity are an error there
+        if progress:
+            progress("running the model", len(rows), len(batches))
+    together, again = rows[:2]
+    alone = np.concatenate(rows[2:])
+    norms = np.linalg.norm(together.astype(np.float64), axis=1)
+    both = norms * np.linalg.norm(alone.astype(np.float64), axis=1)
+    cosines = (together.astype(np.float64) * alone).sum(1) / np.maximum(both, 1e-300)
+    passed = {
+        "finite embeddings": True,
+        "same result twice": bool((together == again).all()),
+        "same result alone and in a batch": bool(cosines.min() > SAME_COSINE),
+        "other images, other embeddings": bool((together[0] != together[1:]).any(1).all()),
+    }
+    if model.metadata is not None and model.metadata.normalized:
+        passed["embeddings of length 1"] = bool(np.abs(norms - 1).max() < 1e-2)
+    return {
+        "passed": passed,
+        "random_images": {
+            "images": IMAGES,
+            "dim": int(together.shape[1]),
+            "norms": [float(norms.min()), float(norms.max())],
+            "lowest_cosine_alone": float(cosines.min()),
+        },
+    }
+
+
+def _against_runs(
+    model: Model,
+    session: Session,
+    runs: Sequence[Path],
+    data: str | None,
+    progress: StageProgress | None,
+) -> dict[str, Any]:
+    """The parity check of the export on the same images, and its verdict."""
+    from exporter import parity, run
+
+    members = [run.load_member(path) for path in runs]
+    run.check_origin(model, members)
+    own = model.metadata
+    images, labels = run.compared_images(
+        run.load_matching(members, data), own.preprocessing, own.precision
+    )
+    network = run.network_of(members, own.normalized)
+    normalize = own.normalized and len(members) == 1
+    found = parity.check(network, session, images, labels, normalize=normalize, progress=progress)
+    parity.judge(found, own.precision)
+    return {"parity": found.to_dict()}

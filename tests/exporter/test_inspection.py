@@ -1,0 +1,174 @@
+"""`inspect model.onnx`: what a model says of itself, checked again on request."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import helper
+
+from cli import main
+from exporter.inspection import check_model, inspect_model
+from exporter.model import describe
+from exporter.run import MODEL, Settings, export
+from retrieval.errors import DmlError
+from tests.exporter.models import FLOAT, PROPERTIES, UINT8, mean_model, model_of
+from tests.trainer.conftest import draw_pictures, small_config
+from trainer import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of a few seconds with its model."""
+    folder = tmp_path_factory.mktemp("inspected")
+    train.run(small_config(draw_pictures(folder / "pictures", classes=12)), folder / "run")
+    export([folder / "run"], None, Settings(embeddings=False))
+    return folder / "run"
+
+
+def invoke(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def save(path, model):
+    onnx.save(model, path)
+    return path
+
+
+def test_a_model_shows_what_it_says_of_itself(run):
+    done = invoke("inspect", run / MODEL)
+    assert done.exit_code == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    model = describe(run / MODEL)
+    assert " MB, " in told  # of the file; the property of this name is that of the images
+    for words in ("IR version", "opset", "precision fp32", "uint8, nhwc, 16 x 16", "interpolation"):
+        assert words in told
+    for words in (model.sha256, model.metadata.checkpoint_sha256, "same nearest neighbour"):
+        assert words in told
+    assert done.stderr.splitlines()[-1] == f"Next: dmltool inspect {run / MODEL} --check"
+    found = json.loads(invoke("inspect", run / MODEL, "--json").stdout)
+    assert found["dmltool"]["parity"] == model.metadata.parity
+    assert found["preprocessing"]["crop"] == 16
+    assert found["output"]["dim"] == model.dim
+
+
+def test_given_the_run_the_comparison_of_the_export_is_repeated(run):
+    done = invoke("inspect", run / MODEL, "--run", run, "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(found["check"]["passed"].values())
+    again, before = found["check"]["parity"], found["dmltool"]["parity"]
+    for key in ("images", "recall_torch", "recall_onnx", "agreement"):
+        assert again[key] == before[key]
+    assert "Checked now" in invoke("inspect", run / MODEL, "--run", run).stdout
+
+
+def test_a_model_that_was_tampered_with_is_found_out(run, tmp_path):
+    """It still says that it came from this run, but its weights are others."""
+    proto = onnx.load(run / MODEL)
+    largest = max(proto.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    values = onnx.numpy_helper.to_array(largest)
+    noise = np.random.default_rng(0).standard_normal(values.shape).astype(values.dtype)
+    largest.CopyFrom(onnx.numpy_helper.from_array(noise, largest.name))
+    path = save(tmp_path / "other.onnx", proto)
+    with pytest.raises(DmlError, match=r"Recall@1|does not compute"):
+        check_model(path, [run])
+
+
+def test_a_model_of_another_run_is_not_compared(run, tmp_path):
+    path = save(tmp_path / "m.onnx", mean_model(properties=PROPERTIES))
+    done = invoke("inspect", path, "--run", run)
+    assert done.exit_code == 1
+    assert "is not the model of" in done.stderr
+
+
+def test_a_foreign_model_is_shown_and_checked(tmp_path):
+    path = save(tmp_path / "foreign.onnx", mean_model(("batch", 3, 8, 8), FLOAT, axes=(2, 3)))
+    done = invoke("inspect", path, "--check")
+    assert done.exit_code == 0, done.stderr
+    assert "a model of another program" in done.stdout
+    assert "same result alone and in a batch" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith(f"Next: dmltool embed {path}")
+
+
+def test_a_model_that_cannot_embed_is_shown_with_the_reason(tmp_path):
+    nodes = [helper.make_node("Cast", ["images"], [name], to=FLOAT) for name in ("a", "b")]
+    shape = ["batch", 8, 8, 3]
+    outputs = [("a", FLOAT, shape), ("b", FLOAT, shape)]
+    path = save(tmp_path / "two.onnx", model_of(nodes, [("images", UINT8, shape)], outputs))
+    assert "2 outputs" in inspect_model(path)["problem"]["what"]
+    done = invoke("inspect", path)
+    assert done.exit_code == 0
+    assert "2 outputs" in done.stdout
+    assert invoke("inspect", path, "--check").exit_code == 1
+
+
+def batch_mean(properties):
+    """The mean colour of each image, less that of its batch."""
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=FLOAT),
+        helper.make_node("ReduceMean", ["floats"], ["own"], axes=[1, 2], keepdims=0),
+        helper.make_node("ReduceMean", ["own"], ["mean"], axes=[0], keepdims=1),
+        helper.make_node("Sub", ["own", "mean"], ["embeddings"]),
+    ]
+    inputs = [("images", UINT8, ["batch", 8, 8, 3])]
+    return model_of(nodes, inputs, [("embeddings", FLOAT, ["batch", 3])], properties)
+
+
+def constant(properties):
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=FLOAT),
+        helper.make_node("ReduceMean", ["floats"], ["mean"], axes=[1, 2], keepdims=0),
+        helper.make_node("Sub", ["mean", "mean"], ["embeddings"]),
+    ]
+    inputs = [("images", UINT8, ["batch", 8, 8, 3])]
+    return model_of(nodes, inputs, [("embeddings", FLOAT, ["batch", 3])], properties)
+
+
+def random(properties):
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=FLOAT),
+        helper.make_node("ReduceMean", ["floats"], ["mean"], axes=[1, 2], keepdims=0),
+        helper.make_node("RandomUniformLike", ["mean"], ["embeddings"]),
+    ]
+    inputs = [("images", UINT8, ["batch", 8, 8, 3])]
+    return model_of(nodes, inputs, [("embeddings", FLOAT, ["batch", 3])], properties)
+
+
+@pytest.mark.parametrize(
+    ("make", "failed"),
+    [
+        (batch_mean, "same result alone and in a batch"),
+        (constant, "other images, other embeddings"),
+        (random, "same result twice"),
+    ],
+)
+def test_models_that_do_not_embed_soundly_fail_the_check(tmp_path, make, failed):
+    path = save(tmp_path / "m.onnx", make(PROPERTIES))
+    assert not check_model(path)["passed"][failed]
+    done = invoke("inspect", path, "--check")
+    assert done.exit_code == 1
+    assert "NO" in done.stdout
+
+
+def test_checks_are_of_models_only(tmp_path):
+    np.save(tmp_path / "x.npy", np.eye(3))
+    assert invoke("inspect", tmp_path / "x.npy", "--check").exit_code == 2
+    missing = invoke("inspect", tmp_path / "nope.onnx")
+    assert missing.exit_code == 1
+    assert "nope.onnx" in missing.stderr
+
+
+def test_inspecting_a_model_needs_no_torch(tmp_path):
+    import subprocess
+    import sys
+
+    path = save(tmp_path / "m.onnx", mean_model(properties=PROPERTIES))
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom exporter.inspection import check_model\n"
+        f"check_model(Path({str(path)!r}))\nsys.exit('torch' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
