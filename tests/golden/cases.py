@@ -157,12 +157,15 @@ def tables(folder: Path) -> object:
 
     X, labels = vectors(rows=80, dim=5, seed=13)
     X = np.round(X, 3).astype(np.float32)
-    lines = [",".join([*(f"{v:.3f}" for v in row), f"c{label}"]) for row, label in zip(X, labels)]
+    lines = [
+        ",".join([*(f"{v:.3f}" for v in row), f"c{label}"])
+        for row, label in zip(X, labels, strict=True)
+    ]
     Path("x.csv").write_text(",".join([*(f"d{n}" for n in range(5)), "label"]) + "\n"
                              + "\n".join(lines) + "\n")  # fmt: skip
     Path("x.jsonl").write_text("".join(
         json.dumps({"embedding": row.tolist(), "label": int(label)}) + "\n"
-        for row, label in zip(X, labels)))  # fmt: skip
+        for row, label in zip(X, labels, strict=True)))  # fmt: skip
     table = {"embedding": pa.array(X.tolist(), pa.list_(pa.float32())), "label": labels}
     pq.write_table(pa.table(table), "x.parquet")
     torch.save({"embeddings": torch.from_numpy(X), "labels": torch.from_numpy(labels)}, "x.pt")
