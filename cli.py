@@ -523,7 +523,7 @@ def _with_nmi(evaluation, problem, settings):
             err=True,
         )
     try:
-        with progress_bar() as report:
+        with interrupts.patient(), progress_bar() as report:
             return add_nmi(evaluation, problem, settings, report), False
     except KeyboardInterrupt:
         return noted(evaluation, "NMI was left out: k-means was interrupted"), True

@@ -23,6 +23,7 @@ EVERY = 0.1  # seconds between looks whether an import is over
 _when = 0.0  # of the first Ctrl-C; 0: none
 _waiting = False  # for the end of an import
 _ended = False  # the command has
+_patience = AGAIN  # seconds that Ctrl-C waits for the end of an import
 
 
 def watch(name: str) -> None:
@@ -57,6 +58,18 @@ class raised:
         if self.ours:
             _ended = True
             signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+
+class patient:
+    """Ctrl-C waits longer for the end of an import inside: there are results to keep."""
+
+    def __enter__(self) -> None:
+        global _patience
+        _patience = 60.0
+
+    def __exit__(self, *_: object) -> None:
+        global _patience
+        _patience = AGAIN
 
 
 def deaf() -> bool:
@@ -97,15 +110,15 @@ def _importing(frame: types.FrameType | None) -> bool:
 
 
 def _wait() -> None:
-    """Waits for the end of an import, at most for a second: raised inside, the exception may be
-    dropped by the module or end the program in C++.
+    """Waits for the end of an import, for a second unless `patient`: raised inside, the exception
+    may be dropped by the module or end the program in C++.
     """
     import _thread
 
     def wait() -> None:
         time.sleep(EVERY)
         while _waiting and not _ended:
-            if time.monotonic() - _when > AGAIN:
+            if time.monotonic() - _when > _patience:
                 os.write(2, b"\nInterrupted.\n")
                 os._exit(INTERRUPTED)
             _thread.interrupt_main()
