@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import TextIO
 
 import click
 
@@ -122,9 +123,9 @@ def warn(line: str) -> None:
     click.echo(_folded(visible(line), 2).replace("\n", "\n  "), err=True)
 
 
-def _folded(text: str, used: int) -> str:
+def _folded(text: str, used: int, stream: TextIO | None = None) -> str:
     """The text broken between words to fit a terminal whose first `used` columns are taken."""
-    if not sys.stderr.isatty():
+    if not (stream or sys.stderr).isatty():
         return text
     width = max(20, shutil.get_terminal_size().columns - used)
     lines = [textwrap.wrap(line, width, break_long_words=False) for line in text.splitlines()]
@@ -898,6 +899,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     from trainer.display import result_table
 
     stdout_console().print(result_table(result))
+    next_step("export", folder)
 
 
 def new_folder(parent, name: str):
@@ -1134,9 +1136,10 @@ def list_command(kind: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    width = max(map(len, found))
+    indent = max(map(len, found)) + 2
     for name, summary in found.items():
-        click.echo(f"{click.style(name.ljust(width), bold=True)}  {summary}")
+        text = _folded(summary, indent, sys.stdout).replace("\n", "\n" + " " * indent)
+        click.echo(click.style(name.ljust(indent), bold=True) + text)
 
 
 @main.command()
@@ -1229,7 +1232,7 @@ def _demo(
         step.clear()
         args = step.command()
         click.secho(f"\n$ dmltool {join(args)}", bold=True)
-        if code := main.main(list(args), prog_name="dmltool", standalone_mode=False):
+        if code := main.main(list(args), "dmltool", standalone_mode=False, obj="demo"):
             if code != interrupts.INTERRUPTED:
                 click.echo("To go on, run the demo again: what is finished is kept.", err=True)
             ctx.exit(code)

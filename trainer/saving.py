@@ -20,6 +20,7 @@ from trainer import checkpoint, history
 from trainer.checkpoint import BEST, LAST, STARTING
 from trainer.config import Config, Schedule
 from trainer.datasets import DataSet
+from trainer.datasets.records import counted
 from trainer.images import WHITE
 from trainer.optimizers import rate
 from trainer.resolve import from_dict
@@ -174,10 +175,14 @@ def restore(training: Training, state: dict[str, Any]) -> None:
         ) from error
     training.epoch = state["epoch"]
     training.best = state["best"]
-    for name, now in (("threads", torch.get_num_threads()), ("processes", training.world.size)):
+    for name, now, one in (
+        ("threads", torch.get_num_threads(), "thread"),
+        ("processes", training.world.size, "process"),
+    ):
         if state[name] != now:
             training.watch.note(
-                f"{state[name]} {name} before, {now} now: the result will differ in its last bits"
+                f"{counted(state[name], one, name)} before, {now} now: the result will differ in "
+                "its last bits"
             )
     # A killed run may have told of an epoch whose checkpoint it did not finish.
     found = history.read_metrics(folder)

@@ -11,6 +11,7 @@ from torch import nn
 from retrieval.errors import DmlError
 from trainer import datasets, distributed, losses, tables
 from trainer.config import Config
+from trainer.datasets.records import counted
 from trainer.datasets.splitting import check_batches, with_validation
 from trainer.distributed import World
 from trainer.embedder import Embedder
@@ -47,7 +48,10 @@ def open_data(config: Config, watch: Watch) -> Source:
         )
     for text in data.notes:
         watch.note(text)
-    counts = (f"{n:,} {s} images of {c:,} classes" for s, (n, c) in data.counts().items())
+    counts = (
+        f"{counted(n, f'{split} image')} of {counted(c, 'class', 'classes')}"
+        for split, (n, c) in data.counts().items()
+    )
     watch.note(f"{data.name}: {', '.join(counts)}")
     return source
 

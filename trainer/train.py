@@ -278,6 +278,7 @@ def finish(training: Training) -> dict[str, Any]:
         "epochs": training.epoch,
         "scores": training.best["scores"],
         "baselines": baselines(training),
+        "counts": {split: list(count) for split, count in data.counts().items()},
         "test": None,
     }
     if result["baselines"] and (

@@ -524,7 +524,7 @@ def test_another_number_of_threads_is_told(config, tmp_path, monkeypatch):
         train.run(config, tmp_path / "run", Interrupting(4))
     two = replace(config, run=replace(config.run, threads=2))
     train.run(two, tmp_path / "run", told_by(texts), resume=True)
-    assert any(text.startswith("1 threads before, 2 now") for text in texts)
+    assert any(text.startswith("1 thread before, 2 now") for text in texts)
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["resumed"][0]["threads"] == 2
 
