@@ -7,6 +7,7 @@ Imported by the command line before everything else. Its imports are built into 
 from __future__ import annotations
 
 import _signal as signal
+import _thread
 import os
 import sys
 import time
@@ -22,8 +23,10 @@ EVERY = 0.1  # seconds between looks whether an import is over
 
 _when = 0.0  # of the first Ctrl-C; 0: none
 _waiting = False  # for the end of an import
+_looking = False  # the signal is our own, to see whether the import is over
 _ended = False  # the command has
 _patience = AGAIN  # seconds that Ctrl-C waits for the end of an import
+_main = _thread.get_ident()  # of the thread that runs commands
 
 
 def watch(name: str) -> None:
@@ -88,17 +91,19 @@ def _end(*_: object) -> None:
 
 
 def _raise(_: int, frame: types.FrameType | None) -> None:
-    global _when, _waiting
-    if _waiting or not _when:
-        _when = _when or time.monotonic()
-        if not _importing(frame):
-            _waiting = False
-            raise KeyboardInterrupt
-        if not _waiting:
-            _waiting = True
-            _wait()
-    elif time.monotonic() - _when > AGAIN:
-        os._exit(INTERRUPTED)
+    global _when, _waiting, _looking
+    own, _looking = _looking, False
+    if own and not _waiting:
+        return
+    if _when and not own:  # pressed again
+        if time.monotonic() - _when > AGAIN:
+            os._exit(INTERRUPTED)
+    elif not _importing(frame):
+        _when, _waiting = _when or time.monotonic(), False
+        raise KeyboardInterrupt
+    elif not _waiting:
+        _when, _waiting = time.monotonic(), True
+        _wait()
 
 
 def _importing(frame: types.FrameType | None) -> bool:
@@ -113,15 +118,16 @@ def _wait() -> None:
     """Waits for the end of an import, for a second unless `patient`: raised inside, the exception
     may be dropped by the module or end the program in C++.
     """
-    import _thread
 
     def wait() -> None:
+        global _looking
         time.sleep(EVERY)
         while _waiting and not _ended:
             if time.monotonic() - _when > _patience:
                 os.write(2, b"\nInterrupted.\n")
                 os._exit(INTERRUPTED)
-            _thread.interrupt_main()
+            _looking = True
+            signal.pthread_kill(_main, signal.SIGINT)  # also wakes what sleeps
             time.sleep(EVERY)
 
     _thread.start_new_thread(wait, ())

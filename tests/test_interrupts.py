@@ -89,6 +89,31 @@ with interrupts.raised():
     assert (process.returncode, told) == (130, "\nInterrupted.\n")
 
 
+def test_ctrl_c_inside_an_import_is_raised_at_its_end(tmp_path):
+    """What a command has computed before is still shown."""
+    code = f"""
+import sys, time
+sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+from retrieval import interrupts
+interrupts.watch("__main__")
+with interrupts.raised(), interrupts.patient():
+    print("here", flush=True)
+    try:
+        import slow
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("kept", sys.modules["slow"].whole)
+"""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2.5)\nwhole = True\n")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "here\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("kept True\n", "")
+
+
 def test_a_child_that_does_not_end_is_killed(tmp_path):
     code = f"""
 import sys
