@@ -23,7 +23,7 @@ from retrieval.errors import DmlError
 
 SWITCH = "DMLTOOL_TRIAL"
 MEMORY_RATIO, MEMORY_BYTES = 10, 200_000_000
-CPU_SECONDS, WALL_SECONDS = 5, 60
+CPU_SECONDS, WALL_SECONDS = 1, 60
 BYTES_PER_SECOND = 5_000_000  # of a slow disk; the limits of time grow with the file
 DAMAGED = "The file may be damaged, or of another format than its suffix says."
 

@@ -6,10 +6,12 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from retrieval.embeddings import load
 from retrieval.errors import DmlError
 from retrieval.formats import trial
 
@@ -97,3 +99,12 @@ def test_no_child_and_no_descriptor_is_left(file):
     assert len(os.listdir("/proc/self/fd")) == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_parquet_footer_that_aborts_arrow_is_an_error(capfd):
+    """A damaged file on which pyarrow 26 calls abort(); another version may refuse it itself."""
+    path = Path(__file__).parent / "files" / "aborts.parquet"
+    with pytest.raises(DmlError) as error:
+        load(path)
+    assert path.name in error.value.what
+    assert capfd.readouterr() == ("", "")
