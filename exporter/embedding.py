@@ -45,7 +45,7 @@ class Embedded:
     skipped: tuple[tuple[str, str], ...] = ()
     """Path and reason of each image that is left out."""
     recall: dict[str, tuple[float, float]] | None = None
-    """With half: Recall@1 of the float32 and of the float16 vectors, by cos and by l2."""
+    """With half: Recall@1 of the float32 and of the float16 vectors, by l2 and by cos."""
     seconds: float = 0.0
     """Of decoding, computing and writing rows."""
     writing: float = 0.0

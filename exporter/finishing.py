@@ -127,7 +127,7 @@ def _compare(
     columns: dict[str, tuple[np.ndarray, list[str]]],
     progress: StageProgress | None,
 ) -> dict[str, tuple[float, float]]:
-    """Exact Recall@1 by cos and l2: (as computed, as stored)."""
+    """Exact Recall@1 by l2 and cos: (as computed, as stored)."""
     after = {split: part.vectors for split, part in load(new).splits.items()}
     before = {split: _taken(rows, keep[split]) for split, rows in stored.items()}
     labels = {split: values for split, (values, _) in columns.items()}
