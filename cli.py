@@ -442,7 +442,7 @@ def eval_command(
 ) -> None:  # fmt: skip
     """Evaluate an embedding file: Recall@K, MRR, MAP@R and NMI.
 
-    Scores are given by cosine and by l2. FILE is .h5, .npy, .npz, .csv, .parquet, .jsonl, .pt,
+    Scores are given by l2 and by cosine. FILE is .h5, .npy, .npz, .csv, .parquet, .jsonl, .pt,
     .safetensors, .fvecs or another format of the README's table; FILE::key picks an array inside.
     Every item is a query against all others; a file with query and gallery splits, or --gallery,
     is scored query -> gallery.
@@ -746,6 +746,7 @@ FLAGS = {  # options of `dmltool train` that are keys of the configuration
     "seed": "run.seed",
     "select": "run.select",
     "monitor": "loss.monitor",
+    "min_images": "data.min_images",
     "skip_bad": "data.skip_bad",
     "cache": "data.cache",
     "workers": "data.workers",
@@ -812,6 +813,7 @@ def _train_flags(given: dict) -> dict:
     "nothing, the last is kept.  [default: val]",
 )
 @click.option("--monitor", metavar="NAME,...", help="Watch these beside the loss: spce, pce.")
+@click.option("--min-images", type=click.IntRange(1), help="Leave out classes with fewer.")
 @click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read.")
 @click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images.")
 @click.option("--cache", type=click.Choice(["none", "ram", "disk"]), help="Of resized images.")
@@ -843,7 +845,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     """
     from pathlib import Path
 
-    from trainer.resolve import default_preset, needs_weights, resolve, resumed, with_data_set
+    from trainer.resolve import needs_weights, preset_path, resolve, resumed, starting_preset
 
     flags = _train_flags(given)
     if allow_incomplete:
@@ -861,13 +863,13 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     else:
         config, name = resolve(preset, file and Path(file), flags, settings, SPOKEN)
         folder = Path(out) if out else new_folder(Path("runs"), name)
+        start = file or preset or starting_preset(flags, settings)
         if not preset and not file:
-            dataset = with_data_set(flags, settings).get("data.dataset")
-            start = default_preset(dataset, flags.get("loss.name"), flags.get("network.weights"))
             click.echo(f"Settings of the preset {start}; --dry-run shows them", err=True)
-        if preset and needs_weights(preset) and config.network.weights == "none":
+        source = Path(file) if file else preset_path(start)
+        if config.network.weights == "none" and needs_weights(source):
             warn(
-                f"The settings of {preset} are for pretrained weights. Own images without any "
+                f"The settings of {start} are for pretrained weights. Own images without any "
                 "learn with --preset photos-scratch-ce"
             )
     if dry_run:

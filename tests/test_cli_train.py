@@ -211,6 +211,29 @@ def test_a_class_with_one_image_cannot_fill_balanced_batches(dmltool, photos):
     assert done.exit_code == 1
     assert "class5 (1)" in done.stderr
     assert "at most 1 images" in done.stderr
+    assert "--min-images 4: 9 classes" in done.stderr
+
+
+def test_group_and_spce_choose_batches_that_own_photos_can_fill(dmltool, photos, tmp_path):
+    for picture in list((photos / "class5").iterdir())[1:]:
+        picture.unlink()
+    random = SMALL.index("--batch")
+    args = ("train", "--data", photos, *SMALL[:random], *SMALL[random + 2 :], "--select", "last",
+            "--set", "data.options.test_fraction=0", "--loss")  # fmt: skip
+    done = dmltool(*args, "group", "--out", "group")
+    assert done.exit_code == 0, done.output
+    batches = tomllib.loads((tmp_path / "group" / "config.toml").read_text())["batches"]
+    assert (batches["classes"], batches["images"]) == (8, 4)
+    assert "group compares images of a batch: 8 classes x 4" in done.stderr
+    assert "1 class has fewer than 4 images: some are repeated" in done.stderr
+    done = dmltool(*args, "spce", "--min-images", "4", "--out", "spce")
+    assert done.exit_code == 0, done.output
+    assert "72 train images of 9 classes" in done.stderr
+    batches = tomllib.loads((tmp_path / "spce" / "config.toml").read_text())["batches"]
+    assert (batches["classes"], batches["images"]) == (8, 4)
+    assert "repeated" not in done.stderr
+    again = dmltool("train", "--resume", "spce", "--epochs", "3")
+    assert again.exit_code == 0, again.output
 
 
 def test_without_a_network_the_weights_to_fetch_are_named(dmltool, photos, monkeypatch, tmp_path):
@@ -276,6 +299,12 @@ def test_without_weights_the_settings_that_learn_from_nothing_are_named(dmltool)
     assert tomllib.loads(done.stdout)["network"]["backbone"] == "smallcnn"
     done = dmltool("train", "--preset", "photos-ce", "--weights", "none", "--dry-run")
     assert "--preset photos-scratch-ce" in done.stderr
+    done = dmltool("train", "--preset", "photos-ce", "--dry-run")
+    assert "photos-scratch-ce" not in done.stderr
+    Path("own.toml").write_text(done.stdout)
+    for args in (["--config", "own.toml"], ["--dataset", "cub"]):
+        done = dmltool("train", *args, "--set", "network.weights=none", "--dry-run")
+        assert "--preset photos-scratch-ce" in done.stderr
     done = dmltool("train", "--preset", "glyphs-ce", "--weights", "none", "--dry-run")
     assert "photos-scratch-ce" not in done.stderr
 

@@ -36,6 +36,8 @@ class Data:
     """The share of the training classes that is held out to pick the best epoch."""
     val_seed: int = 0
     """Which classes those are; not the seed of the run, so that seeds share a validation set."""
+    min_images: int = 1
+    """Training classes with fewer images are left out."""
     skip_bad: bool = False
     """Leave out images that cannot be read; else they stop the run before it starts."""
     cache: str = "auto"
@@ -46,6 +48,7 @@ class Data:
     def problems(self) -> Iterator[str]:
         yield from one_of("data.cache", self.cache, ("auto", "none", "ram", "disk"))
         yield from within("data.val_fraction", self.val_fraction, 0, 0.9)
+        yield from within("data.min_images", self.min_images, 1, 10**6)
         yield from within("data.workers", self.workers, -1, 1024)
 
 
@@ -154,6 +157,9 @@ class Batches:
     images: int = 0
     repeat: bool = False
     """A class with too few images gives some of them twice."""
+    balance: bool = False
+    """Without `classes` and `images`: they are chosen for a batch of about `size` images that the
+    training classes can fill, at least 4 images a class where there are as many."""
 
     @property
     def total(self) -> int:
@@ -222,7 +228,8 @@ class Run:
     channels_last: bool = True
     compile: bool = False
     deterministic: bool = False
-    """Refuse operations whose result can differ from run to run; only GPUs have such."""
+    """Refuse operations whose result can differ from run to run, which only GPUs have; on a CPU
+    the number of threads is left to no trial."""
     select: str = "val"
     """What picks the best epoch: val; test, as the papers do; last: nothing, the last is kept."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)

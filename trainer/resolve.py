@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from retrieval.errors import DmlError
+from trainer import losses
 from trainer.config import BadSettings, Config
 
 PRESETS = Path(__file__).parent / "presets"
@@ -45,9 +46,10 @@ def resolve(
     settings = list(settings)
     named = bool(preset or file)
     flags = dict(flags) if named else with_data_set(flags, settings)
-    loss, dataset = flags.get("loss.name"), flags.get("data.dataset")
+    said = spoken(flags, settings)
+    loss = said.get("loss.name")
     if not named:
-        preset = default_preset(dataset, loss, flags.get("network.weights"))
+        preset = starting_preset(flags, settings)
     tables = read_toml(file or preset_path(preset))
     odd = [name for name, table in tables.items() if not isinstance(table, dict)]
     if odd:
@@ -60,7 +62,13 @@ def resolve(
     if loss and isinstance(table, dict) and loss != table.get("name"):
         # Options belong to a loss.
         tables["loss"] = {k: v for k, v in table.items() if k == "monitor"}
-    if flags.get("network.weights") == "none":
+        if (
+            not named
+            and losses.find(loss).compares
+            and not any(key.startswith("batches.") for key in (*flags, *_keys(settings)))
+        ):
+            tables.setdefault("batches", {})["balance"] = True
+    if said.get("network.weights") == "none":
         # Statistics that were never learnt are not worth keeping.
         tables.setdefault("network", {})["freeze_batchnorm"] = False
     for key, value in flags.items():
@@ -78,10 +86,26 @@ def resolve(
 
 def with_data_set(flags: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     """The flags; a place of the data alone means a folder with one for each class, or a table."""
-    if "data.root" not in flags or "data.dataset" in (*flags, *_keys(settings)):
+    said = spoken(flags, settings)
+    if "data.root" not in said or "data.dataset" in said:
         return dict(flags)
-    table = Path(flags["data.root"]).expanduser().is_file()
+    table = Path(said["data.root"]).expanduser().is_file()
     return {"data.dataset": "csv" if table else "folder", **flags}
+
+
+def spoken(flags: Mapping[str, Any], settings: Iterable[str]) -> dict[str, str]:
+    """Names that flags or settings give, by dotted key; settings come last."""
+    pairs = (setting.partition("=") for setting in settings)
+    said = {**flags, **{key.strip(): toml_value(text.strip()) for key, _, text in pairs}}
+    return {key: value for key, value in said.items() if isinstance(value, str)}
+
+
+def starting_preset(flags: Mapping[str, Any], settings: Iterable[str]) -> str:
+    """The preset for a run that names neither a preset nor a file."""
+    settings = list(settings)
+    said = spoken(with_data_set(flags, settings), settings)
+    names = (said.get(key) for key in ("data.dataset", "loss.name", "network.weights"))
+    return default_preset(*names)
 
 
 def _keys(settings: Iterable[str]) -> list[str]:
@@ -123,9 +147,9 @@ def default_preset(dataset: str | None, loss: str | None, weights: str | None = 
     return next(name for name in wanted if name in known)
 
 
-def needs_weights(preset: str) -> bool:
-    """Whether a preset's settings are for a network that starts from pretrained weights."""
-    return read_toml(preset_path(preset)).get("network", {}).get("weights", "none") != "none"
+def needs_weights(file: Path) -> bool:
+    """Whether the settings of a file are for a network that starts from pretrained weights."""
+    return read_toml(file).get("network", {}).get("weights", "none") != "none"
 
 
 def resumed(

@@ -67,7 +67,7 @@ def sides(data: DataSet, split: str) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) -> dict[str, float]:
-    """Recall@1 by cos and by l2; the first `gallery` rows are searched by the rest if it is given.
+    """Recall@1 by l2 and by cos; the first `gallery` rows are searched by the rest if it is given.
 
     Vectors that are not finite stop training with a clear message instead of a score.
     """

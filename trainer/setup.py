@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -12,7 +14,7 @@ from retrieval.errors import DmlError
 from trainer import datasets, distributed, losses, tables
 from trainer.config import Config
 from trainer.datasets.records import counted
-from trainer.datasets.splitting import check_batches, with_validation
+from trainer.datasets.splitting import check_batches, with_validation, without_small_classes
 from trainer.distributed import World
 from trainer.embedder import Embedder
 from trainer.loading import Source, open_images
@@ -39,7 +41,7 @@ def open_data(config: Config, watch: Watch) -> Source:
     batch, classes = config.batches.size, len(data.classes("train"))
     if (
         losses.find(config.loss.name).compares
-        and not config.batches.classes
+        and not (config.batches.classes or config.batches.balance)
         and batch < 2 * classes
     ):
         watch.note(
@@ -54,6 +56,26 @@ def open_data(config: Config, watch: Watch) -> Source:
     )
     watch.note(f"{data.name}: {', '.join(counts)}")
     return source
+
+
+def balanced(config: Config, data: datasets.DataSet, processes: int, watch: Watch) -> Config:
+    """The classes and images of a batch where they are left to dmltool; says what is repeated."""
+    sizes = np.unique(data.targets("train"), return_counts=True)[1]
+    batches = config.batches
+    if batches.balance and not batches.classes:
+        typical = max(2, int(np.median(sizes)))
+        classes = max(2, min(len(sizes), batches.size // min(4, typical)))
+        classes -= classes % processes if classes > processes else 0
+        images = max(2, min(typical, batches.size // classes))
+        batches = replace(batches, classes=classes, images=images, repeat=True)
+        watch.note(f"{config.loss.name} compares images of a batch: {classes} classes x {images}")
+    small = int(np.count_nonzero(sizes < batches.images))
+    if small and batches.repeat:
+        watch.note(
+            f"{counted(small, 'class has', 'classes have')} fewer than {batches.images} images: "
+            f"some are repeated in a batch; --min-images {batches.images} leaves such classes out"
+        )
+    return replace(config, batches=batches)
 
 
 def check_names(config: Config, folder: Path) -> None:
@@ -72,6 +94,8 @@ def check_names(config: Config, folder: Path) -> None:
 def load_data(config: Config) -> datasets.DataSet:
     """The data set, its validation classes cut off where they pick the best epoch."""
     data = datasets.load(config.data.dataset, config.data.root or None, **config.data.options)
+    if config.data.min_images > 1:
+        data = without_small_classes(data, config.data.min_images)
     if config.run.select == "val":
         data = with_validation(data, config.data.val_fraction, config.data.val_seed)
     return data

@@ -22,6 +22,7 @@ from trainer.loading import Loader, testing_batches
 from trainer.monitor import build_monitors
 from trainer.scoring import Embeds, WithPixels, embed, recall, sides, verdict
 from trainer.setup import (
+    balanced,
     build_embedder,
     check_names,
     head_of,
@@ -88,6 +89,7 @@ def prepare(
     with distributed.first_alone(world):  # it checks images and fills the cache on the disk
         source = open_data(config, watch)
     data = source.data
+    config = balanced(config, data, world.size, watch)
     targets = data.targets("train")
     classes = data.classes("train")
     torch.manual_seed(config.run.seed)
@@ -100,8 +102,9 @@ def prepare(
     layout = torch.channels_last if config.run.channels_last else torch.preserve_format
     embedder.to(device, memory_format=layout)
     loss.to(device)
-    if device.type == "cpu" and (world.size == 1 or config.run.threads):
-        before = state["threads"] if state else 0
+    before = state["threads"] if state else 0
+    trial = world.size == 1 and (before or not config.run.deterministic)
+    if device.type == "cpu" and (trial or config.run.threads):
         told = use_threads(embedder, config.input.crop, config.run.threads, before)
         if told:
             watch.note(told)

@@ -19,6 +19,7 @@ from trainer.resolve import (
     read_toml,
     resolve,
     resumed,
+    starting_preset,
     toml_value,
     with_settings,
 )
@@ -197,6 +198,44 @@ def test_own_images_without_weights_get_settings_that_learn_from_nothing():
     assert config.input.crop <= 64
 
 
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ({"data.root": "p", "network.weights": "none"}, []),
+        ({"data.root": "p"}, ["network.weights=none"]),
+        ({}, ["data.root = p", 'network.weights = "none"']),
+        ({"data.root": "p", "network.weights": "imagenet"}, ["network.weights=none"]),
+    ],
+)
+def test_names_by_set_count_as_those_by_flags(flags, settings):
+    config, name = resolve(None, None, flags, settings)
+    wanted, _ = resolve("photos-scratch-ce", None, {"data.root": "p"})
+    assert (config, name) == (wanted, "folder-ce")
+    assert starting_preset(flags, settings) == "photos-scratch-ce"
+
+
+def test_another_loss_or_no_weights_by_set_fit_a_preset_too():
+    config, _ = resolve("cub-group", None, {}, ["loss.name=spce"])
+    assert config.loss == Loss(name="spce")
+    config, _ = resolve("photos-ce", None, {}, ["network.weights=none"])
+    assert not config.network.freeze_batchnorm
+
+
+def test_a_loss_that_compares_gets_batches_that_hold_several_images_of_a_class():
+    photos = {"data.dataset": "folder"}
+    assert resolve(None, None, {**photos, "loss.name": "group"})[0].batches.balance
+    assert resolve(None, None, photos, ["loss.name=spce"])[0].batches.balance
+    for flags, settings in (
+        (photos, []),
+        ({**photos, "loss.name": "arcface"}, []),
+        ({**photos, "loss.name": "group", "batches.size": 9}, []),
+        ({**photos, "loss.name": "group"}, ["batches.size=9"]),
+        ({"loss.name": "group"}, []),  # a preset of its own
+    ):
+        assert not resolve(None, None, flags, settings)[0].batches.balance
+    assert not resolve("photos-ce", None, {"loss.name": "group"})[0].batches.balance
+
+
 def test_a_file_is_read_and_bad_ones_are_named(tmp_path):
     path = tmp_path / "my.toml"
     path.write_text('[loss]\nname = "spce"\n')
@@ -249,10 +288,10 @@ HOSTILE_TOML = {
 def test_toml_made_to_take_long_is_refused_at_once(tmp_path, name):
     path = tmp_path / "x.toml"
     path.write_text(HOSTILE_TOML[name])
-    began = time.monotonic()
+    began = time.process_time()  # others may keep the machine busy
     with pytest.raises(DmlError, match=r"x.toml is not"):
         read_toml(path)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_a_configuration_without_end_is_refused():

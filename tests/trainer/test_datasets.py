@@ -248,7 +248,7 @@ def test_small_classes_can_be_left_out_of_training():
     )  # fmt: skip
     less = without_small_classes(data, 2)
     assert less.counts() == {"train": (4, 1), "test": (1, 1)}
-    assert "1 classes with fewer than 2 images" in less.notes[0]
+    assert "1 class with fewer than 2 images" in less.notes[0]
     with pytest.raises(DmlError, match="no classes are left"):
         without_small_classes(data, 5)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import DmlError
-from trainer.datasets.records import SPLITS, DataSet, listed
+from trainer.datasets.records import SPLITS, DataSet, counted, listed
 
 # With a single class every answer is right, and with a single training class nothing is learnt.
 FEWEST = 2
@@ -133,8 +133,9 @@ def check_batches(
             f"{data.name}: {len(small):,} of {len(present):,} training classes have fewer than "
             f"{images} images.",
             f"Too few: {names}.",
-            f"Use at most {sizes[small].min()} images of a class in a batch, add images, "
-            f"or leave these classes out ({enough:,} classes remain).",
+            f"Use at most {sizes[small].min()} images of a class in a batch, add images, repeat "
+            f"them (--set batches.repeat=true), or leave these classes out (--min-images {images}: "
+            f"{enough:,} classes remain).",
         )
 
 
@@ -152,5 +153,6 @@ def without_small_classes(data: DataSet, images: int, split: str = "train") -> D
             f"the largest has {sizes.max()}.",
             "Ask for fewer images of a class, or add images.",
         )
-    note = f"{np.count_nonzero(small):,} classes with fewer than {images} images were left out."
+    classes = counted(int(np.count_nonzero(small)), "class", "classes")
+    note = f"{classes} with fewer than {images} images left out."
     return data.without(rows[small[data.labels[rows]]], note)
