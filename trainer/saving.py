@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from retrieval import writing
 from retrieval.errors import DmlError
 from retrieval.writing import write_text
 from trainer import checkpoint, history
@@ -76,8 +77,10 @@ def claimed(folder: Path, config: Config) -> Iterator[None]:
             f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
         ) from error
     with locked(folder) as held:
-        if held and not_started(folder):
-            clear_start(folder)
+        if held:
+            writing.remove_leftovers(folder / STARTING)  # of a run killed while it wrote that
+            if not_started(folder):
+                clear_start(folder)
         if any(folder.iterdir()):
             raise _taken(folder)
         if not held:  # only one process can make it
@@ -114,8 +117,7 @@ def remove_leftovers(folder: Path) -> None:
     """What a killed run was writing, under the temporary names of `whole_file`."""
     checkpoint.remove_leftovers(folder)
     for name in (*BEFORE, RESULT, history.CURVES):
-        for path in folder.glob(f".{name}.????????"):
-            path.unlink(missing_ok=True)
+        writing.remove_leftovers(folder / name)
 
 
 def _taken(folder: Path) -> FolderTaken:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from retrieval import writing
 from retrieval.errors import DmlError
 from tests.trainer.conftest import draw_pictures
 from trainer import checkpoint, optimizers, saving, threads, train
@@ -427,6 +428,18 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(
         "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
         "result.json",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", saving.BEFORE)
+def test_a_start_killed_while_it_writes_does_not_block_the_folder(name, config, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if name != saving.STARTING:
+        (folder / saving.STARTING).write_text(config.to_toml())
+    file, left = writing.create_temporary(folder / name)
+    file.close()
+    with saving.claimed(folder, config):
+        assert not left.exists()
 
 
 def test_starting_anew_takes_nobodys_files(config, tmp_path):
