@@ -23,11 +23,11 @@ PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning"
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """One record an epoch; a last line that was cut off by a kill is left out."""
     try:
-        lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+        text = (folder / METRICS).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
     records = []
-    for line in lines:
+    for line in text.split("\n"):
         try:
             records.append(json.loads(line))
         except ValueError:

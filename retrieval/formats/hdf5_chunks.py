@@ -35,6 +35,8 @@ def blocks(dataset: h5py.Dataset, item: int, where: str) -> Iterator[tuple[Place
     decoders = _decoders(dataset, item, where)
     size = math.prod(chunks) * item
     for at, length in stored(dataset, where).items():
+        if not decoders and length != size:  # h5py has room for `size` bytes; HDF5 reads `length`
+            raise _damaged(where, at, f"it holds {length:,} bytes instead of {size:,}")
         mask, data = dataset.id.read_direct_chunk(at)
         if len(data) != length:  # HDF5 reads on into what follows
             raise _damaged(where, at, f"it holds {length:,} bytes instead of {len(data):,}")

@@ -84,6 +84,23 @@ def test_a_chunk_that_is_not_whole_is_an_error_and_not_heap_garbage(tmp_path, da
         vectors(with_chunk(tmp_path / "x.h5", data, **options))
 
 
+def test_a_chunk_longer_than_its_buffer_is_not_read(tmp_path):
+    """HDF5 would write beyond the end of the buffer that h5py has made for it."""
+
+    class Untouchable:
+        def __init__(self, real):
+            self.real = real
+
+        def __getattr__(self, name):
+            assert name != "read_direct_chunk"
+            found = getattr(self.real, name)
+            return Untouchable(found) if name == "id" else found
+
+    path = with_chunk(tmp_path / "x.h5", X.tobytes() * 10)
+    with h5py.File(path) as file, pytest.raises(DmlError, match="damaged chunk"):
+        list(hdf5_chunks.blocks(Untouchable(file["x"]), 4, "x"))
+
+
 def test_a_short_chunk_of_text_is_an_error(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = X
