@@ -61,8 +61,10 @@ def refuse_bomb(where: str, stored: int, expanded: int) -> None:
     if expanded > ROOM_RATIO * stored + ROOM_BYTES:
         raise DmlError(
             f"{where} claims {expanded:,} bytes of data but stores {stored:,}.",
-            f"Data that grow more than {ROOM_RATIO}-fold are not plausible for embeddings.",
-            "Write the array again without compression, and check that it is complete.",
+            f"More than {ROOM_RATIO}-fold growth is not plausible for embeddings, and may fill the "
+            "memory.",
+            "If you trust the file, write it again without compression: np.save, or for HDF5 "
+            "h5repack -f NONE old.h5 new.h5",
         )
 
 

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from retrieval.embeddings import load
+from retrieval.embeddings import Split, load
 from retrieval.errors import DmlError
+from retrieval.formats import arrays, hdf5
 
 ROOT = Path(__file__).parents[2]
 N, LONG = 5000, "b" * 500_000  # padded, 10 GB
@@ -172,3 +173,23 @@ def test_torch_files_that_grow(tmp_path):
     assert "not plausible" in stride
     assert "too much memory" in array
     assert "no 2-D array" in key
+
+
+@pytest.mark.parametrize("name", ["x.h5", "x.npz"])
+def test_paths_that_are_much_alike_are_not_taken_for_a_bomb(tmp_path, monkeypatch, name):
+    """They shrink to a hundredth, but a file of as many vectors is large anyway."""
+    monkeypatch.setattr(arrays, "ROOM_BYTES", 1 << 16)
+    paths = np.array([f"{'folder/' * 100}{n:05}.jpg" for n in range(2000)])
+    x = np.random.default_rng(0).standard_normal((2000, 256)).astype("f4")
+    if name == "x.h5":
+        hdf5.write(tmp_path / name, {"test": Split(x, np.arange(2000) % 9, paths)})
+    else:
+        np.savez_compressed(tmp_path / name, embeddings=x, labels=np.arange(2000) % 9, paths=paths)
+    found = load(tmp_path / name).splits["test"]
+    assert found.paths.tolist() == paths.tolist()
+    with h5py.File(tmp_path / "y.h5", "w") as file:  # numbers are held to their own size
+        file["x"] = x
+        file.create_dataset("labels", data=np.zeros(2000, "i8"), chunks=(2000,))
+        file.create_dataset("y", data=np.zeros((2000, 256), "f4"), compression="gzip")
+    with pytest.raises(DmlError, match="h5repack -f NONE"):
+        load(f"{tmp_path / 'y.h5'}::y")
