@@ -210,7 +210,7 @@ def _check_vectors(batch: Done, out: Writer) -> None:
         )
     finite = np.isfinite(batch.vectors).all(axis=1)
     if not finite.all():
-        path = out.paths[batch.split][batch.places[np.argmin(finite)]]
+        path = out.layout.paths[batch.split][batch.places[np.argmin(finite)]]
         raise DmlError(
             f"The embedding of {path.decode('utf-8', 'replace')} has NaN or infinity in it.",
             "It has no distance to anything.",

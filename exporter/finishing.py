@@ -37,9 +37,10 @@ def rewrite(
     """Recall@1 before and after where the dtype has changed. Called while `out` is locked."""
     new = _final(out)
     keep = {split: _kept(count, bad[split]) for split, count in out.lengths.items()}
-    columns = {s: (_of(out.labels[s], k), _text(out.paths[s], k)) for s, k in keep.items()}
+    labels, paths = out.layout.labels, out.layout.paths
+    columns = {s: (_of(labels[s], k), _text(paths[s], k)) for s, k in keep.items()}
     stored = _mapped(out)
-    writer = Writer(new, columns, out.dim, dtype, out.names, _attrs(out, bad), force=True)
+    writer = Writer(new, columns, out.dim, dtype, out.layout.names, _attrs(out, bad), force=True)
     try:
         with writer:
             _copy(stored, keep, writer, progress)
@@ -93,12 +94,13 @@ def _mapped(out: Writer) -> Vectors:
 
 def _attrs(out: Writer, bad: dict[str, Bad]) -> dict[str, object]:
     with h5py.File(out.partial, "r", locking=False) as file:
-        attrs = out.attrs | {"created": file.attrs["created"]}
+        attrs = out.layout.attrs | {"created": file.attrs["created"]}
     names, size, count = [], 0, 0
     for split, found in bad.items():
         for place, error in found:
             count += 1
-            entry = [out.paths[split][place].decode("utf-8", "replace"), error.why or error.what]
+            path = out.layout.paths[split][place].decode("utf-8", "replace")
+            entry = [path, error.why or error.what]
             size += len(json.dumps(entry)) + 2
             if size < MOST_TEXT:
                 names.append(entry)
@@ -175,7 +177,7 @@ def is_finished(out: Writer, dtype: str) -> bool:
     attrs = found.attrs | {
         "paths_sha256": found.attrs.get("listed_sha256", found.attrs.get("paths_sha256"))
     }
-    same = all(attrs.get(key) == out.attrs.get(key) for key in SAME)
+    same = all(attrs.get(key) == out.layout.attrs.get(key) for key in SAME)
     kinds = {(part.vectors.dtype.name, part.vectors.shape[1]) for part in found.splits.values()}
     if not same or set(found.splits) != set(out.lengths) or kinds != {(dtype, out.dim)}:
         return False

@@ -45,3 +45,12 @@ def test_importing_all_of_retrieval_never_loads_torch():
     )
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_modules_that_windows_lacks_are_never_needed_to_import_ours():
+    """They stand in a `try` with `except ImportError`, or in the function that needs them."""
+    for path in (path for layer in LAYERS for path in modules(layer)):
+        for node in ast.parse(path.read_text()).body:
+            names = {alias.name for alias in getattr(node, "names", ())}
+            lacking = {"fcntl", "resource", "termios", "pwd", "grp"}
+            assert not (isinstance(node, ast.Import) and names & lacking), f"{path} needs {names}"

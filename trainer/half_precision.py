@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import warnings
@@ -77,6 +76,8 @@ def fault_of(dtype: torch.dtype, attempt: Attempt) -> str | None:
 
 def _in_child(dtype: torch.dtype, attempt: Attempt, told: Connection) -> None:
     """Compute in silence: no traceback of the signal, no core file."""
+    import resource  # which Windows does not have
+
     faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     nothing = os.open(os.devnull, os.O_WRONLY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +27,11 @@ from trainer.resolve import from_dict
 from trainer.setup import load_weights
 from trainer.steps import Training
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
 BEFORE = (CONFIG, ENVIRONMENT, history.METRICS, STARTING)  # there before the first checkpoint
 
@@ -40,8 +44,11 @@ class FolderTaken(DmlError):
 def locked(folder: Path) -> Iterator[bool]:
     """One process at a time trains a run. The lock ends with the process, however that ends.
 
-    False where the file system has no locks, as some on a network.
+    False where the file system has no locks, as some on a network, or the system has none.
     """
+    if fcntl is None:
+        yield False
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     held = True
     try:

@@ -19,7 +19,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -36,25 +35,19 @@ from retrieval.formats.hdf5_content import (
     Splits,
     cast,
     encode,
-    equal,
     hash_paths,
     integer_labels,
     length,
-    own_version,
     plain,
-    preallocate,
     put,
-    put_text,
     sync,
 )
+from retrieval.formats.hdf5_layout import MARK, SAME, Layout
 from retrieval.formats.hdf5_reading import FORMAT, VERSION, attribute, read, read_labels, trial
 from retrieval.writing import claim, create_temporary, remove_leftovers, remove_unused
 
-__all__ = ["FORMAT", "VERSION", "Writer", "read", "read_labels", "trial", "write"]
+__all__ = ["FORMAT", "SAME", "VERSION", "Writer", "read", "read_labels", "trial", "write"]
 
-# What must not change between the two halves of a resumed file.
-SAME = ("model_sha256", "paths_sha256", "preprocessing", "normalized")
-MARK, ALIGNMENT = np.dtype("u1"), 4096
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -94,14 +87,15 @@ class Writer:
                 f"cannot write {len(splits)} splits of {dim} dimensions as {dtype}",
                 "dtypes are " + ", ".join(KEPT),
             )
-        self.labels, self.names = integer_labels(splits, label_names)
-        self.paths = {s: None if p is None else encode(p) for s, (_, p) in splits.items()}
+        labels, names = integer_labels(splits, label_names)
+        paths = {s: None if p is None else encode(p) for s, (_, p) in splits.items()}
         self.lengths = {
-            split: length(split, self.labels[split], self.paths[split], (lengths or {}).get(split))
+            split: length(split, labels[split], paths[split], (lengths or {}).get(split))
             for split in splits
         }
-        self.attrs = {key: plain(value) for key, value in (attrs or {}).items()}
-        self.attrs.setdefault("paths_sha256", hash_paths(self.paths))
+        made = {key: plain(value) for key, value in (attrs or {}).items()}
+        made.setdefault("paths_sha256", hash_paths(paths))
+        self.layout = Layout(self.lengths, dim, self.dtype, labels, paths, names, made)
         self.marks: dict[str, np.ndarray] = {}  # (N,) bool
         self.places: dict[str, tuple[int, int]] = {}  # where in the file: rows, marks
         self.raw: BinaryIO | None = None
@@ -169,11 +163,7 @@ class Writer:
 
     def _reserve(self) -> None:
         """HDF5 does not survive a full disk, so there must be room before it begins."""
-        row = self.dim * self.dtype.itemsize + 16
-        needed = sum(
-            count * row + sum(map(len, self.paths[split] or ()))
-            for split, count in self.lengths.items()
-        )
+        needed = self.layout.bytes_needed()
         free = shutil.disk_usage(self.partial.parent).free
         if needed > free:
             raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
@@ -185,7 +175,7 @@ class Writer:
         """
         old, (self.raw, new) = self.raw, create_temporary(self.partial, buffering=0)
         try:
-            self._lay_out(new)
+            self.layout.create(new)
             if old is not None:  # ours: its lock keeps others away until it is replaced
                 os.replace(new, self.partial)
                 return
@@ -200,26 +190,6 @@ class Writer:
             new.unlink(missing_ok=True)
             if old is not None:
                 old.close()
-
-    def _lay_out(self, path: Path) -> None:
-        # Aligned, so that the vectors can be used where they are mapped.
-        options = {"alignment_threshold": ALIGNMENT, "alignment_interval": ALIGNMENT}
-        with h5py.File(path, "w", locking=False, **options) as file:
-            made = {"created": datetime.now(UTC).isoformat(timespec="seconds")}
-            made["dmltool"] = own_version()
-            file.attrs.update({"format": FORMAT, "version": VERSION, "complete": False})
-            file.attrs.update(made | self.attrs)
-            if self.names is not None:
-                put_text(file, "label_names", encode(self.names))
-            for split, count in self.lengths.items():
-                group = file.create_group(split)
-                if self.labels[split] is not None:
-                    group["labels"] = self.labels[split]
-                if self.paths[split] is not None:
-                    put_text(group, "paths", self.paths[split])
-                preallocate(group, "embeddings", (count, self.dim), self.dtype)
-                marks = preallocate(file.require_group("progress"), split, (count,), MARK)
-                marks[:] = 0
 
     def _locate(self) -> None:
         """Where the rows and their marks lie in the file, and which rows are there."""
@@ -238,7 +208,7 @@ class Writer:
     def _check_resumable(self) -> None:
         try:
             with h5py.File(self.partial, "r", locking=False) as file:
-                different = self._differences(file)
+                different = self.layout.differences(file)
             if not different:
                 self._locate()
         except (KeyError, OSError, RuntimeError) as error:
@@ -249,26 +219,6 @@ class Writer:
                 "it differs from what is to be written in " + ", ".join(different),
                 "start again with --force, or give the same model and images as before",
             )
-
-    def _differences(self, file: h5py.File) -> list[str]:
-        if attribute(file, "format") != FORMAT or attribute(file, "version") != VERSION:
-            return ["format"]
-        found = [key for key in SAME if attribute(file, key) != self.attrs.get(key)]
-        if {name for name in file if name not in ("progress", "label_names")} != set(self.lengths):
-            return [*found, "splits"]
-        for split in self.lengths:
-            stored = file[split]["embeddings"]
-            if stored.dtype != self.dtype:
-                found.append(f"dtype of {split}")
-            if stored.shape != (self.lengths[split], self.dim):
-                found.append(f"shape of {split}")
-            was = file[split]["labels"][:] if "labels" in file[split] else None
-            if not equal(was, self.labels[split]):
-                found.append(f"labels of {split}")
-        was = file["label_names"][:].tolist() if "label_names" in file else None
-        if was != (None if self.names is None else encode(self.names)):
-            found.append("label names")
-        return found
 
     def done(self, split: str) -> np.ndarray:
         """(N,) bool: the rows that are already there."""

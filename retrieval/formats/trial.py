@@ -35,9 +35,14 @@ def attempt(work: Callable[[], object], path: Path, format: str) -> None:
         return
     size = os.path.getsize(path)
     reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: see `_child`
-        child = os.fork()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # other threads: see `_child`
+            child = os.fork()
+    except OSError:  # no process or no memory left for it: the file is not at fault
+        os.close(reader)
+        os.close(writer)
+        return
     if child == 0:
         os.close(reader)
         _child(work, writer, size)

@@ -396,3 +396,16 @@ def test_arrow_files_that_claim_more_than_memory_are_called_damaged(tmp_path, mo
                 (tmp_path / "x.feather").write_bytes(broken)
                 with pytest.raises(DmlError, match=r"claims|cannot be read"):
                     load(tmp_path / "x.feather")
+
+
+def test_arrow_lists_that_begin_outside_their_values_are_refused(tmp_path, refused):
+    """Arrow itself looks only where it is asked to, and ends the process when it is used."""
+    places = np.arange(301, dtype=np.int32) * 16
+    rows = pa.ListArray.from_arrays(pa.array(places), pa.array(X.ravel()))
+    batch = pa.RecordBatch.from_arrays([rows, pa.array(Y)], ["embedding", "label"])
+    with pa.ipc.new_file(str(tmp_path / "x.arrow"), batch.schema) as out:
+        out.write_batch(batch)
+    data = (tmp_path / "x.arrow").read_bytes()
+    assert data.count(places.tobytes()) == 1
+    (tmp_path / "x.arrow").write_bytes(data.replace(places.tobytes(), (places + 9000).tobytes()))
+    refused(tmp_path / "x.arrow", "out of bounds")

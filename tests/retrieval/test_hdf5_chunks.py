@@ -1,6 +1,7 @@
 """Chunked and virtual HDF5 data sets: whole ones are read, all others are errors."""
 
 import contextlib
+import struct
 import zlib
 
 import h5py
@@ -113,6 +114,18 @@ def test_a_short_chunk_of_text_is_an_error(tmp_path):
             load(f"{tmp_path / 'x.h5'}::{key}")
 
 
+def test_a_chunk_at_a_place_outside_the_array_does_not_stand_for_a_missing_one(tmp_path):
+    """As many chunks as there should be; HDF5 would read zeros for the one that is elsewhere."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=X, chunks=(100, 16))
+    data = (tmp_path / "x.h5").read_bytes()
+    place = struct.pack("<QQQ", 200, 0, 0)  # of the last chunk, in the tree of chunks
+    assert data.count(place) == 1
+    (tmp_path / "x.h5").write_bytes(data.replace(place, struct.pack("<QQQ", 900, 0, 0)))
+    with pytest.raises(DmlError, match="only 2 of 3 chunks"):
+        vectors(tmp_path / "x.h5")
+
+
 def test_filters_that_cannot_be_checked_are_refused_with_a_way_out(tmp_path):
     numbers = np.arange(4800).reshape(X.shape)
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -164,11 +177,23 @@ ALL, FIRST, REST = slice(None), slice(0, 300), slice(300, None)
         ([(FIRST, "a", X.shape), (REST, "gone", X.shape)], (600, 16), "missing"),
         ([(slice(0, 600), "a", (600, 16))], (600, 16), "larger|another shape"),
         ([(slice(0, 600, 2), "a", X.shape)], (600, 16), "not a block"),
+        ([(FIRST, "a", X.shape), (FIRST, "a", X.shape)], (600, 16), "overlaps another"),
     ],
 )
 def test_a_virtual_data_set_that_is_not_whole_is_refused(tmp_path, parts, shape, match):
     with pytest.raises(DmlError, match=match):
         vectors(virtual(tmp_path / "x.h5", parts, shape))
+
+
+def test_a_virtual_data_set_of_text_is_refused(tmp_path):
+    """HDF5 would have to convert it; only what NumPy can put together is."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["words"] = X, np.array([b"a", b"b"] * 150)
+        layout = h5py.VirtualLayout((300,), "S1")
+        layout[:] = h5py.VirtualSource(".", "words", (300,))
+        file.create_virtual_dataset("labels", layout)
+    with pytest.raises(DmlError, match="not made of plain numbers"):
+        load(f"{tmp_path / 'x.h5'}::x,labels")
 
 
 def test_virtual_data_sets_of_each_other_are_refused(tmp_path):
