@@ -816,7 +816,9 @@ def _train_flags(given: dict) -> dict:
 @click.option("--min-images", type=click.IntRange(1), help="Leave out classes with fewer.")
 @click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read.")
 @click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images.")
-@click.option("--cache", type=click.Choice(["none", "ram", "disk"]), help="Of resized images.")
+@click.option(
+    "--cache", type=click.Choice(["none", "ram", "disk"]), help="Where resized images are kept."
+)
 @click.option("--workers", type=click.IntRange(0), help="Processes that read images.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the best there is]")
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="On a CPU. [default: a trial]")
@@ -826,7 +828,7 @@ def _train_flags(given: dict) -> dict:
 @click.option("--tensorboard", is_flag=True, help="Log for TensorBoard as well.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
 @click.option("--out", metavar="RUN", help="Folder of the run. [default: runs/NAME]")
-@click.option("--resume", metavar="RUN", help="Go on with a run; --epochs adds epochs.")
+@click.option("--resume", metavar="RUN", help="Go on with a run; --epochs N: up to N in all.")
 @click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplete, **given) -> None:
@@ -1089,9 +1091,9 @@ def _tell_export(result: dict, as_json: bool, tables: Callable) -> None:
     """The result on stdout; who computed it and what was left out on stderr."""
     found = result.get("embeddings") or result["model"]
     if by := found.get("run_by") or found.get("provider_why"):
-        click.echo(f"Runs on {by}", err=True)
+        click.echo(_folded(f"Runs on {by}", 0), err=True)
     if result.get("threads"):
-        click.echo(f"With {result['threads']}", err=True)
+        click.echo(_folded(f"With {result['threads']}", 0), err=True)
     for path, reason in found.get("skipped", ()):
         warn(f"left out: {path}: {reason}")
     if as_json:

@@ -65,7 +65,7 @@ def check_members(models: Sequence[Model]) -> None:
         if differences:
             raise DmlError(
                 "The models want different images.",
-                "\n  ".join(differences),
+                "\n".join(differences),
                 "Embed with each of them and join the files: dmltool merge A.h5 B.h5 --out C.h5",
             )
 

@@ -79,7 +79,7 @@ def _check(model: Model, given: Given) -> None:
     if problems:
         raise DmlError(
             f"How to prepare images for {model.path} is not clear.",
-            "\n  ".join(text for text, _ in problems),
+            "\n".join(text for text, _ in problems),
             f"For example, if it was trained so: {fixes}" if fixes else "",
         )
 

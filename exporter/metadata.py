@@ -74,7 +74,7 @@ class Preprocessing:
         if self.dtype == "uint8" and not self.inside:
             found.append("mean and std cannot be applied to uint8 input outside the graph")
         if found:
-            raise DmlError("The preprocessing makes no sense.", "\n  ".join(found))
+            raise DmlError("The preprocessing makes no sense.", "\n".join(found))
 
     def spec(self) -> Input:
         """For `trainer.transforms.for_testing`."""
@@ -108,7 +108,7 @@ class Preprocessing:
             except (TypeError, ValueError, RecursionError):
                 found.append(f"{key} = {str(given[key])[:80]!r} is odd")
         if found:
-            raise DmlError("The preprocessing cannot be read.", "\n  ".join(found))
+            raise DmlError("The preprocessing cannot be read.", "\n".join(found))
         return cls(**values)
 
     @classmethod

@@ -213,6 +213,6 @@ def _check_agreement(model: Model, metadata: Metadata) -> None:
     if found:
         raise DmlError(
             f"{model.path} contradicts itself.",
-            "\n  ".join(found),
+            "\n".join(found),
             "Export it again: dmltool export RUN --onnx",
         )

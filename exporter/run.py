@@ -408,7 +408,7 @@ def reused(members: Sequence[Member], path: Path, settings: Settings) -> dict[st
     if found:
         raise DmlError(
             f"{path} is not the model of this export.",
-            "\n  ".join(found),
+            "\n".join(found),
             "Start anew: --force instead of --resume",
         )
     return {

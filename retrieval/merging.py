@@ -210,7 +210,7 @@ def _by_path(split: str, a: np.ndarray, b: np.ndarray, files: tuple[Path, Path])
     if any(len(paths) for paths, _ in alone):
         raise DmlError(
             f"The items of {split} differ.",
-            "\n  ".join(f"only in {has}: {_some(paths)}" for paths, has in alone if len(paths)),
+            "\n".join(f"only in {has}: {_some(paths)}" for paths, has in alone if len(paths)),
             "Embed the same images with both models.",
         )
     places = np.argsort(b)
@@ -232,7 +232,7 @@ def _check_labels(
         items = first.splits[split]
         raise DmlError(
             f"{len(wrong):,} labels of {split} differ.",
-            "\n  ".join(
+            "\n".join(
                 f"{_item(items, row)}: {a[row]} in {first.source}, {b[row]} in {other.source}"
                 for row in wrong[:SHOWN].tolist()
             ),

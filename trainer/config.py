@@ -20,7 +20,7 @@ class BadSettings(DmlError):
     """Everything that is wrong with a configuration, a line each."""
 
     def __init__(self, what: str, problems: list[str], fix: str) -> None:
-        super().__init__(what, "\n  ".join(problems), fix)
+        super().__init__(what, "\n".join(problems), fix)
         self.problems = problems
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich import box
@@ -48,7 +49,8 @@ class Display(Watch):
         self.bar.stop()
 
     def note(self, text: str) -> None:
-        self.console.print(escape(text), highlight=False, soft_wrap=True)
+        """A line of text: broken between words on a terminal, whole elsewhere."""
+        self.console.print(escape(text), highlight=False, soft_wrap=not self.console.is_terminal)
 
     def stage(self, name: str, done: int, total: int) -> None:
         self._show(name, done, total, "")
@@ -78,7 +80,8 @@ class Display(Watch):
     def interrupted(self, folder: Path) -> None:
         self.bar.stop()
         if (folder / "last.pt").exists():
-            self.note(f"Interrupted. Go on with: dmltool train --resume {folder}")
+            command = f"dmltool train --resume {quote(str(folder))}"
+            self._line(escape(f"Interrupted. Go on with: {command}"))  # not folded: to be copied
         else:
             self.note("Interrupted before the first epoch: nothing was written.")
 

@@ -55,7 +55,7 @@ def resolve(
     if odd:
         raise DmlError(
             f"{file} cannot be used as a configuration.",
-            "\n  ".join(unknown(name, get_type_hints(Config)) for name in odd),
+            "\n".join(unknown(name, get_type_hints(Config)) for name in odd),
             "Keys belong into tables, such as [schedule]: see docs/settings.md",
         )
     table = tables.get("loss", {})

@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 
 import pytest
 from rich.console import Console
@@ -130,3 +131,25 @@ def test_the_result_says_of_how_many_classes_its_scores_are():
     assert "val: 6 images of 2 classes" in file.getvalue()
     assert "test: 5 images of 1 class\n" in file.getvalue()
     assert re.search(r"raw 8 x 8 pixels\) +75.00 +25.00", file.getvalue())
+
+
+def test_notes_are_broken_between_words_on_a_terminal_and_whole_elsewhere():
+    text = "folder: 69 train images of 10 classes, 11 val images of 2 classes, 30 test images of 4"
+    shown = {}
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), width=60, force_terminal=terminal, color_system=None)
+        Display(console).note(text)
+        shown[terminal] = console.file.getvalue().splitlines()
+    assert shown[False] == [text]
+    assert len(shown[True]) == 2
+    assert [word for line in shown[True] for word in line.split()] == text.split()
+
+
+def test_the_command_that_goes_on_can_be_copied_whatever_the_folder_is_called(tmp_path):
+    folder = tmp_path / "my runs [a]" / ("long" * 20)
+    folder.mkdir(parents=True)
+    (folder / "last.pt").touch()
+    console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    Display(console).interrupted(folder)
+    command = console.file.getvalue().split("Go on with: ")[1].splitlines()[0]
+    assert shlex.split(command) == ["dmltool", "train", "--resume", str(folder)]

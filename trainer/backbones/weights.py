@@ -98,7 +98,7 @@ def load(
     if any(problems.values()):
         raise DmlError(
             f"{source} does not hold the weights of {name}.",
-            "\n  ".join(f"{k}: {listed(v, SHOWN)}" for k, v in problems.items() if v),
+            "\n".join(f"{k}: {listed(v, SHOWN)}" for k, v in problems.items() if v),
             "Give the file of that network, or the network of that file: --set network.backbone",
         )
     values = tensors({key: here[key] for key in wanted if key in here})
