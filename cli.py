@@ -611,7 +611,10 @@ def _inspect_model(ctx, file, check, runs, data, as_json) -> None:
     else:
         stdout_console().print(model_table(found))
         if check and "problem" not in found:
-            next_step("embed", file, "photos", "--out", "photos.h5")
+            # A model of another program does not say how its images are prepared.
+            said = "preprocessing" in found or found["input"]["dtype"] == "uint8"
+            given = () if said else ("--mean", "R,G,B", "--std", "R,G,B")
+            next_step("embed", file, "photos", "--out", "photos.h5", *given)
         elif "problem" not in found:
             next_step("inspect", file, "--check")
     if check and not all(found["check"]["passed"].values()):

@@ -122,6 +122,8 @@ def export(
     if folder.exists() and all(run.exists() for run in runs):  # before long work
         check_targets(folder, runs, settings)
     members = [load_member(run) for run in runs]
+    if all(member.config.data.skip_bad for member in members):  # as in the training
+        settings = replace(settings, skip_bad=True)
     data = load_matching(members, settings.data)
     splits = chosen_splits(data, settings.splits)
     folder.mkdir(parents=True, exist_ok=True)

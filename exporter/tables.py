@@ -96,7 +96,7 @@ def model_table(found: dict[str, Any]) -> Group:
 def _model_lines(found: dict[str, Any]) -> dict[str, object]:
     graph, own = found["graph"], found.get("dmltool")
     lines: dict[str, object] = {
-        "size": f"{found['bytes'] / 1e6:,.1f} MB, {graph['nodes']:,} nodes",
+        "size": f"{_size(found['bytes'])}, {graph['nodes']:,} nodes",
         "made by": graph["producer"] or "unknown",
         "ONNX": f"IR version {graph['ir_version']}, opset "
         + ", ".join(f"{name} {version}" for name, version in graph["opsets"].items()),
@@ -130,6 +130,10 @@ def _model_lines(found: dict[str, Any]) -> dict[str, object]:
     return lines
 
 
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} KB"
+
+
 def _parity(said: dict[str, Any]) -> dict[str, object]:
     """Of the metadata, which anyone may have written: what is missing or odd is left out."""
     forms = {
@@ -157,5 +161,5 @@ def _pairs(lines: dict[str, object]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in lines.items():
         text = "".join(c if c.isprintable() else "?" for c in str(value)[:1000])
-        table.add_row(Text(str(name)[:80], style="dim"), Text(text))
+        table.add_row(Text(str(name)[:80], style="dim"), Text(text, overflow="fold"))
     return table

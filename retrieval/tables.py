@@ -241,7 +241,7 @@ def inspection_table(result: dict) -> RenderableType:
     if result["attrs"]:
         attrs = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for name, value in result["attrs"].items():
-            attrs.add_row(Text(name, style="dim"), Text(str(value)))
+            attrs.add_row(Text(name, style="dim"), Text(str(value), overflow="fold"))
         parts.append(attrs)
     return Group(*parts)
 

@@ -156,6 +156,14 @@ def _folder(path: Path) -> DmlError:
             "Its embeddings.h5 is written by export.",
             f"dmltool export {here}",
         )
+    if runs := [name for name in names[:SPLITS] if (path / name / "config.toml").is_file()]:
+        done = [name for name in runs if (path / name / "embeddings.h5").is_file()]
+        run = shlex.quote(str(path / (done or runs)[0]))
+        return DmlError(
+            f"{path} is a folder of runs.",
+            f"It holds {', '.join(runs[:5])}{', ...' * (len(runs) > 5)}. One run is expected.",
+            f"dmltool eval {run}" if done else f"dmltool export {run}",
+        )
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} & set(names):
         return _hugging_face(path, names)
     if "config.json" in names and any(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shlex
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -65,6 +66,12 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
             "Unpickling them can run any code, so it is never done.",
             "Save tensors only: torch.save({'embeddings': x, 'labels': y}, name).",
         ) from error
+    if isinstance(content, dict) and content.get("format") == "dmltool-checkpoint":
+        raise DmlError(
+            f"{path} is a checkpoint of dmltool, not embeddings.",
+            "The embeddings of a run are written by export.",
+            f"dmltool export {shlex.quote(str(path.parent))}",
+        )
     return _Collector(torch, path, os.path.getsize(path)).collect(content)
 
 

@@ -1,5 +1,6 @@
 """`inspect model.onnx`: what a model says of itself, checked again on request."""
 
+import io
 import json
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import helper
+from rich.console import Console
 
 from cli import main
 from exporter.inspection import check_model, inspect_model
 from exporter.model import describe
 from exporter.run import MODEL, Settings, export
+from exporter.tables import model_table
 from retrieval.errors import DmlError
 from tests.exporter.models import FLOAT, PROPERTIES, UINT8, mean_model, model_of
 from tests.trainer.conftest import draw_pictures, small_config
@@ -172,3 +175,19 @@ def test_inspecting_a_model_needs_no_torch(tmp_path):
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+def test_a_hash_is_shown_in_full_on_a_narrow_terminal(run):
+    for width in (60, 80):
+        console = Console(file=io.StringIO(), width=width)
+        found = inspect_model(run / MODEL)
+        console.print(model_table(found))
+        assert found["sha256"] in "".join(console.file.getvalue().split())
+
+
+def test_the_next_step_for_a_foreign_model_names_what_it_does_not_say(tmp_path):
+    path = save(tmp_path / "net.onnx", mean_model(("batch", 3, 8, 8), FLOAT, axes=(2, 3)))
+    done = invoke("inspect", path, "--check")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines()[-1].endswith("--mean R,G,B --std R,G,B")
+    assert " KB, " in done.stdout

@@ -449,3 +449,18 @@ def test_an_export_killed_at_random_moments_ends_with_the_same_file(run, tmp_pat
         np.testing.assert_array_equal(whole.splits[split].labels, killed.splits[split].labels)
     same = {"model_sha256", "paths_sha256", "preprocessing", "normalized", "dataset"}
     assert {k: whole.attrs[k] for k in same} == {k: killed.attrs[k] for k in same}
+
+
+def test_a_run_that_left_out_bad_images_is_exported_without_them(tmp_path):
+    pictures = draw_pictures(tmp_path / "pictures", classes=12)
+    config = small_config(pictures)
+    config = replace(config, data=replace(config.data, skip_bad=True))
+    data = load_data(config)
+    for split in ("train", "test"):
+        (pictures / data.paths[data.rows(split)[0]]).write_bytes(b"no image")
+    train.run(config, tmp_path / "run")
+    found = export([tmp_path / "run"], settings=Settings(precision="int8", max_recall_drop=100.0))
+    assert found["embeddings"]["splits"] == {"test": len(data.rows("test")) - 1}
+    assert [name for name, _ in found["embeddings"]["skipped"]] == [
+        str(data.paths[data.rows("test")[0]])
+    ]

@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.io
+import torch
 
 from retrieval.embeddings import load
 from retrieval.errors import DmlError
+from trainer.checkpoint import FORMAT
 
 X = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)
 Y = np.arange(40) // 4
@@ -143,6 +145,13 @@ def test_other_folders_are_named(tmp_path):
         folder.mkdir(parents=True)
     (run / "config.toml").write_text("")
     assert refused(run, "a run without embeddings").fix == f"dmltool export {run}"
+    (run / "curves.png").write_bytes(b"x")
+    assert refused(tmp_path, "a folder of runs").fix == f"dmltool export {run}"
+    other = tmp_path / "with embeddings"
+    other.mkdir()
+    (other / "config.toml").write_text("")
+    (other / "embeddings.h5").write_bytes(b"x")
+    assert refused(tmp_path, "a folder of runs").fix == f"dmltool eval '{other}'"
     (images / "mug" / "1.jpg").write_bytes(b"x")
     assert "dmltool embed" in refused(images, "folder of images").fix
     np.save(one / "x.npy", X)
@@ -194,3 +203,10 @@ def test_object_arrays_name_astype_str(tmp_path):
     assert ".astype(str)" in error.fix
     np.savez(tmp_path / "x.npz", embeddings=X, labels=Y, extra=names)
     assert load(tmp_path / "x.npz").splits["test"].labels.tolist() == Y.tolist()
+
+
+def test_a_checkpoint_is_not_taken_for_embeddings(tmp_path):
+    weights = {"head.weight": torch.zeros(6, 4)}
+    torch.save({"format": FORMAT, "version": 1, "loss": weights}, tmp_path / "best.pt")
+    error = refused(tmp_path / "best.pt", "a checkpoint of dmltool")
+    assert error.fix == f"dmltool export {tmp_path}"
