@@ -52,8 +52,8 @@ def merge(
             "At least two are needed.",
             "dmltool merge A.h5 B.h5 --out C.h5",
         )
-    sources = Sources(*map(str, paths))
     check_name(target)
+    sources = Sources(*map(str, paths))
     target = check_target(target, force, sources.files)
     hashes = [_sha256(file, progress) for file in sources.files]
     data = [load(path) for path in paths]
