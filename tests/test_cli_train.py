@@ -2,11 +2,14 @@
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -236,6 +239,20 @@ def test_group_and_spce_choose_batches_that_own_photos_can_fill(dmltool, photos,
     assert again.exit_code == 0, again.output
 
 
+def test_names_that_are_not_utf8_come_through_to_the_scores(dmltool, photos):
+    for name in list(photos.iterdir()):
+        (name / "0.png").rename(name / os.fsdecode(b"\xe9.png"))
+        name.rename(photos / (name.name + os.fsdecode(b"\xe9")))
+    assert (
+        dmltool("train", "--data", photos, *SMALL, "--epochs", "1", "--out", "run").exit_code == 0
+    )
+    done = dmltool("export", "run", "--no-onnx", "--backend", "torch")
+    assert done.exit_code == 0, done.output
+    done = dmltool("eval", "run/embeddings.h5", "--no-nmi", "--per-class", "classes.csv")
+    assert done.exit_code == 0, done.output
+    assert "Recall@1" in done.stdout
+
+
 def test_without_a_network_the_weights_to_fetch_are_named(dmltool, photos, monkeypatch, tmp_path):
     import urllib.request
 
@@ -320,3 +337,24 @@ def test_threads_beyond_the_processors_are_said_and_not_started(dmltool, photos,
     done = dmltool("embed", "run/model.onnx", photos, "--out", "x.h5", *many)
     assert done.exit_code == 0, done.output
     assert "--threads 100000:" in done.stderr
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_list_fits_the_terminal(columns, tmp_path):
+    reader, writer = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli", "list", "presets"], cwd=Path(__file__).parent.parent,
+        stdout=writer, env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
+    )  # fmt: skip
+    os.close(writer)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while part := os.read(reader, 4096):
+            shown += part
+    os.close(reader)
+    assert process.wait() == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+    assert max(map(len, lines)) <= columns
+    names = [line for line in lines if not line.startswith(" ")]
+    assert [name.split()[0] for name in names] == list(listing("presets"))
+    assert len(lines) > len(names)  # some are folded, and stand under their beginning

@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from retrieval.errors import DmlError
 
 T = TypeVar("T")
+JOIN = timedelta(seconds=50)
+"""All ranks start within this time, or the others stop."""
 TIMEOUT = timedelta(minutes=30)
 """The others wait while rank 0 checks images or writes; torchrun ends them if a rank dies."""
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -53,17 +56,50 @@ def join(device_type: str) -> World:
         )
     backend = backend_for(device_type, world)
     try:
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=JOIN))
+        meet(distributed.PrefixStore("dmltool", store), world)
         distributed.init_process_group(
-            backend, rank=world.rank, world_size=world.size, timeout=TIMEOUT
+            backend, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT
         )
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise DmlError(
             f"Rank {world.rank} cannot join the {world.size} processes at {place}.",
             str(error).split("\n")[0],
-            f"Is the address reachable and the port free? {START}",
+            f"Have all of them been started? Is the address reachable and the port free? {START}",
         ) from error
     return world
+
+
+def meet(store: distributed.Store, world: World) -> None:
+    """Returns when all ranks are here; RuntimeError names those that are not in time."""
+    store.set(str(world.rank), "here")
+    try:
+        store.wait([str(rank) for rank in range(world.size)], JOIN)
+    except RuntimeError as error:
+        missing = [str(rank) for rank in range(world.size) if not store.check([str(rank)])]
+        raise RuntimeError(
+            f"Not there after {JOIN.seconds} seconds: rank {', '.join(missing)}."
+        ) from error
+
+
+LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
+
+
+@contextmanager
+def together(world: World) -> Iterator[None]:
+    """The end of another rank becomes an error of this one: that rank says why, once."""
+    try:
+        yield
+    except RuntimeError as error:
+        known = isinstance(error, distributed.DistError) or any(w in str(error) for w in LOST)
+        if world.size == 1 or not known:
+            raise
+        raise DmlError(
+            f"Rank {world.rank} stops, because another process of this run has ended.",
+            "The message of that process says why.",
+            "Start all of them again; a run with a checkpoint goes on with --resume.",
+        ) from error
 
 
 def from_environment() -> World:

@@ -57,25 +57,33 @@ def run(
     watch = watch if watch is not None and world.rank == 0 else Watch()
     if limited:
         watch.note(limited)
-    check_names(config, folder)
-    own = nullcontext()
     try:
-        if resume and distributed.from_first(lambda: saving.not_started(folder), world):
-            watch.note(f"{folder} was stopped before its first checkpoint: it starts anew")
-            resume = False
-        if world.rank == 0:
-            own = saving.locked(folder) if resume else saving.claimed(folder, config)
-        with own, determinism(config.run.deterministic):
-            state = None
-            if resume:
-                state = distributed.from_first(lambda: checkpoint.load(folder), world)
-            with closing(prepare(config, folder, world, device, watch, state)) as training:
-                fit(training)
-                result = finish(training)
-            return result if world.rank == 0 else None
+        with distributed.together(world):
+            return train(config, folder, world, device, watch, resume)
     finally:
         torch.set_num_threads(threads)
         distributed.leave(world)
+
+
+def train(
+    config: Config, folder: Path, world: World, device: torch.device, watch: Watch, resume: bool
+) -> dict[str, Any] | None:
+    """From the checks of the names to the result; the folder is held meanwhile."""
+    distributed.from_first(lambda: check_names(config, folder), world)
+    if resume and distributed.from_first(lambda: saving.not_started(folder), world):
+        watch.note(f"{folder} was stopped before its first checkpoint: it starts anew")
+        resume = False
+    own = nullcontext()
+    if world.rank == 0:
+        own = saving.locked(folder) if resume else saving.claimed(folder, config)
+    with own, determinism(config.run.deterministic):
+        state = None
+        if resume:
+            state = distributed.from_first(lambda: checkpoint.load(folder), world)
+        with closing(prepare(config, folder, world, device, watch, state)) as training:
+            fit(training)
+            result = finish(training)
+        return result if world.rank == 0 else None
 
 
 def prepare(

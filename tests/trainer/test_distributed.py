@@ -8,7 +8,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import warnings
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -301,6 +303,35 @@ def test_devices_that_cannot_be_shared_are_named(environment, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(DmlError, match="nproc-per-node=1"):
         distributed.join("cuda")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_never_comes_is_not_waited_for_long(environment, monkeypatch, rank):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment(**FITTING | {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port})
+    assert timedelta(minutes=1) > distributed.JOIN
+    monkeypatch.setattr(distributed, "JOIN", timedelta(seconds=2))
+    began = time.monotonic()
+    with pytest.raises(DmlError, match=f"Rank {rank} cannot join the 2 processes"):
+        distributed.join("cpu")
+    assert time.monotonic() - began < 30
+
+
+def test_ranks_that_are_missing_are_named(monkeypatch):
+    monkeypatch.setattr(distributed, "JOIN", timedelta(seconds=1))
+    with pytest.raises(RuntimeError, match="rank 1, 2"):
+        distributed.meet(torch.distributed.HashStore(), World(0, 3, 0))
+
+
+def test_only_the_end_of_another_rank_is_told_as_such():
+    ended = pytest.raises(DmlError, match="another process of this run has ended")
+    with ended, distributed.together(World(1, 2, 1)):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    for world in (World(1, 2, 1), distributed.alone()):
+        with pytest.raises(RuntimeError, match="shapes"), distributed.together(world):
+            raise RuntimeError("shapes do not fit")
 
 
 def test_a_port_that_is_taken_is_named(environment):

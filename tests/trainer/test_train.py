@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -679,6 +680,50 @@ def test_two_processes_train_as_one(change, tmp_path):
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     for key in one:
         torch.testing.assert_close(one[key], two[key], rtol=1e-3, atol=1e-4)
+
+
+RANK = """
+import os, sys
+from trainer import train
+honest, moment = train.train_epoch, sys.argv.pop(1)
+def ended(training, epoch):
+    if os.environ["RANK"] == "1" and epoch == 1:
+        os._exit(9)
+    return honest(training, epoch)
+if moment == "training":
+    train.train_epoch = ended
+from cli import main
+main(prog_name="dmltool")
+"""
+
+
+@pytest.mark.parametrize("moment", ["training", "data"])
+def test_a_rank_that_ends_ends_the_others_and_its_reason_is_told_once(moment, config, tmp_path):
+    """Without torchrun, which would end them by itself."""
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    more = ["--data", str(tmp_path / "nowhere")] if moment == "data" else []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, moment, "train", "--config", str(tmp_path / "config.toml"),
+             "--out", str(tmp_path / "run"), *more],
+            cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    lost, survivor = (1, 0) if moment == "training" else (0, 1)
+    assert ranks[survivor].returncode == 1, told
+    assert f"Rank {survivor} stops, because another process of this run has ended" in told[survivor]
+    assert "bug in dmltool" not in "".join(told)
+    assert "Traceback" not in "".join(told)
+    if moment == "data":
+        assert ranks[lost].returncode == 1
+        assert "".join(told).count("There is no folder") == 1
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(tmp_path):
