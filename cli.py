@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import TextIO
+from pathlib import Path
+from typing import NoReturn, TextIO
 
 import click
 
@@ -44,6 +45,11 @@ def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     return "".join(plain), error.end
 
 
+# What Ctrl-C leaves of commands that write as they go; the others write all at once, at their end.
+KEPT = dict.fromkeys(("merge", "demo"), "the same command goes on")
+NOTHING = "nothing was written"
+
+
 class Cli(click.Group):
     """Renders every failure: message on stderr, exit code 1; a traceback only with --debug."""
 
@@ -67,23 +73,20 @@ class Cli(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt:
-            _interrupted(ctx)
+            _interrupted(KEPT.get(ctx.invoked_subcommand, NOTHING))
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
             if interrupts.happened():  # in an import, for example, that made another error of it
-                _interrupted(ctx)
+                _interrupted(KEPT.get(ctx.invoked_subcommand, NOTHING))
             _fail(error)
             ctx.exit(1)
 
 
-def _interrupted(ctx: click.Context) -> None:
+def _interrupted(told: str) -> NoReturn:
     """Says that Ctrl-C was pressed and what is left behind; exit code 130."""
-    # These write as they go, and the others all at once, at their end.
-    kept = dict.fromkeys(("merge", "demo"), "the same command goes on")
-    told = kept.get(ctx.invoked_subcommand, "nothing was written")
     click.echo(f"\nInterrupted: {told}.", err=True)
-    ctx.exit(interrupts.INTERRUPTED)
+    raise click.exceptions.Exit(interrupts.INTERRUPTED)
 
 
 def _fail(error: Exception) -> None:
@@ -308,8 +311,12 @@ def next_step(*args: object) -> None:
     """Says on stderr which command usually follows; the demo runs it by itself."""
     from shlex import join
 
+    say_next(f"dmltool {join(map(str, args))}")
+
+
+def say_next(text: str) -> None:
     if click.get_current_context().find_root().obj != "demo":
-        click.echo(f"Next: dmltool {join(map(str, args))}", err=True)
+        click.echo(f"Next: {text}", err=True)
 
 
 def given_options(**given: str | None) -> list[str]:
@@ -331,9 +338,7 @@ def resumable(*files, resume: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         written = any(now and now != was for now, was in zip(look(), before, strict=True))
-        told = "add --resume to go on" if written else "nothing was written"
-        click.echo(f"\nInterrupted: {told}.", err=True)
-        raise click.exceptions.Exit(130) from None
+        _interrupted("add --resume to go on" if written else NOTHING)
 
 
 def safe_console(**options):
@@ -502,7 +507,7 @@ def eval_command(
     for line in evaluation_warnings(result) if not as_json else result["notes"]:
         warn(line)
     if interrupted:
-        raise click.exceptions.Exit(130)
+        raise click.exceptions.Exit(interrupts.INTERRUPTED)
     if not as_json:
         given = given_options(gallery=gallery, labels=labels, gallery_labels=gallery_labels)
         next_step("report", file, *given)
@@ -597,8 +602,6 @@ def inspect(ctx, file, labels, check, runs, data, as_json) -> None:
 
 def _inspect_model(ctx, file, check, runs, data, as_json) -> None:
     """The model's part of `inspect`; exit code 1 if a check fails."""
-    from pathlib import Path
-
     from exporter.inspection import check_model, inspect_model
     from exporter.tables import model_table
 
@@ -703,8 +706,6 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
       dmltool report features.npz --images photos
       dmltool report runs/b/embeddings.h5 --compare runs/a/embeddings.h5 --run runs/b
     """
-    from pathlib import Path
-
     from retrieval.embeddings import load
     from retrieval.formats.opening import Sources
     from retrieval.report.gather import Options, gather
@@ -733,8 +734,7 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     for line in (*data.notes, *view["warnings"]):
         warn(line)
     click.echo(str(target))
-    if click.get_current_context().find_root().obj != "demo":
-        click.echo(f"Next: open {target} in a browser", err=True)
+    say_next(f"open {target} in a browser")
 
 
 FLAGS = {  # options of `dmltool train` that are keys of the configuration
@@ -848,8 +848,6 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
       dmltool train --resume runs/cub-ce
       torchrun --nproc-per-node=4 -m cli train --preset sop-ce --data Stanford_Online_Products
     """
-    from pathlib import Path
-
     from trainer.resolve import needs_weights, preset_path, resolve, resumed, starting_preset
 
     flags = _train_flags(given)
@@ -897,7 +895,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
             result = run(config, folder, watch)
         except KeyboardInterrupt:
             watch.interrupted(folder)
-            raise click.exceptions.Exit(130) from None
+            raise click.exceptions.Exit(interrupts.INTERRUPTED) from None
     if result is None:  # another process of the same run tells it
         return
     if as_json:
@@ -1019,8 +1017,6 @@ def export(runs, out, as_json, **given) -> None:
       dmltool export runs/glyphs-ce --precision int8 --no-embeddings --force
       dmltool export runs/a runs/b runs/c --out ensemble
     """
-    from pathlib import Path
-
     from exporter.run import EMBEDDINGS, MODEL, Settings, output_folder
     from exporter.run import export as run_export
     from exporter.tables import export_tables
@@ -1075,8 +1071,6 @@ def embed(model, data, out, as_json, **given) -> None:
       dmltool embed runs/mine/model.onnx folder:photos --split train --out train.h5
       dmltool embed net.onnx photos --out p.h5 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
     """
-    from pathlib import Path
-
     from exporter.any_model import embed_with
     from exporter.tables import embeddings_table
 
@@ -1219,7 +1213,6 @@ def _demo(
     ctx: click.Context, out: str, quick: bool, epochs: int | None, goes_on: bool, again: list[str]
 ) -> None:
     """Runs the steps that are not finished; `again` are the arguments to go on with."""
-    from pathlib import Path
     from shlex import join
 
     from exporter.demo import LOSSES, open_folder, steps, summary, write_baselines

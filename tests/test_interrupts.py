@@ -139,6 +139,6 @@ def test_ctrl_c_ends_the_demo_soon(tmp_path):
     for seconds in (0.5, 2.5, 5.0):
         code, told, took = interrupted(["demo", "--quick", "--out", "demo"], seconds, tmp_path)
         assert code == 130, told
-        assert took < 8, (seconds, told)
+        assert took < 20, (seconds, told)
         assert "Traceback" not in told
         assert "bug in dmltool" not in told

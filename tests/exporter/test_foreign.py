@@ -174,3 +174,9 @@ def test_embed_writes_only_to_names_of_hdf5_files(tmp_path, photos, name):
         embed_with(tmp_path / "net.onnx", str(photos), tmp_path / name, provider="cpu", **IMAGENET)
     assert ".h5, .hdf5, .he5" in caught.value.why
     assert {path.name for path in tmp_path.iterdir()} == {"net.onnx", "photos"}
+
+
+def test_the_option_offers_every_interpolation_that_there_is():
+    """It lists them itself: importing them would slow every command down."""
+    [option] = [each for each in main.commands["embed"].params if each.name == "interpolation"]
+    assert tuple(option.type.choices) == INTERPOLATIONS

@@ -84,7 +84,7 @@ def test_a_loop_without_end_can_be_interrupted(tmp_path, command):
             time.sleep(0.1)
         time.sleep(2)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=20)
+        _, told = process.communicate(timeout=60)
     finally:
         process.kill()
     assert "Interrupted" in told or "KeyboardInterrupt" in told, told

@@ -441,7 +441,7 @@ def test_an_export_killed_at_random_moments_ends_with_the_same_file(run, tmp_pat
         process.send_signal(signal.SIGKILL)
         process.communicate()
     done = start(run, "--out", target, "--resume", *options)
-    told = done.communicate(timeout=120)[1]
+    told = done.communicate(timeout=600)[1]
     assert done.returncode == 0, told
     whole, killed = load(tmp_path / "whole" / EMBEDDINGS), load(target / EMBEDDINGS)
     for split in ("train", "test"):
