@@ -72,9 +72,9 @@ def _load(
     elif gallery_labels is not None:
         if "gallery" not in found.splits:
             raise DmlError(
-                f"{gallery_labels} is for a gallery, and {source} has none",
-                f"its splits are {', '.join(found.splits)}",
-                "give the gallery as well: --gallery gallery.npy",
+                f"{gallery_labels} is for a gallery, and {source} has none.",
+                f"Its splits are {', '.join(found.splits)}.",
+                "Give the gallery as well: --gallery gallery.npy",
             )
         found = _attach(found, "gallery", gallery_labels)
     splits = dict(found.splits)
@@ -93,9 +93,9 @@ def _main_split(found: Embeddings, preferred: str) -> str:
     if len(found.splits) == 1:
         return next(iter(found.splits))
     raise DmlError(
-        f"{found.source} has several splits: {', '.join(found.splits)}",
-        "one of them is needed here",
-        f"choose one: {found.source}::{next(iter(found.splits))}",
+        f"{found.source} has several splits: {', '.join(found.splits)}.",
+        "One of them is needed here.",
+        f"Choose one: {found.source}::{next(iter(found.splits))}",
     )
 
 
@@ -103,9 +103,9 @@ def _beside(queries: Embeddings, gallery: Embeddings, name: str | Path) -> Embed
     """Queries from one file, gallery from another, with labels that mean the same."""
     if "gallery" in queries.splits:
         raise DmlError(
-            f"{queries.source} has a gallery of its own",
-            f"and {name} is given as the gallery as well",
-            f"leave out --gallery, or choose the queries: {queries.source}::query",
+            f"{queries.source} has a gallery of its own.",
+            f"{name} is given as the gallery as well.",
+            f"Leave out --gallery, or choose the queries: {queries.source}::query",
         )
     queries, gallery = comparable(queries, gallery)
     splits = {
@@ -153,8 +153,8 @@ def _named(split: Split, source: Embeddings) -> Split:
         return split
     if int(values.min()) < 0 or int(values.max()) >= len(names):
         raise DmlError(
-            f"{source.source} has labels that are not among its {len(names)} label names",
-            f"they go from {values.min()} to {values.max()}",
+            f"{source.source} has labels that are not among its {len(names)} label names.",
+            f"They go from {values.min()} to {values.max()}.",
         )
     return replace(split, labels=label_arrays.named(values, names, str(source.source)))
 
@@ -165,8 +165,8 @@ def _attach(data: Embeddings, split: str, source: str | Path) -> Embeddings:
     part = data.splits[split]
     if len(values) != len(part.vectors):
         raise DmlError(
-            f"{source} has {len(values):,} labels for {len(part.vectors):,} vectors",
-            f"every item of {split} needs exactly one",
+            f"{source} has {len(values):,} labels for {len(part.vectors):,} vectors.",
+            f"Every item of {split} needs exactly one.",
         )
     part = replace(part, labels=values, taken=part.taken | {"labels": str(source)})
     return replace(data, label_names=None, splits=data.splits | {split: part})

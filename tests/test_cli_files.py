@@ -82,3 +82,13 @@ def test_a_run_folder_stands_for_its_embeddings(tmp_path):
     found = run("report", tmp_path / "a", "--no-nmi", "--map", "none", "--out", tmp_path / "r.html")
     assert found.exit_code == 0, found.output
     assert run("merge", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "ab.h5").exit_code == 0
+
+
+def test_a_missing_file_is_told_in_sentences_and_an_unfinished_one_names_resume(tmp_path):
+    done = CliRunner().invoke(main, ["eval", str(tmp_path / "x.h5")])
+    assert "x.h5 does not exist.\n" in done.stderr
+    assert f"Fix: Look there: ls {tmp_path}" in done.stderr
+    (tmp_path / "x.h5.partial").touch()
+    done = CliRunner().invoke(main, ["eval", str(tmp_path / "x.h5")])
+    assert "Only x.h5.partial is there: its writer has not finished.\n" in done.stderr
+    assert "--resume." in done.stderr

@@ -60,8 +60,8 @@ def read(source: str | Path, with_labels: bool = True):
     format = find_format(path)
     if format.labels_only:
         raise DmlError(
-            f"{path} is a {format.suffixes[0]} file",
-            f"such a file holds labels only: {format.summary}",
+            f"{path} is a {format.suffixes[0]} file.",
+            f"Such a file holds labels only: {format.summary}.",
             "give the embeddings first: dmltool eval embeddings.npy --labels " + str(path),
         )
     return _call(format, path, lambda module: module.read(path, key, with_labels))
@@ -88,9 +88,9 @@ def _call(format: Format, path: Path, function):
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         raise DmlError(
-            f"{path} cannot be read as {format.name}",
+            f"{path} cannot be read as {format.name}.",
             f"{type(error).__name__}: {lines[0][:300]}",
-            "the file may be damaged, truncated, or of another format than its suffix says",
+            "The file may be damaged, truncated, or of another format than its suffix says.",
         ) from error
 
 
@@ -100,8 +100,8 @@ def _load(format: Format) -> ModuleType:
 
 def missing_library(name: str, extra: str, path: Path) -> DmlError:
     return DmlError(
-        f"{path} needs {name}, which is not installed",
-        f"reading {path.suffix} files is optional",
+        f"{path} needs {name}, which is not installed.",
+        f"Reading {path.suffix} files is optional.",
         install(extra),
     )
 
@@ -121,7 +121,7 @@ def find_format(path: Path) -> Format:
             return format
     near = difflib.get_close_matches(suffix, by_suffix, 1)
     raise DmlError(
-        f"{path} has the suffix {suffix or '(none)'}, and its first bytes are not familiar either",
+        f"{path} has the suffix {suffix or '(none)'}, and its first bytes are not familiar either.",
         "accepted: " + " ".join(by_suffix),
         f"did you mean {near[0]}?" if near else "",
     )
@@ -150,34 +150,34 @@ def check_file(path: Path) -> None:
     """Raise for whatever is not a regular file with something in it that may be read."""
     if path.suffix == ".partial":
         raise DmlError(
-            f"{path} is half-written",
-            "whoever wrote it has not finished; rows may be missing",
-            "let it be finished, or write it again",
+            f"{path} is half-written.",
+            "Whoever wrote it has not finished; rows may be missing.",
+            "Run the command that writes it again; export and embed go on with --resume.",
         )
     try:
         if not path.exists() or path.is_dir():
             raise explain(path) or _missing(path)
         if not path.is_file():
-            raise DmlError(f"{path} is not a regular file", "pipes and devices are not read")
+            raise DmlError(f"{path} is not a regular file.", "Pipes and devices are not read.")
         if path.stat().st_size == 0:
-            raise DmlError(f"{path} is empty", "it has no bytes at all", "write it again")
+            raise DmlError(f"{path} is empty.", "It has no bytes at all.", "Write it again.")
         with path.open("rb"):
             pass
     except (OSError, ValueError) as error:
-        raise DmlError(f"{path} cannot be opened", str(error)) from error
+        raise DmlError(f"{path} cannot be opened.", str(error)) from error
 
 
 def _missing(path: Path) -> DmlError:
     if path.with_name(path.name + ".partial").exists():
         return DmlError(
-            f"{path} does not exist",
-            f"only {path.name}.partial is there: its writer has not finished",
-            "let it be finished, or write it again",
+            f"{path} does not exist.",
+            f"Only {path.name}.partial is there: its writer has not finished.",
+            "Run the command that writes it again; export and embed go on with --resume.",
         )
     names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, 3)
     return DmlError(
-        f"{path} does not exist",
+        f"{path} does not exist.",
         "" if path.parent.is_dir() else f"nor does the folder {path.parent}",
-        f"did you mean {' or '.join(near)}?" if near else f"look there: ls {path.parent}",
+        f"Did you mean {' or '.join(near)}?" if near else f"Look there: ls {path.parent}",
     )
