@@ -61,9 +61,11 @@ def paired(
 
 def _check(resamples: int, level: float) -> None:
     if resamples < 1:
-        raise DmlError(f"{resamples} resamples", "At least one is needed.", "Try 2000.")
+        raise DmlError(
+            f"{resamples} resamples are too few.", "At least one is needed.", "Try 2000."
+        )
     if not 0 < level < 1:
-        raise DmlError(f"Confidence level {level}", "It lies between 0 and 1.", "Try 0.95.")
+        raise DmlError(f"The confidence level is {level}.", "It lies between 0 and 1.", "Try 0.95.")
 
 
 def _limits(means: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:

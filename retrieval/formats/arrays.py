@@ -72,9 +72,9 @@ def refuse_overrun(where: str, claimed: int, present: int) -> None:
     """Raise if a header claims more bytes than the file has left."""
     if claimed > present:
         raise DmlError(
-            f"{where} claims {claimed:,} bytes of data but only {present:,} are there",
-            "the file is truncated or its header is damaged",
-            "copy or write the file again",
+            f"{where} claims {claimed:,} bytes of data but only {present:,} are there.",
+            "The file is truncated or its header is damaged.",
+            "Copy or write the file again.",
         )
 
 

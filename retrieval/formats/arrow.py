@@ -178,7 +178,7 @@ def _vectors(pa, path: Path, table: Table, names: list[str], found: Roles) -> np
     parts = _parts(pa, path, table, names, found.is_list)
     first = next(parts, None)
     if first is None:
-        raise DmlError(f"{path} has no rows", "nothing to read")
+        raise DmlError(f"{path} has no rows.", "There is nothing to read.")
     if len(first) == table.rows:
         return first
     size = table.rows * first.shape[1] * first.itemsize
@@ -192,7 +192,7 @@ def _vectors(pa, path: Path, table: Table, names: list[str], found: Roles) -> np
         out[at : at + len(part)] = part
         at += len(part)
     if at != table.rows:
-        raise DmlError(f"{path} claims {table.rows:,} rows and holds {at:,}", "it is damaged")
+        raise DmlError(f"{path} claims {table.rows:,} rows and holds {at:,}.", "It is damaged.")
     return out
 
 
@@ -203,7 +203,9 @@ def _parts(pa, path: Path, table: Table, names: list[str], is_list: bool) -> Ite
         for column, name in zip(columns, names, strict=True):
             if column.null_count and is_list:  # a null number is read as NaN
                 row = at + column.is_null().to_numpy(zero_copy_only=False).argmax()
-                raise DmlError(f"{path}, row {row}: {name} is null", "every item needs its vector")
+                raise DmlError(
+                    f"{path}, row {row}: {name} is null.", "Every item needs its vector."
+                )
         if batch.num_rows:
             yield _lists(pa, path, columns[0], at) if is_list else _wide(path, columns, names)
         at += batch.num_rows
@@ -225,9 +227,9 @@ def _refuse_rounded(where: str, column) -> None:
         low, high = int(whole.min()), int(whole.max())
         if low < -(2**53) or high > 2**53:
             raise DmlError(
-                f"{where} holds {low if low < -(2**53) else high}, which is beyond 2^53",
-                "beside columns of floats it cannot be kept without rounding",
-                "scale it, or rename the column if it is no part of the vector",
+                f"{where} holds {low if low < -(2**53) else high}, which is beyond 2^53.",
+                "Beside columns of floats it cannot be kept without rounding.",
+                "Scale it, or rename the column if it is no part of the vector.",
             )
 
 
@@ -244,12 +246,12 @@ def _lists(pa, path: Path, column, at: int) -> np.ndarray:
             raise _ragged(path, at + row, int(lengths[row]), dim)
     values = column.flatten()
     if values.null_count or len(values) != dim * len(column) or not dim:
-        raise DmlError(f"{path}: a vector holds nulls or nothing", "every item needs its vector")
+        raise DmlError(f"{path}: a vector holds nulls or nothing.", "Every item needs its vector.")
     return values.to_numpy(zero_copy_only=False).reshape(len(column), dim)
 
 
 def _ragged(path: Path, row: int, found: int, first: int) -> DmlError:
-    return DmlError(f"{path}, row {row}: a vector of {found} numbers", f"the first has {first}")
+    return DmlError(f"{path}, row {row}: a vector of {found} numbers.", f"The first has {first}.")
 
 
 def _text_or_numbers(pa, path: Path, table: Table, name: str) -> np.ndarray:
@@ -259,7 +261,7 @@ def _text_or_numbers(pa, path: Path, table: Table, name: str) -> np.ndarray:
     for batch in table.batches([name]):
         column = batch.column(name)
         if column.null_count:
-            raise DmlError(f"{path}::{name} has empty cells", "every item needs a value")
+            raise DmlError(f"{path}::{name} has empty cells.", "Every item needs a value.")
         if kind != "text":
             decoded = isinstance(column, pa.DictionaryArray)
             column = column.dictionary_decode() if decoded else column
@@ -273,7 +275,7 @@ def _text_or_numbers(pa, path: Path, table: Table, name: str) -> np.ndarray:
         return labels.strings(np.array(texts, object), f"{path}::{name}")
     if kind not in ("integer", "number") or not chunks:
         raise DmlError(
-            f"{path}::{name} has type {table.schema.field(name).type}",
-            "labels are integers or strings",
+            f"{path}::{name} has type {table.schema.field(name).type}.",
+            "Labels are integers or strings.",
         )
     return np.concatenate(chunks)

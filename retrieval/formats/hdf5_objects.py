@@ -56,9 +56,9 @@ def datasets(file: h5py.File, path: Path) -> dict[str, h5py.Dataset]:
                     waiting.append((f"{prefix}{name}/", item))
             if len(found) + len(seen) > OBJECTS:
                 raise DmlError(
-                    f"{path} holds more than {OBJECTS:,} objects",
-                    "embeddings are one 2-D array, not one object for each item",
-                    "stack them: np.save('embeddings.npy', np.stack(vectors))",
+                    f"{path} holds more than {OBJECTS:,} objects.",
+                    "Embeddings are one 2-D array, not one object for each item.",
+                    "Stack them: np.save('embeddings.npy', np.stack(vectors))",
                 )
     # A link to a data set that was walked cannot lead out of the file; others are left alone.
     found.update({name: found[target] for name, target in soft.items() if target in found})
@@ -67,9 +67,9 @@ def datasets(file: h5py.File, path: Path) -> dict[str, h5py.Dataset]:
 
 def _leaves(path: Path, name: str, how: str) -> DmlError:
     return DmlError(
-        f"{path}::{name} {how}",
-        "data outside the file are not followed",
-        "copy them into one file, for example with h5copy or h5repack",
+        f"{path}::{name} {how}.",
+        "Data outside the file are not followed.",
+        "Copy them into one file, for example with h5copy or h5repack.",
     )
 
 

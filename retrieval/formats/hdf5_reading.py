@@ -97,9 +97,9 @@ def _read_own(
     _check_version(attrs, path)
     if attrs.get("complete") is not True:
         raise DmlError(
-            f"{path} is half-written",
-            "whoever wrote it has not finished; rows may be missing",
-            "let it be finished, or write it again",
+            f"{path} is half-written.",
+            "Whoever wrote it has not finished; rows may be missing.",
+            "Let it be finished, or write it again.",
         )
     splits = {}
     for name in found:
@@ -121,11 +121,11 @@ def _read_own(
 def _check_version(attrs: dict[str, object], path: Path) -> None:
     version = attrs.get("version")
     if not isinstance(version, int) or version < 1:
-        raise DmlError(f"{path} has version {version!r}", f"versions 1 to {VERSION} are known")
+        raise DmlError(f"{path} has version {version!r}.", f"Versions 1 to {VERSION} are known.")
     if version > VERSION:
         raise DmlError(
-            f"{path} has version {version}, written by dmltool {attrs.get('dmltool', 'unknown')}",
-            f"this dmltool reads versions up to {VERSION}",
+            f"{path} has version {version}, written by dmltool {attrs.get('dmltool', 'unknown')}.",
+            f"This dmltool reads versions up to {VERSION}.",
             "Update dmltool: git pull in its repository, then install it again.",
         )
 
@@ -150,6 +150,6 @@ def _read_split(found: dict[str, h5py.Dataset], split: str, path: Path) -> Split
     for role, values in (("labels", result.labels), ("paths", result.paths)):
         if values is not None and len(values) != len(result.vectors):
             raise DmlError(
-                f"{path}::{split} has {len(values):,} {role} for {len(result.vectors):,} vectors"
+                f"{path}::{split} has {len(values):,} {role} for {len(result.vectors):,} vectors."
             )
     return result
