@@ -24,7 +24,7 @@ from tests.fuzz.child import Limits
 from tests.fuzz.targets import Target
 from tests.fuzz.victims import Victim
 
-SMALL = Limits(seconds=2.0, memory=100 << 20)
+SMALL = Limits(seconds=8.0, memory=100 << 20)
 
 
 def refuse() -> str:

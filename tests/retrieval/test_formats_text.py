@@ -94,9 +94,9 @@ def test_very_wide_tables_are_read_in_linear_time(tmp_path):
     names = ",".join(f"d{n}" for n in range(width))
     row = ",".join(["0.5"] * width)
     (tmp_path / "x.csv").write_text(f"{names},label\n{row},a\n{row},b\n")
-    start = time.perf_counter()
+    start = time.process_time()
     found = load(tmp_path / "x.csv").splits["test"]
-    assert time.perf_counter() - start < 4
+    assert time.process_time() - start < 4
     assert found.vectors.shape == (2, width)
     assert found.taken["vectors"] == "d0 ... d79999, 80,000 columns"
 

@@ -311,7 +311,7 @@ def test_progress_counts_queries_up_to_all_and_can_interrupt():
 
 def test_missing_faiss_names_the_extras(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(DmlError, match=r"dmltool\[cpu\]"):
+    with pytest.raises(DmlError, match=r"\.\[cpu\]"):
         neighbours.search(np.eye(3), np.eye(3), 1, "l2")
 
 
