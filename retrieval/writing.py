@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import secrets
@@ -77,8 +78,7 @@ def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
             if force:
                 os.replace(temporary, path)
             else:  # fails if another run has been faster
-                os.link(temporary, path)
-                os.unlink(temporary)
+                _rename_new(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise
@@ -86,6 +86,24 @@ def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
         raise DmlError(
             f"{path} cannot be written.", f"{error.strerror}.", "Choose another place or name."
         ) from error
+
+
+def _rename_new(old: Path, new: Path) -> None:
+    """Renames without replacing: FileExistsError if the new name is taken.
+
+    In one step where the system can, so that a kill leaves no second name behind.
+    """
+    import ctypes
+
+    here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if fcntl else None
+    if rename is not None:
+        if rename(here, os.fsencode(old), here, os.fsencode(new), no_replace) == 0:
+            return
+        if ctypes.get_errno() == errno.EEXIST:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new))
+    os.link(old, new)  # macOS, and file systems that have no such rename
+    os.unlink(old)
 
 
 # Locks, which end with their process, tell files in use from those that a killed process left.
