@@ -23,7 +23,7 @@ from retrieval.formats.naming import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES
 from retrieval.formats.tables import SPLIT_COLUMNS, Column, Roles, assemble, label_column, roles
 
 NUMBER = re.compile(
-    r"\s*[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf|infinity)\s*\Z", re.I
+    r"\s*[-+]?(?:(?:[0-9]++\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf|infinity)\s*\Z", re.I
 )
 WHOLE = re.compile(r"\s*[-+]?[0-9]+\s*\Z")
 # Numbers with a decimal comma; a single group of three digits could also be a thousand.

@@ -101,6 +101,14 @@ def test_very_wide_tables_are_read_in_linear_time(tmp_path):
     assert found.taken["vectors"] == "d0 ... d79999, 80,000 columns"
 
 
+def test_a_cell_of_many_digits_is_refused_at_once(tmp_path):
+    (tmp_path / "x.csv").write_text(f"label,d0,d1\na,1,2\nb,{'9' * 100_000}x,3\nc,1,2\n")
+    start = time.process_time()
+    with pytest.raises(DmlError, match="is not a number"):
+        load(tmp_path / "x.csv")
+    assert time.process_time() - start < 2
+
+
 def test_rows_are_held_as_text_by_number_of_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_format, "BLOCK_CELLS", 8)
     frame().to_csv(tmp_path / "x.csv", index=False)
