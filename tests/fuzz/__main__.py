@@ -14,18 +14,44 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 
 from tests.fuzz import targets
-from tests.fuzz.child import FINDINGS, KINDS, OK, UNSTABLE, Limits, Outcome, attempt
+from tests.fuzz.child import (
+    FINDINGS,
+    KINDS,
+    MEMORY,
+    OK,
+    REFUSED,
+    UNSTABLE,
+    Limits,
+    Outcome,
+    attempt,
+    attempts,
+)  # fmt: skip
 from tests.fuzz.targets import Target
 
 FILLS = (0xA5, 0x3C)
 """What fresh memory holds in the first and the second evaluation of a file."""
+BATCH = 16  # files that share a child
 PER_BYTE, BEYOND = 10, 200 << 20  # memory for a file
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file in its place, and what is done with it."""
+
+    target: Target
+    path: Path
+    way: str
+    limits: Limits
+
+    def open(self) -> str:
+        return self.target.open(self.path, random.Random(self.way))
 
 
 @dataclass
@@ -38,14 +64,14 @@ class Campaign:
     findings: list[dict[str, str]] = field(default_factory=list)
     began: float = field(default_factory=monotonic)
 
-    def add(self, target: str, name: str, data: bytes, number: int, found: Outcome) -> None:
+    def add(self, target: str, name: str, data: bytes, way: str, found: Outcome) -> None:
         self.counts[target, found.kind] += 1
         self.slowest[target] = max(self.slowest.get(target, 0.0), found.seconds)
         self.largest[target] = max(self.largest.get(target, 0), found.memory)
         if found.kind not in FINDINGS:
             return
         self.keep.mkdir(parents=True, exist_ok=True)
-        path = self.keep / f"{self.seed}-{number}-{name}"
+        path = self.keep / f"{way}-{name}"
         path.write_bytes(data)
         line = f"python -m tests.fuzz --file {path} --as '{target}'"
         self.findings.append({"kind": found.kind, "detail": found.detail, "again": line})
@@ -80,19 +106,34 @@ def markdown(summary: dict) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def run_file(target: Target, path: Path, seed: str, limits: Limits | None = None) -> Outcome:
-    """Opened once; what gave a result a second time, in other memory."""
-    size = path.stat().st_size
-    limits = limits or Limits(memory=PER_BYTE * size + BEYOND)
-    first = attempt(lambda: target.open(path, random.Random(seed)), limits, FILLS[0])
-    if first.kind != OK:
+def limits_of(data: bytes) -> Limits:
+    return Limits(memory=PER_BYTE * len(data) + BEYOND)
+
+
+def run_files(cases: Sequence[Case]) -> list[Outcome]:
+    """Files are opened one after another in a child. What ends badly is opened again in a child of
+    its own, and what gave a result as well, in memory that is filled with something else.
+    """
+    found: list[Outcome] = []
+    while len(found) < len(cases):
+        rest = cases[len(found) :]
+        found += attempts([case.open for case in rest], [case.limits for case in rest], FILLS[0])
+    return [_again(case, outcome) for case, outcome in zip(cases, found, strict=True)]
+
+
+def _again(case: Case, first: Outcome) -> Outcome:
+    if first.kind == REFUSED:
         return first
-    second = attempt(lambda: target.open(path, random.Random(seed)), limits, FILLS[1])
-    if second.kind != OK:
-        return Outcome(UNSTABLE, f"a result, then {second.kind}: {second.detail}")
-    if second.value != first.value:
-        return Outcome(UNSTABLE, f"{first.value[:200]} then {second.value[:200]}")
-    return first
+    second = attempt(case.open, case.limits, FILLS[1])
+    if first.kind == OK:
+        if second.kind != OK:
+            return replace(second, detail=f"{second.detail} (not the first time)")
+        if second.value != first.value:
+            return Outcome(UNSTABLE, f"{first.value[:150]} then {second.value[:150]}")
+        return first
+    if second.kind in (OK, REFUSED) and first.kind != MEMORY:  # memory of earlier files counts too
+        return replace(first, detail=f"{first.detail} (only after other files)")
+    return second
 
 
 def plan(files: int, seed: int, chosen: list[Target]) -> Iterator[tuple[int, Target]]:
@@ -103,15 +144,17 @@ def plan(files: int, seed: int, chosen: list[Target]) -> Iterator[tuple[int, Tar
         yield number, wheel[number % len(wheel)]
 
 
-def attack(campaign: Campaign, chosen: list[Target], files: int, offset: int, folder: Path) -> None:
+def attack(campaign: Campaign, chosen: list[Target], files: int, offset: int, place: Place) -> None:
     gc.collect()
     gc.freeze()  # pages that the collector does not touch stay shared with the children
-    told = monotonic()
-    for number, target in plan(files, campaign.seed, chosen):
-        number += offset
-        name, data = target.damaged(random.Random(f"{campaign.seed}-{number}"), folder)
-        found = run_bytes(target, name, data, folder, f"{campaign.seed}-{number}")
-        campaign.add(target.name, name, data, number, found)
+    told, planned = monotonic(), plan(files, campaign.seed, chosen)
+    while some := list(islice(planned, BATCH)):
+        made = []
+        for number, target in some:
+            way = f"{campaign.seed}-{number + offset}"
+            made.append((target, *target.damaged(random.Random(way), place.base), way))
+        for (target, name, data, way), found in zip(made, place.run(made), strict=True):
+            campaign.add(target.name, name, data, way, found)
         if monotonic() - told > 10:
             told = monotonic()
             rate = campaign.done() / (told - campaign.began)
@@ -119,23 +162,34 @@ def attack(campaign: Campaign, chosen: list[Target], files: int, offset: int, fo
             print(f"{text}, {len(campaign.findings)} findings", file=sys.stderr, flush=True)
 
 
-def open_seeds(campaign: Campaign, chosen: list[Target], folder: Path) -> None:
+def open_seeds(campaign: Campaign, chosen: list[Target], place: Place) -> None:
     for target in chosen:
         for name, data in target.seeds.items():
-            campaign.add(target.name, name, data, 0, run_bytes(target, name, data, folder, "0-0"))
+            [found] = place.run([(target, name, data, "0-0")])
+            campaign.add(target.name, name, data, "0-0", found)
 
 
-def run_bytes(target: Target, name: str, data: bytes, folder: Path, way: str) -> Outcome:
-    path = folder / name
-    before = path.read_bytes() if path.exists() else None
-    path.write_bytes(data)
-    try:
-        return run_file(target, path, way)
-    finally:
-        if before is None:
-            path.unlink()
-        else:
-            path.write_bytes(before)
+class Place:
+    """Folders that files are put into, one for each of a batch, with what they need beside them."""
+
+    def __init__(self, base: Path, made: Path | None) -> None:
+        self.base = base
+        self.slots = [base / str(n) for n in range(BATCH)]
+        for slot in self.slots:
+            targets.lay_out(slot, made)
+
+    def run(self, files: Sequence[tuple[Target, str, bytes, str]]) -> list[Outcome]:
+        cases, before = [], []
+        for slot, (target, name, data, way) in zip(self.slots, files, strict=False):
+            path = slot / name
+            before.append(path.read_bytes() if path.exists() else None)
+            path.write_bytes(data)
+            cases.append(Case(target, path, way, limits_of(data)))
+        try:
+            return run_files(cases)
+        finally:
+            for case, old in zip(cases, before, strict=True):
+                case.path.unlink() if old is None else case.path.write_bytes(old)
 
 
 def again(path: Path, kind: str, folder: Path) -> Outcome:
@@ -143,8 +197,8 @@ def again(path: Path, kind: str, folder: Path) -> Outcome:
     seed, number, name = path.name.split("-", 2)
     heavy = kind in targets.HEAVY
     found = {target.name: target for target in PARTS[heavy](folder / "seeds")}
-    targets.lay_out(folder / "work", folder / "seeds" if heavy else None)
-    return run_bytes(found[kind], name, path.read_bytes(), folder / "work", f"{seed}-{number}")
+    place = Place(folder / "work", folder / "seeds" if heavy else None)
+    return place.run([(found[kind], name, path.read_bytes(), f"{seed}-{number}")])[0]
 
 
 PARTS = (targets.light, targets.heavy)
@@ -184,12 +238,12 @@ def run(campaign: Campaign, files: int | None, only: list[str] | None, folder: P
         if only and not any((name in targets.HEAVY) == heavy for name in only):
             continue
         chosen = [t for t in part(folder / "seeds") if only is None or t.name in only]
-        targets.lay_out(folder / "work", folder / "seeds" if heavy else None)
+        place = Place(folder / "work", folder / "seeds" if heavy else None)
         if files is None:
-            open_seeds(campaign, chosen, folder / "work")
+            open_seeds(campaign, chosen, place)
             continue
         count = round(left * share)
-        attack(campaign, chosen, count, offset, folder / "work")
+        attack(campaign, chosen, count, offset, place)
         offset, left = offset + count, left - count
 
 

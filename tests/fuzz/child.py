@@ -1,4 +1,4 @@
-"""A function called in a forked child with limits of time and memory, and how that ended.
+"""Functions called in a forked child with limits of time and memory, and how that ended.
 
 The parent has imported what is needed, so a child costs milliseconds. It must have no threads of
 its own: what they held would stay locked in the child. Linux only.
@@ -15,11 +15,12 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from retrieval.errors import DmlError
 
@@ -49,62 +50,88 @@ class Outcome:
 def attempt(
     function: Callable[[], str], limits: Limits | None = None, fill: int | None = None
 ) -> Outcome:
-    """fill: the byte that fresh memory holds, so that what is read before it is written shows."""
-    limits = limits or Limits()
+    """In a child of its own.
+
+    fill: the byte that fresh memory holds, so that what is read before it is written shows.
+    """
+    return attempts([function], [limits or Limits()], fill)[0]
+
+
+def attempts(
+    functions: Sequence[Callable[[], str]], limits: Sequence[Limits], fill: int | None = None
+) -> list[Outcome]:
+    """One after another in one child, up to the first that ends it."""
     receive, send = os.pipe()
     said = os.memfd_create("said")
-    began = monotonic()
     pid = os.fork()
     if not pid:
         os.close(receive)
-        _child(function, limits, fill, send, said)
+        _child(functions, limits, fill, send, said)
     os.close(send)
     try:
-        status, peak = _wait(pid, limits.seconds)
-        os.set_blocking(receive, False)  # a grandchild may keep the other end open
-        try:
-            told = os.read(receive, 1 << 16)
-        except BlockingIOError:
-            told = b""
+        told, late, spent = _listen(pid, receive, [limit.seconds for limit in limits])
+        with suppress(ProcessLookupError, PermissionError):  # its own children as well
+            os.killpg(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
         words = os.pread(said, 20_000, max(0, os.fstat(said).st_size - 20_000))
     finally:
         os.close(receive)
         os.close(said)
-    before = int.from_bytes(told[:8], "little")
-    memory, told = max(0, peak - before), told[8:]
-    found = _judge(status, told, words.decode("utf-8", "replace"), memory > limits.memory)
-    if found[0] == MEMORY and not found[1]:
-        found = (MEMORY, f"{memory >> 20} MB of {limits.memory >> 20} MB", "")
-    return Outcome(*found, monotonic() - began, memory)
+    found = [_outcome(message, limit) for message, limit in zip(told, limits, strict=False)]
+    if len(found) < len(functions):
+        found.append(_end(None if late else status, words.decode("utf-8", "replace"), spent))
+    elif len(functions) == 1:  # the kernel's figure knows of its own children as well
+        peak = (usage.ru_maxrss << 10) - int(told[0]["before"])
+        found = [_outcome(told[0] | {"memory": max(peak, int(told[0]["memory"]))}, limits[0])]
+    return found
 
 
 def _child(
-    function: Callable[[], str], limits: Limits, fill: int | None, send: int, said: int
+    functions: Sequence[Callable[[], str]],
+    limits: Sequence[Limits],
+    fill: int | None,
+    send: int,
+    said: int,
 ) -> None:
     """Never returns."""
-    told: dict[str, str] = {}
     try:
         os.setpgid(0, 0)
-        os.write(send, rss().to_bytes(8, "little"))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         for number, descriptor in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said), (2, said)):
             os.dup2(descriptor, number)
-        sys.stdout, sys.stderr = (
-            os.fdopen(n, "w", errors="replace", closefd=False) for n in (1, 2)
-        )
+        streams = [os.fdopen(n, "w", errors="replace", closefd=False) for n in (1, 2)]
+        sys.stdout, sys.stderr = streams
         faulthandler.enable(file=2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        most = address_space() + limits.memory + GUARD
+        most = address_space() + max(limit.memory for limit in limits) + GUARD
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         if fill is not None:
             fill_memory(fill)
-        told = _call(function)
+        for function in functions:
+            _send(send, _measured(function))
     finally:
         with suppress(BaseException):
             sys.stdout.flush()
-            os.write(send, json.dumps(told).encode()[:60_000])
-        os._exit(0 if told else 1)
+        os._exit(0)
+
+
+def _send(descriptor: int, message: dict[str, object]) -> None:
+    rest = json.dumps(message).encode() + b"\n"
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _measured(function: Callable[[], str]) -> dict[str, object]:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before, began = rss(), monotonic()
+    told = _call(function)
+    status = Path("/proc/self/status").read_text()
+    peak = next(int(line.split()[1]) << 10 for line in status.splitlines() if "VmHWM" in line)
+    memory = max(0, peak - before)
+    return told | {"memory": memory, "before": before, "seconds": monotonic() - began}
 
 
 def _call(function: Callable[[], str]) -> dict[str, str]:
@@ -124,38 +151,50 @@ def _place(error: BaseException) -> str:
     return " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-4:]))
 
 
-def _wait(pid: int, seconds: float) -> tuple[int | None, int]:
-    """The exit status, None for a hang, and the peak of memory in bytes."""
-    descriptor = os.pidfd_open(pid)
+def _listen(
+    pid: int, receive: int, seconds: Sequence[float]
+) -> tuple[list[dict[str, Any]], bool, float]:
+    """What the child told until it ended, whether it was late, and the time of the last part."""
+    descriptor, heard, count = os.pidfd_open(pid), b"", 0
+    poll = select.poll()
+    poll.register(receive, select.POLLIN)
+    poll.register(descriptor, select.POLLIN)
+    began, late = monotonic(), False
     try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        ended = bool(poll.poll(1000 * seconds))
+        while count < len(seconds):
+            left = began + seconds[count] - monotonic()
+            ready = dict(poll.poll(max(0.0, 1000 * left)))
+            if not ready:
+                late = True
+                break
+            part = os.read(receive, 1 << 20) if receive in ready else b""
+            heard += part
+            if heard.count(b"\n") > count:
+                count, began = heard.count(b"\n"), monotonic()
+            if not part and (descriptor in ready or receive in ready):
+                break  # all that it told has been read
     finally:
         os.close(descriptor)
-        with suppress(ProcessLookupError, PermissionError):  # its own children as well
-            os.killpg(pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    _, status, usage = os.wait4(pid, 0)
-    return (status if ended else None), usage.ru_maxrss << 10
+    return [json.loads(line) for line in heard.split(b"\n")[:count]], late, monotonic() - began
 
 
-def _judge(status: int | None, told: bytes, words: str, large: bool) -> tuple[str, str, str]:
+def _outcome(told: dict[str, Any], limits: Limits) -> Outcome:
+    kind, detail, value = told["kind"], told.get("detail", ""), told.get("value", "")
+    if told["memory"] > limits.memory and kind in (OK, REFUSED):
+        kind, detail = MEMORY, f"{told['memory'] >> 20} MB of {limits.memory >> 20} MB"
+    return Outcome(kind, detail, value, told["seconds"], told["memory"])
+
+
+def _end(status: int | None, words: str, seconds: float) -> Outcome:
+    """What kept it from telling."""
     if status is None:
-        return HANG, "stopped at the limit of time", ""
+        return Outcome(HANG, "stopped at the limit of time", seconds=seconds)
     if os.WIFSIGNALED(status):
         last = [line for line in words.splitlines() if line.strip()]
         name = signal.Signals(os.WTERMSIG(status)).name
-        return SIGNAL, f"{name}: {' | '.join(last[:6])[:500]}", ""
-    try:
-        found = json.loads(told)
-        kind, detail, value = found["kind"], found.get("detail", ""), found.get("value", "")
-    except (ValueError, KeyError):
-        return BUG, f"the process ended itself with {os.waitstatus_to_exitcode(status)}", ""
-    if large and kind in (OK, REFUSED):
-        return MEMORY, "", ""
-    return kind, detail, value
+        return Outcome(SIGNAL, f"{name}: {' | '.join(last[:6])[:500]}", seconds=seconds)
+    code = os.waitstatus_to_exitcode(status)
+    return Outcome(BUG, f"the process ended itself with {code}", seconds=seconds)
 
 
 def rss() -> int:

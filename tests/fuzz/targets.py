@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.formats import FORMATS
-from tests.fuzz import mutate, seeds
+from tests.fuzz import drawn, mutate, seeds
 from tests.fuzz.child import OK, Limits, attempt
 
 Mutate = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
@@ -53,10 +53,10 @@ class Target:
         if rng.random() < 0.01:
             return name, data
         if suffix in (".h5", ".hdf5", ".he5") and rng.random() < 0.3:
-            drawn, place = rng.getrandbits(64), folder / ".drawn"
+            bits, place = rng.getrandbits(64), folder / ".drawn"
             place.unlink(missing_ok=True)
             # In a child: HDF5 may die already of making such a file.
-            attempt(lambda: seeds.drawn_hdf5(random.Random(drawn), place))
+            attempt(lambda: drawn.drawn_hdf5(random.Random(bits), place))
             return name, place.read_bytes() if place.exists() else data[:100]
         if suffix in TEXTS:
             return name, mutate.mutate_text(data, rng, others)
