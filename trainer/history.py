@@ -29,9 +29,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     records = []
     for line in text.split("\n"):
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(record, dict):
+            break
+        records.append(record)
     return records
 
 

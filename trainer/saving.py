@@ -195,7 +195,8 @@ def restore(training: Training, state: dict[str, Any]) -> None:
             )
     # A killed run may have told of an epoch whose checkpoint it did not finish.
     found = history.read_metrics(folder)
-    training.records = [record for record in found if record["epoch"] <= training.epoch]
+    known = (record for record in found if isinstance(record.get("epoch"), int))
+    training.records = [record for record in known if record["epoch"] <= training.epoch]
     if training.world.rank == 0:
         remove_leftovers(folder)
         (folder / STARTING).unlink(missing_ok=True)

@@ -431,6 +431,16 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
+def test_a_run_whose_metrics_are_damaged_goes_on(line, config, tmp_path):
+    first = train.run(config, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole + line + b"\n")
+    assert train.run(config, tmp_path / "run", resume=True) == first
+    assert metrics.read_bytes() == whole
+
+
 @pytest.mark.parametrize("name", saving.BEFORE)
 def test_a_start_killed_while_it_writes_does_not_block_the_folder(name, config, tmp_path):
     folder = tmp_path / "run"
