@@ -501,7 +501,7 @@ def test_what_a_kill_left_behind_is_removed(config, tmp_path):
         train.run(config, tmp_path / "run", Interrupting(5))
     (tmp_path / "run" / "..next.pt.abcd").write_bytes(b"half")
     for name in ("curves.png", "metrics.jsonl", "config.toml", "environment.json", "result.json"):
-        (tmp_path / "run" / f".{name}.ab3d_f7h").write_bytes(b"half")
+        (tmp_path / "run" / f".{name}.ab3d0f7e.tmp").write_bytes(b"half")
     train.run(config, tmp_path / "run", resume=True)
     assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
 
