@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import warnings
@@ -75,7 +76,10 @@ def _read(
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
             raise OSError("it is not a file")
-        with Image.open(path, formats=_formats()) as image:
+        with (
+            _Bounded(io.FileIO(path), found.st_size) as file,
+            Image.open(file, formats=_formats()) as image,
+        ):
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels")
             size = _reduced(image, short_side)
@@ -94,6 +98,22 @@ def _read(
         raise DmlError(
             f"{path} cannot be read as an image.", _reason(error), _fix(error)
         ) from error
+
+
+class _Bounded(io.BufferedReader):
+    """A file that is not asked for more than it holds.
+
+    Pillow reads as many bytes as a part of an image claims to have, and room is made for all.
+    """
+
+    def __init__(self, raw: io.FileIO, length: int) -> None:
+        super().__init__(raw)
+        self.length = length
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size > 0:
+            size = min(size, max(0, self.length - self.tell()))
+        return super().read(size)
 
 
 def _reduced(image: Image.Image, short_side: int | None) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 import warnings
 import zlib
 from pathlib import Path
@@ -454,3 +455,19 @@ def test_a_line_of_80_million_rows_is_refused_at_once(tmp_path):
     assert "1 x 80,000,000 pixels" in told
     assert used < 30
     assert len(check_images([path])) == 1
+
+
+def test_a_part_that_claims_gigabytes_is_not_given_room_for_them(tmp_path):
+    path = tmp_path / "x.png"
+    Image.new("RGB", (8, 8)).save(path)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"IDAT")
+    data[at - 4 : at] = (2**31 - 1).to_bytes(4, "big")
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DmlError, match="cannot be read as an image"):
+            read_rgb(path)
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
