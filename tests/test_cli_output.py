@@ -122,15 +122,15 @@ def test_every_command_ends_with_the_next_step_on_stderr(files):
         ["report", "b.h5", "--compare", "nope.h5"],
         ["eval", "nope.h5", "--out", "report.html"],
         ["compare", "b.h5", "nope.h5", "--out", "report.html"],
-        ["merge", "b.h5", "nope.h5", "--out", "report.html"],
+        ["merge", "b.h5", "nope.h5", "--out", "there.h5"],
         ["export", "nope.h5"],
         ["export", "nope.h5", "--out", "there"],
-        ["embed", "nope.h5", "photos", "--out", "report.html"],
+        ["embed", "nope.h5", "photos", "--out", "there.h5"],
     ],
 )
 def test_a_missing_input_is_named_before_an_output_that_exists(files, args):
     (files / "there").mkdir()
-    for name in ("report.html", "model.onnx", "there/model.onnx"):
+    for name in ("report.html", "there.h5", "model.onnx", "there/model.onnx"):
         (files / name).touch()
     done = run(files, *args)
     assert done.returncode == 1
