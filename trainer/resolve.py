@@ -206,7 +206,7 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
             try:
                 values[key] = converted(value, hints[key])
             except ValueError as error:
-                found.append(f"{name}.{key} = {value!r}: {error}")
+                found.append(f"{name}.{key} = {shortened(value)}: {error}")
         tables[name] = types[name](**values)
     if found:
         raise BadSettings(
@@ -215,6 +215,15 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
             "All keys and their defaults: dmltool train --dry-run",
         )
     return Config(**tables)
+
+
+def shortened(value: Any) -> str:
+    """A value for a message; Python itself refuses to print an integer of thousands of digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a very large number"
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def unknown(key: str, valid: Iterable[str], table: str = "") -> str:
@@ -246,7 +255,10 @@ def converted(value: Any, kind: Any) -> Any:
             raise ValueError("a table of keys belongs here")
         return dict(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("a smaller number belongs here") from None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
         raise ValueError(f"{names[kind]} belongs here")

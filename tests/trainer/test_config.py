@@ -305,3 +305,9 @@ def test_a_setting_that_is_nested_too_deeply_is_a_text():
 
 def test_ordinary_names_and_texts_may_hold_dots():
     assert parse_toml('a.b."c.d".e = "1.2.3, and so on... 1.5"\n[x.y]\nz = [0.5, 1.5]')["x"]["y"]
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_number_beyond_all_floats_is_explained(digits):
+    with pytest.raises(DmlError, match=r"optimizer\.lr = .*a smaller number belongs here"):
+        from_dict({"optimizer": {"lr": 10**digits}}, "x.toml")
