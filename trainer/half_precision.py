@@ -65,6 +65,8 @@ def fault_of(dtype: torch.dtype, attempt: Attempt) -> str | None:
         if child.exitcode < 0:
             name = signal.strsignal(-child.exitcode) or f"signal {-child.exitcode}"
             return f"Half precision ended a trial process with {name!r}"
+        if child.exitcode > 0:
+            return f"A trial process of half precision ended with exit code {child.exitcode}"
         return ours.recv()
     finally:
         ours.close()

@@ -129,3 +129,8 @@ with torch.no_grad():
     if "isa:" not in done.stdout:
         pytest.skip("torch without oneDNN")
     assert "avx512" not in done.stdout
+
+
+def test_a_trial_that_ends_without_an_answer_is_a_fault():
+    fault = fault_of(torch.bfloat16, lambda _: os._exit(3))
+    assert "exit code 3" in fault
