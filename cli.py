@@ -461,10 +461,10 @@ def eval_command(
     from retrieval import ground_truth
     from retrieval.embeddings import load
     from retrieval.evaluation import score
+    from retrieval.files import check_target, write_text
     from retrieval.formats.opening import Sources
     from retrieval.problem import from_embeddings
     from retrieval.tables import evaluation_table, evaluation_warnings, nmi_table, per_class_csv
-    from retrieval.writing import check_target, write_text
 
     settings = _settings(distance, **scoring)
     sources = Sources(file, gallery, labels, gallery_labels)
@@ -515,7 +515,7 @@ def eval_command(
 
 def _with_nmi(evaluation, problem, settings):
     """The evaluation with NMI where that is wanted, and whether Ctrl-C has cut it short."""
-    from retrieval.clusters import LONG
+    from retrieval.clustering import LONG
     from retrieval.evaluation import add_nmi, duration, nmi_left_out, nmi_seconds, noted
 
     why = nmi_left_out(problem, settings)
@@ -537,9 +537,9 @@ def _with_nmi(evaluation, problem, settings):
 
 def _tell_agreement(result: dict, data, target, as_json: bool, force: bool) -> None:
     """The result for a file that lists neighbours and has no labels."""
+    from retrieval.files import write_text
     from retrieval.ground_truth import warnings
     from retrieval.tables import neighbours_table
-    from retrieval.writing import write_text
 
     if target:
         write_text(target, to_json(result), force)
@@ -643,8 +643,8 @@ def compare(a, b, labels, distance, as_json, out, force, **scoring) -> None:
     """
     from retrieval.comparison import compare as paired
     from retrieval.embeddings import load
+    from retrieval.files import check_target, write_text
     from retrieval.formats.opening import Sources
-    from retrieval.writing import check_target, write_text
 
     settings = _settings(distance, **scoring)
     sources = Sources(a, b, labels)
@@ -707,10 +707,10 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
       dmltool report runs/b/embeddings.h5 --compare runs/a/embeddings.h5 --run runs/b
     """
     from retrieval.embeddings import load
+    from retrieval.files import check_target, write_text
     from retrieval.formats.opening import Sources
     from retrieval.report.gather import Options, gather
     from retrieval.report.page import render
-    from retrieval.writing import check_target, write_text
     from trainer.reporting import pictures_of, run_view
 
     sources = Sources(file, gallery, labels, gallery_labels, *others)
@@ -858,7 +858,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
             raise click.UsageError(
                 "--resume goes on with a run as it was: no --preset, --config, --out."
             )
-        from trainer.checkpoint import load_config
+        from trainer.run.checkpoint import load_config
 
         folder = Path(resume)
         folder = folder.parent if folder.is_file() else folder
@@ -876,14 +876,14 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
                 "learn with --preset photos-scratch-ce"
             )
     if dry_run:
-        from trainer.tables import check_names
+        from trainer.listing import check_names
 
         check_names(config)
         click.echo(config.to_toml(), nl=False)
         return
     with training_display() as watch:
-        from trainer.saving import FolderTaken
-        from trainer.train import run
+        from trainer.run.folder import FolderTaken
+        from trainer.run.train import run
 
         try:
             result = run(config, folder, watch, resume=bool(resume))
@@ -901,7 +901,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     if as_json:
         print_json(result)
         return
-    from trainer.display import result_table
+    from trainer.tables import result_table
 
     stdout_console().print(result_table(result))
     next_step("export", folder)
@@ -919,7 +919,7 @@ def new_folder(parent, name: str):
 @contextmanager
 def training_display() -> Iterator:
     """Shows a run on stderr: a bar on a terminal, and a line for every epoch."""
-    from trainer.display import Display
+    from trainer.tables import Display
 
     with Display(safe_console(stderr=True)) as display:
         yield display
@@ -1017,8 +1017,8 @@ def export(runs, out, as_json, **given) -> None:
       dmltool export runs/glyphs-ce --precision int8 --no-embeddings --force
       dmltool export runs/a runs/b runs/c --out ensemble
     """
-    from exporter.run import EMBEDDINGS, MODEL, Settings, output_folder
-    from exporter.run import export as run_export
+    from exporter.export import EMBEDDINGS, MODEL, Settings, output_folder
+    from exporter.export import export as run_export
     from exporter.tables import export_tables
 
     runs, out = [Path(run) for run in runs], out and Path(out)
@@ -1071,7 +1071,7 @@ def embed(model, data, out, as_json, **given) -> None:
       dmltool embed runs/mine/model.onnx folder:photos --split train --out train.h5
       dmltool embed net.onnx photos --out p.h5 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
     """
-    from exporter.any_model import embed_with
+    from exporter.embed import embed_with
     from exporter.tables import embeddings_table
 
     kept = Path(out).with_name(f"{Path(out).name}.partial")
@@ -1131,7 +1131,7 @@ def list_command(kind: str, as_json: bool) -> None:
     Example:
       dmltool list losses
     """
-    from trainer.tables import listing
+    from trainer.listing import listing
 
     found = listing(kind)
     if as_json:

@@ -23,12 +23,12 @@ from PIL import Image
 
 from benchmarks.loader import photo
 from benchmarks.measure import machine, record, resident, table
-from exporter.decoding import lanes_and_threads
-from exporter.embedding import Embedded, embed
-from exporter.metadata import Preprocessing, to_properties
-from exporter.session import Session, describe
-from trainer.datasets.records import DataSet, build
-from trainer.loading import Source
+from exporter.embedding.decoding import lanes_and_threads
+from exporter.embedding.writing import Embedded, embed
+from exporter.onnx.metadata import Preprocessing, to_properties
+from exporter.onnx.session import Session, describe
+from trainer.data.datasets.records import DataSet, build
+from trainer.data.loading import Source
 
 DISTINCT, BATCH = 24, 8
 SMALL, LARGE = (500, 375), (1500, 1000)
@@ -38,8 +38,8 @@ TINY = Preprocessing(36, True, 32, "bilinear", MEAN, STD)
 
 
 def write_network(backbone: str, path: Path, prepared: Preprocessing, dim: int = 0) -> None:
-    from exporter.graph import write_model
-    from trainer.embedder import Embedder
+    from exporter.onnx.trace import write_model
+    from trainer.networks.embedder import Embedder
 
     embedder = Embedder(backbone, dim=dim, image_size=prepared.crop).eval()
     values = {"schema": 1, "arch": backbone, "embedding_dim": embedder.dim, "l2_normalized": False}

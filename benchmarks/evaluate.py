@@ -78,7 +78,7 @@ def pml(G, gl, ks, Q=None, ql=None):
 
 
 def ours(G, gl, ks, Q=None, ql=None, places=False):
-    from retrieval.ranks import count_ranks
+    from retrieval.ranking.ranks import count_ranks
 
     ranks = count_ranks(G, gl, Q, ql, places=places)
     return {d: {k: float(((r.rank > 0) & (r.rank <= k)).mean()) for k in ks}
@@ -158,7 +158,7 @@ def command(*args: str, cache: str | None = None) -> tuple[float, int, dict]:
 
 def whole_command():
     from retrieval.embeddings import Split
-    from retrieval.formats.hdf5 import write
+    from retrieval.formats.hdf5.file import write
 
     X, labels = clustered(5924, 2048, 100, 5.0)
     with tempfile.TemporaryDirectory() as folder:
@@ -184,7 +184,7 @@ def whole_command():
 
 
 def million():
-    from retrieval.formats.hdf5 import Writer
+    from retrieval.formats.hdf5.file import Writer
 
     N, D, C = 1_000_000, 256, 50_000
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
@@ -215,7 +215,7 @@ def million():
 def kmeans():
     import faiss
 
-    from retrieval.clusters import kmeans as our_kmeans
+    from retrieval.clustering import kmeans as our_kmeans
 
     rows = []
     for title, N, D, C, repeats in (
@@ -252,7 +252,7 @@ def kmeans():
 
 def hard():
     """Data that float32 cannot decide: what exactness costs at its worst."""
-    from retrieval.ranks import count_ranks
+    from retrieval.ranking.ranks import count_ranks
 
     N, D, C = 20_000, 128, 2000
     X, labels = clustered(N, D, C, 2.0)

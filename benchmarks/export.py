@@ -18,16 +18,16 @@ import torch
 
 from benchmarks.measure import alternate, machine, record, table
 from exporter import parity
-from exporter.graph import write_model
-from exporter.metadata import describe_checkpoint
-from exporter.precision import compare, to_fp16, to_int8
-from exporter.run import CALIBRATION, load_member, prepared_images, spread
-from exporter.session import Session, describe
-from trainer import checkpoint
+from exporter.export import CALIBRATION, load_member, prepared_images, spread
+from exporter.onnx.metadata import describe_checkpoint
+from exporter.onnx.precision import compare, to_fp16, to_int8
+from exporter.onnx.session import Session, describe
+from exporter.onnx.trace import write_model
 from trainer.config import Config, Data, Input, Network
-from trainer.embedder import Embedder
-from trainer.saving import preprocessing
-from trainer.setup import load_data
+from trainer.networks.embedder import Embedder
+from trainer.run import checkpoint
+from trainer.run.folder import preprocessing
+from trainer.run.setup import load_data
 
 PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript")
 BATCH = 8

@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.measure import machine, record, table
-from trainer import datasets, sampling, transforms
 from trainer.config import Input
-from trainer.images import read_rgb
-from trainer.loading import Loader, open_images
+from trainer.data import datasets, sampling, transforms
+from trainer.data.images import read_rgb
+from trainer.data.loading import Loader, open_images
 
 SIZES = {(1500, 1000): 24, (4000, 3000): 6}  # of photographs, and how many of each
 ROUNDS = 7
@@ -88,7 +88,7 @@ def grey_levels(path: Path, draft: int, interpolation: str = "bilinear") -> floa
 
 
 def photographs(width: int, height: int, count: int) -> str:
-    from trainer.vision import torchvision
+    from trainer.networks.vision import torchvision
 
     T = torchvision.transforms
     theirs = T.Compose(

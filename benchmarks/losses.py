@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from benchmarks.measure import machine, record, table
 from trainer.config import Optimizer
 from trainer.losses import build
-from trainer.optimizers import build as build_optimizer
-from trainer.vision import torchvision
+from trainer.networks.vision import torchvision
+from trainer.run.optimizers import build as build_optimizer
 
 PACKAGES = ("torch", "torchvision")
 NAMES = ("ce", "group", "spce")

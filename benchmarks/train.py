@@ -24,17 +24,18 @@ import torch
 
 from benchmarks.measure import RESULTS, machine, record, table
 from retrieval.metrics import DISTANCES
-from retrieval.ranks import count_ranks
-from trainer import checkpoint, losses, train
+from retrieval.ranking.ranks import count_ranks
+from trainer import losses
 from trainer.config import Config
-from trainer.datasets import load
-from trainer.device import to_input
-from trainer.distributed import alone
-from trainer.embedder import Embedder
+from trainer.data.datasets import load
+from trainer.networks.embedder import Embedder
 from trainer.resolve import resolve
-from trainer.setup import build_embedder, load_embedder
-from trainer.steps import train_epoch
-from trainer.watch import Watch
+from trainer.run import checkpoint, train
+from trainer.run.device import to_input
+from trainer.run.distributed import alone
+from trainer.run.epoch import train_epoch
+from trainer.run.setup import build_embedder, load_embedder
+from trainer.run.watch import Watch
 
 LOSSES = ("ce", "group", "spce")
 SEEDS = (0, 1, 2)

@@ -14,10 +14,10 @@ from rich.table import Table
 
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats.hdf5 import write
+from retrieval.files import write_text
+from retrieval.formats.hdf5.file import write
 from retrieval.metrics import DISTANCES
-from retrieval.threads import StageProgress
-from retrieval.writing import write_text
+from retrieval.resources import StageProgress
 
 LOSSES = ("ce", "spce", "group")
 BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
@@ -51,7 +51,7 @@ class Step:
         lost = self.made.exists() and not all(path.exists() for path in self.also)
         goes_on = (run / "last.pt").exists() and not lost
         if self.args[0] == "train" and run.exists() and not goes_on:
-            from trainer.saving import locked
+            from trainer.run.folder import locked
 
             with locked(run):
                 shutil.rmtree(run)
@@ -156,10 +156,10 @@ def write_baselines(folder: Path, progress: StageProgress | None = None) -> bool
         return False
     import torch
 
-    from trainer.datasets import load
-    from trainer.device import to_input
+    from trainer.data.datasets import load
     from trainer.resolve import resolve
-    from trainer.setup import build_embedder
+    from trainer.run.device import to_input
+    from trainer.run.setup import build_embedder
 
     data = load("glyphs")
     rows = data.rows("test")

@@ -19,7 +19,7 @@ from types import ModuleType
 from rich.table import Table
 from rich.text import Text
 
-from exporter import providers
+from exporter.onnx import providers
 from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS
 
@@ -82,7 +82,7 @@ def _faiss() -> Check:
 
 def _training() -> list[Check]:
     def device(torch: ModuleType) -> str:
-        from trainer.device import pick_device
+        from trainer.run.device import pick_device
 
         picked = pick_device("auto")
         if picked.type == "cuda":
@@ -95,13 +95,13 @@ def _training() -> list[Check]:
         return f"trains on {picked.type}"
 
     def vision(_: ModuleType) -> str:
-        from trainer.vision import torchvision
+        from trainer.networks.vision import torchvision
 
         return f"{len(torchvision.models.list_models())} models"
 
     found = [_module("train", "torch", CPU, device, needed=True)]
     if found[0].state == OK:  # torchvision does not import without it
-        found.append(_module("train", "torchvision", CPU, vision, True, "trainer.vision"))
+        found.append(_module("train", "torchvision", CPU, vision, True, "trainer.networks.vision"))
         found += _cuda_libraries()
     found += [_module("train", name, CPU, needed=True) for name in ("PIL", "matplotlib")]
     found.append(_module("train", "pytorch_metric_learning", CPU))

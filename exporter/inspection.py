@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exporter import hostile
-from exporter.metadata import Preprocessing
-from exporter.model import Model, describe, printable, shown
-from exporter.session import Session
+from exporter.onnx import untrusted
+from exporter.onnx.metadata import Preprocessing
+from exporter.onnx.model import Model, describe, printable, shown
+from exporter.onnx.session import Session
 from retrieval.errors import DmlError
-from retrieval.threads import StageProgress
+from retrieval.resources import StageProgress
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -27,8 +27,8 @@ SAME_COSINE = 0.999
 
 def inspect_model(path: Path) -> dict[str, Any]:
     """As JSON has it. Nothing is run; a model that cannot embed images is shown as well."""
-    data = hostile.read_bytes(path)
-    proto = hostile.parse(data, path)
+    data = untrusted.read_bytes(path)
+    proto = untrusted.parse(data, path)
     found: dict[str, Any] = {
         "version": 1,
         "file": str(path),
@@ -153,15 +153,15 @@ def _against_runs(
     progress: StageProgress | None,
 ) -> dict[str, Any]:
     """The parity check of the export on the same images, and its verdict."""
-    from exporter import parity, run
+    from exporter import export, parity
 
-    members = [run.load_member(path) for path in runs]
-    run.check_origin(model, members)
+    members = [export.load_member(path) for path in runs]
+    export.check_origin(model, members)
     own = model.metadata
-    images, labels = run.compared_images(
-        run.load_matching(members, data), own.preprocessing, own.precision
+    images, labels = export.compared_images(
+        export.load_matching(members, data), own.preprocessing, own.precision
     )
-    network = run.network_of(members, own.normalized)
+    network = export.network_of(members, own.normalized)
     normalize = own.normalized and len(members) == 1
     found = parity.check(network, session, images, labels, normalize=normalize, progress=progress)
     parity.judge(found, own.precision)

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from retrieval.errors import DmlError
-from retrieval.slices import slices
-from retrieval.threads import StageProgress
-from trainer.device import to_input
-from trainer.embedder import Embedder
+from retrieval.resources import StageProgress, slices
+from trainer.networks.embedder import Embedder
+from trainer.run.device import to_input
 
 TOLERANCE = {"fp32": 0.1, "fp16": 0.5, "int8": 1.0}
 """Points of Recall@1 that a model of this precision may lose."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrieval.duplicates import row_groups, rows_among
 from retrieval.problem import QUERY_GALLERY, Problem
-from retrieval.slices import blocks
+from retrieval.ranking.identical_rows import row_groups, rows_among
+from retrieval.resources import blocks
 
 # Each check: what its count means, said to the person who reads the table.
 MESSAGES = {

@@ -12,7 +12,7 @@ from retrieval.errors import DmlError
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.formats.labels import alike
 from retrieval.problem import from_embeddings
-from retrieval.threads import StageProgress
+from retrieval.resources import StageProgress
 
 VERSION = 1
 

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from retrieval import bootstrap, checks, clusters, metrics
+from retrieval import bootstrap, checks, clustering, metrics
 from retrieval.errors import DmlError, install
 from retrieval.metrics import DISTANCES
 from retrieval.neighbours import load_faiss
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays, sample
-from retrieval.ranks import Ranks, count_ranks
-from retrieval.threads import Progress, StageProgress, allowed
+from retrieval.ranking.ranks import Ranks, count_ranks
+from retrieval.resources import Progress, StageProgress, allowed
 
 ENGINES = ("count", "faiss")
 VERSION = 1
@@ -182,7 +182,7 @@ def nmi_left_out(problem: Problem, settings: Settings) -> str | None:
     if find_spec("faiss") is None:
         return f"NMI was left out: k-means needs FAISS. {install('cpu')}"
     seconds = nmi_seconds(problem, settings)
-    if seconds <= clusters.LONG:
+    if seconds <= clustering.LONG:
         return None
     return (
         f"NMI was left out: k-means with {len(problem.names):,} clusters would take about "
@@ -195,7 +195,7 @@ def nmi_seconds(problem: Problem, settings: Settings) -> float:
     N = len(problem.gallery)
     N += len(problem.query_codes) if problem.protocol == QUERY_GALLERY else 0
     runs = len(settings.distances) * settings.seeds * settings.kmeans_restarts
-    return clusters.estimated_seconds(
+    return clustering.estimated_seconds(
         N, problem.gallery.shape[1], len(problem.names), runs * settings.kmeans_iterations
     )
 
@@ -296,7 +296,7 @@ def _clusters(problem: Problem, settings: Settings, d: str, progress: StageProgr
     if problem.protocol == QUERY_GALLERY:
         vectors = np.concatenate([problem.asking, vectors])
         codes = np.concatenate([problem.query_codes, codes])
-    scores = clusters.cluster_scores(
+    scores = clustering.cluster_scores(
         vectors, codes, d, list(range(settings.seeds)),
         iterations=settings.kmeans_iterations, restarts=settings.kmeans_restarts,
         memory=settings.memory, progress=_stage(progress, f"k-means ({d})"),

@@ -15,8 +15,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
 from retrieval.neighbours import search
-from retrieval.slices import slices
-from retrieval.threads import StageProgress
+from retrieval.resources import StageProgress, slices
 
 VERSION = 1
 PAD = 8  # candidates beyond K: float32, in which they are found, may order near ones differently

@@ -7,11 +7,10 @@ import math
 import numpy as np
 
 from retrieval.checks import conflicting_rows, zero_rows
-from retrieval.duplicates import row_groups
 from retrieval.embeddings import Embeddings, Split
 from retrieval.formats.labels import is_text
-from retrieval.slices import blocks
-from retrieval.threads import StageProgress
+from retrieval.ranking.identical_rows import row_groups
+from retrieval.resources import StageProgress, blocks
 
 
 def inspect(data: Embeddings, progress: StageProgress | None = None) -> dict:

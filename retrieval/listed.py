@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval.duplicates import row_groups
-from retrieval.kernels import compiled
 from retrieval.metrics import RightPositions
 from retrieval.neighbours import lists, resident_rows, ticker
-from retrieval.slices import slices
+from retrieval.ranking.identical_rows import row_groups
+from retrieval.ranking.kernels import compiled
+from retrieval.resources import Progress, processors, slices
 from retrieval.space import MEMORY, Space, each, float64_rows, space_of
-from retrieval.threads import Progress, processors
 
 PAD = 8  # neighbours listed beyond those needed: room between the last needed and the last listed
 TIE = 1e-12  # distances this close, relative to themselves, are equal ...

@@ -15,12 +15,12 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings, Split, comparable, load
 from retrieval.errors import DmlError
+from retrieval.files import check_target
 from retrieval.formats.arrays import blocks
-from retrieval.formats.hdf5 import Writer, check_name
+from retrieval.formats.hdf5.file import Writer, check_name
 from retrieval.formats.labels import alike
 from retrieval.formats.opening import Sources
-from retrieval.threads import StageProgress
-from retrieval.writing import check_target
+from retrieval.resources import StageProgress
 
 SHOWN = 3
 BYTES = 8  # of a number while rows are normalised

@@ -9,9 +9,8 @@ from types import ModuleType
 import numpy as np
 
 from retrieval.errors import DmlError, install
-from retrieval.slices import slices
+from retrieval.resources import Progress, slices
 from retrieval.space import MEMORY, Rows, Space, float32_rows, space_of
-from retrieval.threads import Progress
 
 GPU_MOST = 2048  # the longest list that FAISS returns on a GPU
 SEARCH_WORK = 1 << 35  # multiplications per FAISS call, about a second: Ctrl-C waits no longer

@@ -11,7 +11,7 @@ from retrieval.errors import DmlError
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import KEPT, allocate
 from retrieval.formats.labels import alike
-from retrieval.slices import blocks
+from retrieval.resources import blocks
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
 

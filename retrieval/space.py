@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.slices import slices
-from retrieval.threads import processors, run_all
+from retrieval.resources import processors, run_all, slices
 
 Rows = slice | np.ndarray
 MEMORY = 2 << 30

@@ -36,7 +36,7 @@ def limited_onednn():
     with suppress(ImportError):  # torch is not installed
         import torch
 
-        from trainer.half_precision import allow_half
+        from trainer.run.half_precision import allow_half
 
         with suppress(DmlError):  # neither way; the tests of half precision are skipped
             allow_half(torch.bfloat16)

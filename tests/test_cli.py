@@ -20,7 +20,7 @@ import cli
 from cli import Size, main, progress_bar
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats.hdf5 import write
+from retrieval.formats.hdf5.file import write
 from retrieval.tables import evaluation_table
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"
@@ -367,7 +367,7 @@ def test_an_interrupted_k_means_still_prints_the_json(files, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("retrieval.clusters.cluster_scores", interrupted)
+    monkeypatch.setattr("retrieval.clustering.cluster_scores", interrupted)
     result = call("eval", files / "a.h5", "--json", "--no-map")
     assert result.exit_code == 130
     assert json.loads(result.stdout)["distances"]["l2"]["recall"]["1"] > 0
@@ -375,7 +375,7 @@ def test_an_interrupted_k_means_still_prints_the_json(files, monkeypatch):
 
 def test_long_k_means_is_left_out_unless_it_is_wanted(files, monkeypatch):
     pytest.importorskip("faiss")
-    monkeypatch.setattr("retrieval.clusters.SPEED", 1000)
+    monkeypatch.setattr("retrieval.clustering.SPEED", 1000)
     result = call("eval", files / "a.h5", "--no-map")
     assert "NMI" not in result.stdout
     assert "would take about" in result.stderr

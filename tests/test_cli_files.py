@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from cli import main
 from retrieval.embeddings import Split
-from retrieval.formats.hdf5 import write
+from retrieval.formats.hdf5.file import write
 
 X = np.random.default_rng(0).standard_normal((12, 5))
 Y = np.arange(12) // 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retrieval.embeddings import Split
-from retrieval.formats.hdf5 import write
+from retrieval.formats.hdf5.file import write
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"
 C_LOCALE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

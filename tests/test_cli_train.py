@@ -18,7 +18,7 @@ from PIL import Image
 
 from cli import main
 from tests.trainer.conftest import draw_pictures
-from trainer.tables import listing
+from trainer.listing import listing
 
 SMALL = (
     "--set", "input.resize=0", "--set", "input.crop=16", "--set", "input.train_crop=center",
@@ -176,7 +176,7 @@ def test_a_finished_run_can_be_given_more_epochs(dmltool, photos, tmp_path):
 
 def test_a_run_that_is_being_trained_is_not_resumed(dmltool, photos, tmp_path):
     assert dmltool("train", "--data", photos, *SMALL, "--out", "run").exit_code == 0
-    from trainer.saving import locked
+    from trainer.run.folder import locked
 
     with locked(tmp_path / "run"):
         done = dmltool("train", "--resume", "run")
@@ -272,7 +272,7 @@ def test_ctrl_c_says_how_to_go_on(photos, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "cli", "train", "--dataset", "folder", "--data", str(photos), *SMALL,
          "--epochs", "5000", "--workers", "1", "--out", str(tmp_path / "run")],
-        cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     deadline = time.monotonic() + 240
@@ -303,7 +303,7 @@ def test_listing_and_dry_runs_never_load_torch():
         "    main.main(args, standalone_mode=False)\n"
         "sys.exit('torch' in sys.modules)"
     )
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[1]
     assert (
         subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True).returncode == 0
     )
@@ -343,7 +343,7 @@ def test_threads_beyond_the_processors_are_said_and_not_started(dmltool, photos,
 def test_list_fits_the_terminal(columns, tmp_path):
     reader, writer = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli", "list", "presets"], cwd=Path(__file__).parent.parent,
+        [sys.executable, "-m", "cli", "list", "presets"], cwd=Path(__file__).parents[1],
         stdout=writer, env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
     )  # fmt: skip
     os.close(writer)

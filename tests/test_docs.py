@@ -3,7 +3,7 @@ somewhere.
 
 ```bash and ```python blocks of a page run in order, in one folder that holds photos and the files
 of a demo. ```sh lines need a data set, a GPU or minutes: they are parsed only, as are the former,
-by the command line itself. The ```py block of docs/onnx.md has tests/exporter/test_onnx_example.py.
+by the command line itself. The ```py block of docs/onnx.md has tests/exporter/onnx/test_example.py.
 """
 
 import os
@@ -24,10 +24,12 @@ from cli import main
 from docs.generate import FILES, ROOT
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats.hdf5 import write
+from retrieval.formats.hdf5.file import write
 from tests.trainer.conftest import draw_pictures
-from trainer import backbones, datasets, losses
-from trainer.datasets import glyphs
+from trainer import losses
+from trainer.data import datasets
+from trainer.data.datasets import glyphs
+from trainer.networks import backbones
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,7 +11,7 @@ import pytest
 from retrieval.formats import FORMATS
 from tests.fuzz import mutate, seeds
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 LAYERS = ["retrieval", "trainer", "exporter", "cli"]  # a layer may import itself and those before
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
 from retrieval.metrics import DISTANCES
-from trainer import datasets
-from trainer.datasets.records import FileReader
-from trainer.history import METRICS, read_metrics
+from trainer.data import datasets
+from trainer.data.datasets.records import FileReader
 from trainer.resolve import LARGEST, parse_toml
+from trainer.run.metrics_log import METRICS, read_metrics
 
 CONFIG = "config.toml"
 SIDE = 64  # of the thumbnails that the images become
@@ -90,7 +90,7 @@ class Folder:
     root: Path
 
     def __call__(self, path: str) -> np.ndarray:
-        from trainer.images import read_rgb
+        from trainer.data.images import read_rgb
 
         root = self.root.resolve()
         try:

@@ -22,7 +22,7 @@ FORMATS = (
     Format(
         "hdf5",
         (".h5", ".hdf5", ".he5"),
-        "retrieval.formats.hdf5",
+        "retrieval.formats.hdf5.file",
         "dmltool's own files, ann-benchmarks files, any vectors with labels",
     ),
     Format("npy", (".npy",), "retrieval.formats.npy", "one NumPy array; labels in another file"),

@@ -19,8 +19,8 @@ from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
 from retrieval.report import classes, layout, nearest, sampling, thumbs
+from retrieval.resources import Progress, StageProgress
 from retrieval.tables import evaluation_warnings
-from retrieval.threads import Progress, StageProgress
 
 NEAR, FLIPS, LONGEST = 8, 100, 300
 CURVE = 1000  # the largest K

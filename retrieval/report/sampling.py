@@ -8,7 +8,7 @@ import numpy as np
 
 from retrieval.problem import Problem
 from retrieval.report.nearest import self_ids
-from retrieval.slices import slices
+from retrieval.resources import slices
 
 MOST, TAB, RANDOM = 2000, 150, 300  # queries in all, in a tab of worst or best, and at random
 PAIRS, BINS = 200_000, 60

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.threads import Progress, processors
+from retrieval.resources import Progress, processors
 
 SIDE = 64
 BUDGET = 14 << 20  # characters of base64 in all

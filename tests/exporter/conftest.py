@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from exporter.graph import write_model
+from exporter.onnx.trace import write_model
 from tests.exporter.networks import properties, settled
 
 

@@ -2,7 +2,7 @@
 
 from onnx import TensorProto, helper
 
-from exporter.metadata import to_properties
+from exporter.onnx.metadata import to_properties
 
 FLOAT, HALF, UINT8 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8
 OURS = {

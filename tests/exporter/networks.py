@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from exporter.metadata import to_properties
-from trainer.embedder import BATCHNORMS, Embedder
+from exporter.onnx.metadata import to_properties
+from trainer.networks.embedder import BATCHNORMS, Embedder
 
 
 def stripes(count=80, classes=10, size=16, seed=0):

@@ -12,14 +12,14 @@ from onnx import helper
 from rich.console import Console
 
 from cli import main
+from exporter.export import MODEL, Settings, export
 from exporter.inspection import check_model, inspect_model
-from exporter.model import describe
-from exporter.run import MODEL, Settings, export
+from exporter.onnx.model import describe
 from exporter.tables import model_table
 from retrieval.errors import DmlError
 from tests.exporter.models import FLOAT, PROPERTIES, UINT8, mean_model, model_of
 from tests.trainer.conftest import draw_pictures, small_config
-from trainer import train
+from trainer.run import train
 
 
 @pytest.fixture(scope="module")

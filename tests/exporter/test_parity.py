@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from exporter import parity
+from exporter.onnx.session import Session, describe
 from exporter.parity import Parity, check, judge
-from exporter.session import Session, describe
 from retrieval.errors import DmlError
 from tests.exporter.networks import stripes
 

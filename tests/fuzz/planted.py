@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.writing import write_text
+from retrieval.files import write_text
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import kill
 from tests.fuzz.child import Limits

@@ -43,7 +43,7 @@ def _hdf5(folder: Path) -> None:
     import h5py
 
     from retrieval.embeddings import Split
-    from retrieval.formats import hdf5
+    from retrieval.formats.hdf5 import file as hdf5
 
     fixed = {"created": "2020-01-01T00:00:00+00:00", "dmltool": "0", "preprocessing": {"crop": 16}}
     own = {"test": Split(vectors(), labels(), paths())}
@@ -193,7 +193,7 @@ def torch_files(folder: Path) -> dict[str, bytes]:
 def run_folder(folder: Path) -> Path:
     """A finished training of one epoch on a few small images, made as a user makes it."""
     from trainer.config import Batches, Config, Data, Input, Network, Run, Schedule
-    from trainer.train import run
+    from trainer.run.train import run
 
     folder.mkdir(parents=True, exist_ok=True)
     draw_images(folder / "images")

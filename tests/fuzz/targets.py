@@ -147,7 +147,7 @@ HEAVY = ("torch", "checkpoint", "model.onnx", "image", "settings", "run folder",
 def heavy(folder: Path) -> list[Target]:
     from trainer.resolve import PRESETS
 
-    for module in ("exporter.run", "exporter.any_model", "trainer.train", "onnxruntime"):
+    for module in ("exporter.export", "exporter.embed", "trainer.run.train", "onnxruntime"):
         importlib.import_module(module)
     run = folder / "run"
     made = attempt(lambda: str(seeds.run_folder(folder)), Limits(300, 8 << 30))
@@ -173,7 +173,7 @@ def checkpoint(path: Path, rng: random.Random) -> str:
     """As `export` opens it."""
     import torch
 
-    from exporter.run import load_member
+    from exporter.export import load_member
 
     member = load_member(path)
     with torch.no_grad():
@@ -183,8 +183,8 @@ def checkpoint(path: Path, rng: random.Random) -> str:
 
 def model(path: Path, rng: random.Random) -> str:
     """As `embed` opens and runs it."""
-    from exporter.foreign import foreign_preprocessing
-    from exporter.session import Session, describe
+    from exporter.onnx.foreign import foreign_preprocessing
+    from exporter.onnx.session import Session, describe
 
     described = describe(path)
     floats = described.dtype != "uint8"
@@ -196,7 +196,7 @@ def model(path: Path, rng: random.Random) -> str:
 
 
 def image(path: Path, rng: random.Random) -> str:
-    from trainer.images import read_rgb
+    from trainer.data.images import read_rgb
 
     return _digest(read_rgb(path), read_rgb(path, 4))
 
@@ -216,7 +216,7 @@ def run_view(path: Path, rng: random.Random) -> str:
 
 def image_table(path: Path, rng: random.Random) -> str:
     """As `train --dataset csv` and `embed` read it."""
-    from trainer import datasets
+    from trainer.data import datasets
 
     data = datasets.load("csv", path, test_fraction=0.0)
     return _digest(data.labels) + repr(data.paths[:3])

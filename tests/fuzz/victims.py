@@ -19,8 +19,8 @@ from tests.fuzz import seeds
 
 Command = tuple[str, ...] | Callable[[], None]  # words of the command line, or a function
 MODULES = (
-    *("cli", "exporter.run", "exporter.any_model", "exporter.tables", "trainer.train"),
-    *("trainer.display", "trainer.reporting", "onnxruntime", "retrieval.merging"),
+    *("cli", "exporter.export", "exporter.embed", "exporter.tables", "trainer.run.train"),
+    *("trainer.tables", "trainer.reporting", "onnxruntime", "retrieval.merging"),
     *("retrieval.report.gather", "retrieval.report.page", "matplotlib.figure", "sklearn.manifold"),
 )
 TIMINGS = ("seconds", "images_per_second")
@@ -62,7 +62,7 @@ def run_command(command: Command) -> str:
 
 def write_slowly() -> None:
     """As an embedding of images writes: a row now and then; goes on where it was."""
-    from retrieval.formats.hdf5 import Writer
+    from retrieval.formats.hdf5.file import Writer
 
     path, rows = Path("w.h5"), 150
     if path.exists():

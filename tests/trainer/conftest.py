@@ -9,7 +9,7 @@ from PIL import Image
 
 from retrieval.errors import DmlError
 from trainer.config import Batches, Config, Data, Input, Network, Optimizer, Run, Schedule
-from trainer.half_precision import allow_half
+from trainer.run.half_precision import allow_half
 
 NOISE = 0.35  # hard enough that epochs differ
 

@@ -1,0 +1,1 @@
+"""Embed images with a model and write the embeddings to a file."""

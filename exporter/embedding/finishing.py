@@ -1,0 +1,194 @@
+"""The last step of embedding where the file is not to be as it grew.
+
+Rows of images that could not be read are left out, and rows become float16. Both are done by
+writing the file anew from `name.partial`, which goes only when the new one is in its place: killed
+in between, nothing but this step is done again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from exporter.embedding.decoding import Bad
+from retrieval.embeddings import load
+from retrieval.errors import DmlError
+from retrieval.files import remove_unused
+from retrieval.formats.arrays import allocate, blocks, mapped
+from retrieval.formats.hdf5.content import sync
+from retrieval.formats.hdf5.file import SAME, Writer
+from retrieval.metrics import recall_at
+from retrieval.resources import StageProgress
+
+MOST_TEXT = 32_768  # bytes; an attribute of HDF5 holds 64 kB at most
+MEMORY = 512 << 20
+
+Vectors = dict[str, np.ndarray]
+
+
+def rewrite(
+    out: Writer, dtype: str, bad: dict[str, Bad], progress: StageProgress | None
+) -> dict[str, tuple[float, float]] | None:
+    """Recall@1 before and after where the dtype has changed. Called while `out` is locked."""
+    new = _final(out)
+    keep = {split: _kept(count, bad[split]) for split, count in out.lengths.items()}
+    labels, paths = out.layout.labels, out.layout.paths
+    columns = {s: (_of(labels[s], k), _text(paths[s], k)) for s, k in keep.items()}
+    stored = _mapped(out)
+    writer = Writer(new, columns, out.dim, dtype, out.layout.names, _attrs(out, bad), force=True)
+    try:
+        with writer:
+            _copy(stored, keep, writer, progress)
+        recall = None
+        labelled = all(labels is not None for labels, _ in columns.values())
+        if np.dtype(dtype) != out.dtype and labelled:
+            recall = _compare(stored, keep, new, columns, progress)
+        os.replace(new, out.path)
+    finally:
+        with suppress(OSError):
+            remove_leftovers(out)
+    sync(out.path.parent)
+    out.partial.unlink()
+    return recall
+
+
+def _final(out: Writer) -> Path:
+    return out.path.with_name(out.path.name + ".final")
+
+
+def remove_leftovers(out: Writer) -> None:
+    """Removes what a killed `rewrite` left; the lock of `out` keeps living ones away."""
+    final = _final(out)
+    for left in (final, final.with_name(final.name + ".partial")):
+        left.unlink(missing_ok=True)
+
+
+def _kept(count: int, bad: Bad) -> np.ndarray:
+    keep = np.ones(count, bool)
+    keep[[place for place, _ in bad]] = False
+    return np.flatnonzero(keep)
+
+
+def _of(labels: np.ndarray | None, places: np.ndarray) -> np.ndarray | None:
+    return None if labels is None else labels[places]
+
+
+def _text(paths: list[bytes], places: np.ndarray) -> list[str]:
+    return [paths[place].decode("utf-8", "surrogateescape") for place in places.tolist()]
+
+
+def _mapped(out: Writer) -> Vectors:
+    """The rows where they are. With skipped ones the file is not complete, so nobody else reads."""
+    found = {}
+    with h5py.File(out.partial, "r", locking=False) as file:
+        for split, count in out.lengths.items():
+            offset = file[split]["embeddings"].id.get_offset()
+            found[split] = mapped(out.partial, out.dtype, (count, out.dim), offset)
+    return found
+
+
+def _attrs(out: Writer, bad: dict[str, Bad]) -> dict[str, object]:
+    with h5py.File(out.partial, "r", locking=False) as file:
+        attrs = out.layout.attrs | {"created": file.attrs["created"]}
+    names, size, count = [], 0, 0
+    for split, found in bad.items():
+        for place, error in found:
+            count += 1
+            path = out.layout.paths[split][place].decode("utf-8", "replace")
+            entry = [path, error.why or error.what]
+            size += len(json.dumps(entry)) + 2
+            if size < MOST_TEXT:
+                names.append(entry)
+    if count:  # `listed_sha256` is of all paths, those left out among them
+        listed = attrs.pop("paths_sha256")
+        attrs |= {"skipped": count, "skipped_paths": names, "listed_sha256": listed}
+    return attrs
+
+
+def _copy(
+    stored: Vectors, keep: dict[str, np.ndarray], writer: Writer, progress: StageProgress | None
+) -> None:
+    done, total = 0, sum(map(len, keep.values()))
+    for split, places in keep.items():
+        for part in blocks(len(places), stored[split].shape[1] * 4):
+            writer.write(split, part.start, stored[split][places[part]])
+            done += part.stop - part.start
+            if progress:
+                progress("writing", done, total)
+
+
+def _compare(
+    stored: Vectors,
+    keep: dict[str, np.ndarray],
+    new: Path,
+    columns: dict[str, tuple[np.ndarray, list[str]]],
+    progress: StageProgress | None,
+) -> dict[str, tuple[float, float]]:
+    """Exact Recall@1 by l2 and cos: (as computed, as stored)."""
+    after = {split: part.vectors for split, part in load(new).splits.items()}
+    before = {split: _taken(rows, keep[split]) for split, rows in stored.items()}
+    labels = {split: values for split, (values, _) in columns.items()}
+    a = _recall(before, labels, "Recall@1 of float32", progress)
+    b = _recall(after, labels, "Recall@1 of float16", progress)
+    return {distance: (a[distance], b[distance]) for distance in a}
+
+
+def _taken(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """No copy unless rows were left out; a large one goes to disk, not into memory."""
+    if len(places) == len(rows):
+        return rows
+    out = allocate((len(places), rows.shape[1]), rows.dtype)
+    for part in blocks(len(places), rows.shape[1] * rows.itemsize):
+        out[part] = rows[places[part]]
+    return out
+
+
+def _recall(
+    vectors: Vectors, labels: Vectors, stage: str, progress: StageProgress | None
+) -> dict[str, float]:
+    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
+
+    if {"query", "gallery"} <= set(vectors):
+        sides = [part[s] for s in ("gallery", "query") for part in (vectors, labels)]
+    else:
+        split = "test" if "test" in vectors else next(iter(vectors))
+        sides = [vectors[split], labels[split]]
+    report = (lambda done, total: progress(stage, done, total)) if progress else None
+    ranks = count_ranks(*sides, memory=MEMORY, progress=report)
+    return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
+
+
+# Files that are there already
+
+
+def is_finished(out: Writer, dtype: str) -> bool:
+    """Whether the target is what is about to be written: a run killed after its last rename."""
+    if not out.path.exists():
+        return False
+    try:
+        found = load(out.path)
+    except DmlError:
+        return False
+    attrs = found.attrs | {
+        "paths_sha256": found.attrs.get("listed_sha256", found.attrs.get("paths_sha256"))
+    }
+    same = all(attrs.get(key) == out.layout.attrs.get(key) for key in SAME)
+    kinds = {(part.vectors.dtype.name, part.vectors.shape[1]) for part in found.splits.values()}
+    if not same or set(found.splits) != set(out.lengths) or kinds != {(dtype, out.dim)}:
+        return False
+    if "skipped" in attrs or dtype != out.dtype:  # killed between the last two steps of `rewrite`
+        remove_unused(out.partial)
+    return True
+
+
+def content(path: Path) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
+    """Rows of each split, and what was left out."""
+    found = load(path)
+    listed = json.loads(str(found.attrs.get("skipped_paths", "[]")))
+    rows = {split: len(part.vectors) for split, part in found.splits.items()}
+    return rows, tuple((str(name), str(why)) for name, why in listed)

@@ -1,0 +1,1 @@
+"""ONNX models: traced, described, made smaller, checked and run."""

@@ -1,0 +1,130 @@
+"""Models that other programs made: the user says what their files do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from exporter.onnx.metadata import LAYOUTS, Preprocessing
+from exporter.onnx.model import Model
+from exporter.onnx.untrusted import check_batch
+from retrieval.errors import DmlError
+from trainer.config import Input
+from trainer.data.images import WHITE, Colour
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user says of a model's input, under the names of the options; None: nothing."""
+
+    size: int | None = None
+    """Sides of the input in pixels."""
+    resize: int | None = None
+    """Short side before the central crop; `size` if not given."""
+    squash: bool | None = None
+    """Both sides become `size` or `resize`, whatever the ratio."""
+    interpolation: str | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    scale: int | None = None
+    """1 or 255: mean and std are those of colours from 0 to so much."""
+    bgr: bool | None = None
+    layout: str | None = None
+    background: Colour | None = None
+    no_draft: bool | None = None
+    """JPEGs are decoded at full size."""
+
+
+def foreign_preprocessing(model: Model, size: int | None = None, **said: Any) -> Preprocessing:
+    """The preprocessing of a model that does not carry its own, from what the user says (`Given`).
+
+    A model of dmltool gives its own, and nothing may be said about it.
+    """
+    given = Given(size, **said)
+    if model.preprocessing is not None:
+        named = {f"--{name.replace('_', '-')}": value for name, value in asdict(given).items()}
+        used = ", ".join(name for name, value in named.items() if value not in (None, False))
+        if used:
+            raise DmlError(
+                f"{model.path} says itself how images are prepared for it.",
+                f"{used} would give other embeddings than it was trained for.",
+                f"Leave out {used}.",
+            )
+        return model.preprocessing
+    _check(model, given)
+    side = size or model.size[0]
+    check_batch(model.path, model.batch, side * side)
+    return Preprocessing(
+        resize=side if given.resize is None else given.resize,
+        keep_ratio=not given.squash,
+        crop=side,
+        interpolation=given.interpolation or "bilinear",
+        mean=(0.0, 0.0, 0.0) if given.mean is None else tuple(map(float, given.mean)),
+        std=(1.0, 1.0, 1.0) if given.std is None else tuple(map(float, given.std)),
+        layout=given.layout or model.layout,
+        dtype=model.dtype,
+        inside=model.dtype == "uint8",
+        scale=given.scale or 1,
+        color="BGR" if given.bgr else "RGB",
+        background=given.background or WHITE,
+        draft=0 if given.no_draft else Input.draft,
+    )
+
+
+def _check(model: Model, given: Given) -> None:
+    """All that is missing or wrong, together."""
+    problems = [*_form_problems(model, given), *_value_problems(model, given)]
+    fixes = " ".join(fix for _, fix in problems if fix)
+    if problems:
+        raise DmlError(
+            f"How to prepare images for {model.path} is not clear.",
+            "\n".join(text for text, _ in problems),
+            f"For example, if it was trained so: {fixes}" if fixes else "",
+        )
+
+
+def _form_problems(model: Model, given: Given) -> Iterator[tuple[str, str]]:
+    """What is wrong with size and layout, and an option that mends it."""
+    size, layout = given.size, given.layout
+    if model.size is not None:
+        if model.size[0] != model.size[1]:
+            yield f"it takes {model.size[0]} x {model.size[1]} pixels, not a square", ""
+        elif size not in (None, model.size[0]):
+            text = f"--size {size}: it takes {model.size[0]} x {model.size[1]} pixels"
+            yield text, f"--size {model.size[0]}"
+    elif size is None:
+        yield "the size of its images is not known", "--size 224"
+    if layout is not None and (layout not in LAYOUTS or layout != (model.layout or layout)):
+        text = f"--layout {layout}: it takes {model.layout or ' or '.join(LAYOUTS)}"
+        yield text, f"--layout {model.layout or LAYOUTS[1]}"
+    elif not (layout or model.layout):
+        text = "whether the colours are its second axis or its last is not known"
+        yield text, "--layout nchw"
+
+
+def _value_problems(model: Model, given: Given) -> Iterator[tuple[str, str]]:
+    """What is wrong with mean, std and scale, and an option that mends it."""
+    if model.dtype == "uint8":
+        if (given.mean, given.std, given.scale) != (None, None, None):
+            yield "it takes bytes, so --mean and --std must be inside it already", ""
+        return
+    for name, values, usual in (
+        ("--mean", given.mean, "0.485,0.456,0.406"),
+        ("--std", given.std, "0.229,0.224,0.225"),
+    ):
+        if values is None:
+            yield f"{name} of its input is not known", f"{name} {usual}"
+    top = given.scale or 1
+    mean, std = given.mean or (0, 0, 0), given.std or (1, 1, 1)
+    for name, values in (("--mean", mean), ("--std", std)):
+        if len(values) == 3 and not all(0 <= value <= top for value in values):
+            text = f"{name} {_listed(values)} is outside the colours, which go from 0 to {top}"
+            yield text, "--scale 255" if top == 1 and max(values) <= 255 else ""
+    if top == 255 and (0 < max(mean) <= 1 or max(std) < 1):
+        text = f"--mean {_listed(mean)} --std {_listed(std)} are of colours from 0 to 1"
+        yield f"{text}, and --scale 255 says 0 to 255", "--scale 1"
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ",".join(f"{value:g}" for value in values)

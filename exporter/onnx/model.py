@@ -1,0 +1,218 @@
+"""A model file, looked at without running it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exporter.onnx import untrusted
+from exporter.onnx.metadata import Metadata, Preprocessing, read_properties
+from retrieval.errors import DmlError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, ValueInfoProto
+
+OUTPUT = "embeddings"
+_INPUT_TYPES = {1: "float32", 2: "uint8", 10: "float16"}  # of TensorProto
+_OUTPUT_TYPES = {1: "float32", 10: "float16", 11: "float64"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an ONNX file says of its input, its output and itself."""
+
+    path: Path
+    sha256: str
+    input_name: str
+    output_name: str
+    layout: str
+    """nhwc or nchw; empty where the file does not tell."""
+    dtype: str
+    size: tuple[int, int] | None
+    """Height and width; None: any."""
+    batch: int | None
+    """Images in a batch; None: any number."""
+    dim: int | None
+    """Length of the embedding; None: only a run will show it."""
+    properties: dict[str, str]
+    preprocessing: Preprocessing | None
+    """None: not a model of dmltool, see `foreign_preprocessing`."""
+    metadata: Metadata | None = None
+    beside: tuple[Path, ...] = ()
+    """Files of weights."""
+
+
+def describe(path: Path | str, output_name: str | None = None) -> Model:
+    """Reads a model file without running anything; what cannot embed images is a DmlError."""
+    path = Path(path)
+    data = untrusted.read_bytes(path)
+    proto = untrusted.parse(data, path)
+    beside = untrusted.external_files(proto, path)
+    untrusted.check_operators(proto, path)
+    properties = {entry.key: entry.value for entry in proto.metadata_props}
+    try:
+        metadata = read_properties(properties)
+    except DmlError as error:
+        raise DmlError(f"{path} cannot be used. {error.what}", error.why, error.fix) from error
+    name, dtype, dims = _find_input(proto, path)
+    layout = _layout(dims)
+    if metadata is not None and layout == "":
+        layout = metadata.preprocessing.layout
+    places = (1, 2) if layout == "nhwc" else (2, 3)
+    size = None if not layout else tuple(dims[place] for place in places)
+    size = None if size is None or None in size else size
+    untrusted.check_batch(path, dims[0], math.prod(size or (1, 1)))
+    output, dim = _find_output(proto, path, output_name)
+    model = Model(
+        path=path,
+        sha256=untrusted.digest(data, beside),
+        input_name=name,
+        output_name=output,
+        layout=layout,
+        dtype=dtype,
+        size=size,
+        batch=dims[0],
+        dim=dim,
+        properties=properties,
+        preprocessing=metadata and metadata.preprocessing,
+        metadata=metadata,
+        beside=tuple(beside),
+    )
+    if metadata is not None:
+        _check_agreement(model, metadata)
+    return model
+
+
+def _shape(value: ValueInfoProto) -> list[int | None] | None:
+    """Lengths, None where they are free; None where not even their number is known."""
+    if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+        return None
+    dims = value.type.tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in dims]
+
+
+def shown(value: ValueInfoProto) -> str:
+    """Name and shape of an input or output."""
+    shape = _shape(value)
+    inner = "?" if shape is None else " x ".join("any" if d is None else str(d) for d in shape)
+    return f"{printable(value.name)} ({inner})"
+
+
+def printable(text: str) -> str:
+    """Names in a file may hold anything, such as codes that change a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text[:80])
+
+
+def _find_input(proto: ModelProto, path: Path) -> tuple[str, str, list[int | None]]:
+    own = {tensor.name for tensor in proto.graph.initializer}  # old files list weights as inputs
+    inputs = [value for value in proto.graph.input if value.name not in own]
+    if len(inputs) != 1:
+        names = ", ".join(map(shown, inputs[:8])) or "none"
+        raise DmlError(
+            f"{path} has {len(inputs)} inputs.",
+            f"An embedding model takes images and nothing else. Its inputs: {names}.",
+            "Export the part of the network that embeds images.",
+        )
+    value = inputs[0]
+    dims = _shape(value)
+    dtype = _INPUT_TYPES.get(value.type.tensor_type.elem_type, "")
+    fault = ""
+    if dims is None or len(dims) != 4:
+        fault = "Images have four axes: batch, height, width and colour, or batch, colour, ..."
+    elif not {dims[1], dims[3]} & {None, 3}:
+        fault = "Neither the second nor the last axis has length 3, for red, green and blue."
+    elif not dtype:
+        fault = f"Its numbers must be of type {', '.join(_INPUT_TYPES.values())}."
+    if fault:
+        raise DmlError(
+            f"{path} does not take images: its input is {shown(value)}.",
+            fault,
+            "Choose a model whose input is a batch of RGB images.",
+        )
+    return value.name, dtype, dims
+
+
+def _layout(dims: Sequence[int | None]) -> str:
+    """A length of 3 tells; so does an axis that cannot be the colours. Else the file is silent."""
+    first, last = dims[1], dims[3]
+    if first == last:
+        return ""
+    if 3 in (first, last):
+        return "nchw" if first == 3 else "nhwc"
+    return "nchw" if first is None else "nhwc"
+
+
+def _find_output(proto: ModelProto, path: Path, wanted: str | None) -> tuple[str, int | None]:
+    outputs = {value.name: value for value in proto.graph.output}
+    if wanted is None and len(outputs) > 1:
+        wanted = OUTPUT if OUTPUT in outputs else None
+    elif wanted is None and outputs:
+        wanted = next(iter(outputs))
+    listed = ", ".join(shown(value) for value in list(outputs.values())[:12])
+    flat = [name for name, value in outputs.items() if len(_shape(value) or ()) == 2]
+    first = (flat or [*outputs, ""])[0]
+    if wanted is None:
+        what = f"{path} has {len(outputs)} outputs." if outputs else f"{path} has no output."
+        raise DmlError(
+            what,
+            f"Outputs: {listed or 'none'}.",
+            f"Name the embedding: --output-name {printable(first)}",
+        )
+    if wanted not in outputs:
+        near = difflib.get_close_matches(wanted, outputs, 1, 0.0)
+        raise DmlError(
+            f"{path} has no output {wanted!r}.",
+            f"Outputs: {listed or 'none'}.",
+            f"--output-name {printable(near[0])}" if near else "",
+        )
+    value = outputs[wanted]
+    shape = _shape(value)
+    if shape is not None and len(shape) != 2:
+        raise bad_rank(path, shown(value), len(shape), flat)
+    if value.type.tensor_type.elem_type not in _OUTPUT_TYPES:
+        kinds = ", ".join(_OUTPUT_TYPES.values())
+        raise DmlError(
+            f"{path}: the output {printable(wanted)} is no embedding.",
+            f"Its type must be one of {kinds}.",
+        )
+    return wanted, None if shape is None else shape[1]
+
+
+def bad_rank(path: Path, shown: str, rank: int, flat: Sequence[str] = ()) -> DmlError:
+    if rank == 4:
+        why = "A feature map is not an embedding: it must be averaged over its places first."
+    else:
+        why = f"An embedding has two axes, batch and length; this output has {rank}."
+    other = f"--output-name {printable(flat[0])}" if flat else ""
+    pool = "Export the network with its pooling layer (global average pooling, then flatten)"
+    return DmlError(
+        f"{path}: the output {shown} is not a batch of embeddings.",
+        why,
+        f"{pool}, or take another output: {other}" if other else f"{pool}.",
+    )
+
+
+def _check_agreement(model: Model, metadata: Metadata) -> None:
+    """The graph and the metadata must tell the same."""
+    said = metadata.preprocessing
+    crop = (said.crop, said.crop)
+    found = [
+        f"{name}: {there} in the metadata, {here} in the graph"
+        for name, there, here in (
+            ("input layout", said.layout, model.layout),
+            ("input type", said.dtype, model.dtype),
+            ("image size", crop, model.size or crop),
+            ("embedding_dim", metadata.dim, model.dim or metadata.dim),
+        )
+        if there is not None and there != here
+    ]
+    if found:
+        raise DmlError(
+            f"{model.path} contradicts itself.",
+            "\n".join(found),
+            "Export it again: dmltool export RUN --onnx",
+        )

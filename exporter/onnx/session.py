@@ -1,0 +1,181 @@
+"""A session that runs a model file, on a device that works."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exporter.onnx import untrusted
+from exporter.onnx.foreign import foreign_preprocessing
+from exporter.onnx.metadata import Preprocessing
+from exporter.onnx.model import Model, bad_rank, describe
+from exporter.onnx.providers import NAMES, load_runtime, pick, quiet, silent_options
+from retrieval.errors import DmlError
+from retrieval.resources import processors
+
+__all__ = ["Model", "Session", "describe", "foreign_preprocessing", "pick"]
+
+
+class Session:
+    """Runs a model. Several threads may call `run`."""
+
+    provider: str
+    """cpu, cuda or tensorrt: the one that really runs."""
+    why: str
+    """One line: which, and why."""
+
+    def __init__(
+        self,
+        model: Model,
+        provider: str = "auto",
+        threads: int | None = None,
+        *,
+        preprocessing: Preprocessing | None = None,
+        spinning: bool = True,
+    ) -> None:
+        """threads: of one run; None: one a core. spinning: they wait busily between two runs,
+        which is faster unless others want the cores.
+        """
+        self.model = model
+        prepared = preprocessing or model.preprocessing
+        self.preprocessing = prepared if prepared is not None else foreign_preprocessing(model)
+        chain, self.why = pick(provider)
+        self.session = _start(model, chain, threads, spinning)
+        first = self.session.get_providers()[0]
+        self.provider = next((k for k, name in NAMES.items() if name == first), first)
+        if first != chain[0]:
+            if provider != "auto":
+                raise DmlError(
+                    f"{model.path} does not run on {provider}.",
+                    f"ONNX Runtime fell back to {self.provider}.",
+                    "--provider auto",
+                )
+            self.why = f"{self.provider.upper()}: {chain[0]} did not start for this model"
+        self.options = load_runtime().RunOptions()
+        self.options.log_severity_level = 4
+        self._aside = ThreadPoolExecutor(1, "model")
+        self._warm = self.provider == "cpu"
+
+    @property
+    def dim(self) -> int:
+        """Length of the embedding; where the file does not tell it, a black image does."""
+        if self.model.dim is not None:
+            return self.model.dim
+        side = self.preprocessing.crop
+        return self.run(np.zeros((1, side, side, 3), np.uint8)).shape[1]
+
+    def run(self, batch: np.ndarray) -> np.ndarray:
+        """Embeddings (B, D) float32 of uint8 RGB images (B, H, W, 3)."""
+        if not len(batch):
+            return np.empty((0, self.model.dim or 0), np.float32)
+        fixed = self.model.batch
+        if fixed is None:
+            found = self._embed(batch)
+        else:
+            pieces = [batch[at : at + fixed] for at in range(0, len(batch), fixed)]
+            found = np.concatenate([self._embed(_padded(p, fixed))[: len(p)] for p in pieces])
+        if not np.isfinite(found).all():
+            rows = np.flatnonzero(~np.isfinite(found).all(1))
+            raise DmlError(
+                f"{self.model.path} gave embeddings with NaN or infinity.",
+                f"{len(rows)} of {len(batch)} images of a batch are concerned.",
+                "float16 overflows where float32 does not: try --precision fp32",
+            )
+        return found
+
+    def stop(self) -> None:
+        """Ends the runs of other threads with an error, and all that are begun later."""
+        self.options.terminate = True
+
+    def _run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
+        """One run. Python sees Ctrl-C between two steps of its main thread only, so that this
+        thread waits while another one runs the model, which may have a loop without end.
+        """
+        names = [self.model.output_name]
+        if threading.current_thread() is not threading.main_thread():
+            return np.asarray(self.session.run(names, feed, self.options)[0])
+        future = self._aside.submit(self.session.run, names, feed, self.options)
+        try:
+            return np.asarray(future.result()[0])
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def _embed(self, batch: np.ndarray) -> np.ndarray:
+        name, path = self.model.output_name, self.model.path
+        feed = {self.model.input_name: self.preprocessing.to_input(batch)}
+        try:
+            with nullcontext() if self._warm else quiet():  # engines are built in a first run
+                found = self._run(feed)
+            self._warm = True
+        except Exception as error:  # the runtime has a class of its own for every failure
+            side = " x ".join(map(str, batch.shape[1:3]))
+            raise DmlError(
+                f"{path} cannot be run on a batch of {len(batch)}, {side} pixels each.",
+                _first_line(error),
+                "Try --batch-size 1; on a GPU that lacks memory, --provider cpu",
+            ) from error
+        if found.ndim != 2:
+            shape = " x ".join(map(str, found.shape))
+            raise bad_rank(path, f"{name} ({shape})", found.ndim)
+        if len(found) != len(batch):
+            raise DmlError(
+                f"{path} gave {len(found)} embeddings for {len(batch)} images.",
+                "Its batch size was frozen when it was exported.",
+                f"Try --batch-size {len(found)}, or export it with a dynamic batch.",
+            )
+        return found.astype(np.float32, copy=False)
+
+
+def _start(model: Model, chain: list[str], threads: int | None, spinning: bool) -> Any:
+    """The session, of the very bytes that were looked at."""
+    data = untrusted.read_bytes(model.path)
+    if untrusted.digest(data, list(model.beside)) != model.sha256:
+        raise DmlError(
+            f"{model.path} has changed since it was looked at.", "", "Start the command again."
+        )
+    options = silent_options()
+    options.intra_op_num_threads = threads or _threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "01"[spinning])
+    if model.beside:
+        folder = str(Path(model.path).absolute().parent)
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", folder
+        )
+    try:
+        with quiet():
+            return load_runtime().InferenceSession(data, options, providers=chain)
+    except Exception as error:  # the runtime has a class of its own for every failure
+        raise DmlError(
+            f"{model.path} cannot be run by ONNX Runtime.",
+            _first_line(error),
+            "Export it again with operators that ONNX Runtime knows.",
+        ) from error
+
+
+def _threads() -> int:
+    """0, the runtime's choice, looks at all cores of the machine: wrong where some are withheld."""
+    allowed = processors()
+    return allowed if allowed < (os.cpu_count() or 1) else 0
+
+
+def _padded(piece: np.ndarray, length: int) -> np.ndarray:
+    if len(piece) == length:
+        return piece
+    padding = np.zeros((length - len(piece), *piece.shape[1:]), piece.dtype)
+    return np.concatenate([piece, padding])
+
+
+def _first_line(error: Exception) -> str:
+    """What the runtime says, without its codes and the places in its source."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
+    line = re.sub(r"/\S+\.(?:cc|h):\d+ .*\) (?=[A-Z])", "", line)
+    return "".join(c if c.isprintable() else "?" for c in line[:300])

@@ -1,0 +1,1 @@
+"""HDF5 embedding files: read safely, written row by row."""

@@ -1,0 +1,317 @@
+"""dmltool's own embedding files, version 1, in and out; other HDF5 layouts in.
+
+    attrs: format, version, complete, paths_sha256, created, dmltool, and what the exporter adds
+    /<split>/embeddings  (N, D) contiguous, so that it can be memory-mapped
+    /<split>/labels      (N,)   int64; uint64 where that is too small
+    /<split>/paths       (N,)   UTF-8, optional
+    /label_names         (C,)   UTF-8, optional
+
+While a file is written it is called `name.partial` and has `/progress/<split>`, a byte for each
+row that says whether it has arrived. HDF5 lays out the whole file first and closes it; rows and
+then their marks are written straight to their places. So a kill finds HDF5 at rest, and a full
+disk is an ordinary error (inside HDF5 it ends in a crash when the file is closed).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import h5py
+import numpy as np
+
+from retrieval.embeddings import Split
+from retrieval.errors import DmlError
+from retrieval.files import claim, create_temporary, remove_leftovers, remove_unused
+from retrieval.formats import FORMATS
+from retrieval.formats.arrays import KEPT, blocks
+from retrieval.formats.hdf5.content import (
+    Splits,
+    cast,
+    encode,
+    hash_paths,
+    integer_labels,
+    length,
+    plain,
+    put,
+    sync,
+)
+from retrieval.formats.hdf5.layout import MARK, SAME, Layout
+from retrieval.formats.hdf5.reading import FORMAT, VERSION, attribute, read, read_labels, trial
+
+__all__ = ["FORMAT", "SAME", "VERSION", "Writer", "read", "read_labels", "trial", "write"]
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_name(path: str | Path) -> None:
+    """Whether a file of this name would be taken for what it is."""
+    suffixes = next(entry.suffixes for entry in FORMATS if entry.name == "hdf5")
+    if Path(path).suffix.lower() not in suffixes:
+        raise DmlError(
+            f"{path} is not the name of an embedding file.",
+            f"HDF5 is written, so the name ends in {', '.join(suffixes)}.",
+            f"--out {Path(path).with_suffix(suffixes[0])}",
+        )
+
+
+class Writer:
+    """Writes `name.partial` row by row, in any order, and renames it once every row is there."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        splits: Splits,
+        dim: int,
+        dtype: str = "float32",
+        label_names: np.ndarray | None = None,
+        attrs: dict[str, object] | None = None,
+        force: bool = False,
+        resume: bool = False,
+        lengths: dict[str, int] | None = None,
+    ) -> None:
+        """`splits` gives (labels, paths); `lengths` is for a split that has neither."""
+        self.path = Path(path)
+        self.partial = self.path.with_name(self.path.name + ".partial")
+        self.dim, self.dtype = dim, np.dtype(dtype)
+        self.force, self.resume = force, resume
+        if self.dtype.name not in KEPT or dim < 1 or not splits:
+            raise DmlError(
+                f"cannot write {len(splits)} splits of {dim} dimensions as {dtype}",
+                "dtypes are " + ", ".join(KEPT),
+            )
+        labels, names = integer_labels(splits, label_names)
+        paths = {s: None if p is None else encode(p) for s, (_, p) in splits.items()}
+        self.lengths = {
+            split: length(split, labels[split], paths[split], (lengths or {}).get(split))
+            for split in splits
+        }
+        made = {key: plain(value) for key, value in (attrs or {}).items()}
+        made.setdefault("paths_sha256", hash_paths(paths))
+        self.layout = Layout(self.lengths, dim, self.dtype, labels, paths, names, made)
+        self.marks: dict[str, np.ndarray] = {}  # (N,) bool
+        self.places: dict[str, tuple[int, int]] = {}  # where in the file: rows, marks
+        self.raw: BinaryIO | None = None
+
+    def __enter__(self) -> Writer:
+        self._refuse_overwriting()
+        try:
+            with self._failures():
+                self._begin()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        remove_leftovers(self.partial)
+        remove_unused(self.partial.with_name(f"{self.partial.name}.new"))  # of older versions
+        self._claim()
+        self._refuse_overwriting()  # again: its writer may just have finished
+        if self.raw is not None:
+            if self.resume:
+                self._check_resumable()
+                return
+            self._refuse_losing()
+        self._reserve()
+        self._create()
+        self._locate()
+        for split, (start, _) in self.places.items():
+            # Take the blocks now: better refused here than after hours of work.
+            if hasattr(os, "posix_fallocate"):
+                size = self.lengths[split] * self.dim * self.dtype.itemsize
+                os.posix_fallocate(self.raw.fileno(), start, size)
+
+    def _close(self) -> None:
+        if self.raw is not None:
+            self.raw.close()
+
+    def _claim(self) -> None:
+        """Takes the partial file that is there, if there is one."""
+        try:
+            self.raw = claim(self.partial)
+        except FileNotFoundError:
+            self.raw = None
+        except BlockingIOError as error:
+            raise self._in_use() from error
+
+    def _in_use(self) -> DmlError:
+        return DmlError(
+            f"{self.partial} is in use.",
+            "Another process is writing it.",
+            "Wait until it has finished, or choose another name.",
+        )
+
+    def _refuse_overwriting(self) -> None:
+        if self.path.exists() and not self.force:
+            raise DmlError(f"{self.path} exists", "it is not overwritten", "add --force")
+
+    def _refuse_losing(self) -> None:
+        if not self.force and h5py.is_hdf5(self.partial):
+            raise DmlError(
+                f"{self.partial} is there from an export that has not finished",
+                "it is not thrown away unasked",
+                "add --resume to continue it, or --force to start again",
+            )
+
+    def _reserve(self) -> None:
+        """HDF5 does not survive a full disk, so there must be room before it begins."""
+        needed = self.layout.bytes_needed()
+        free = shutil.disk_usage(self.partial.parent).free
+        if needed > free:
+            raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
+
+    def _create(self) -> None:
+        """Lays the file out under another name, so that whatever is called partial can be resumed.
+
+        It is locked before it gets its name, so that of several writers one begins.
+        """
+        old, (self.raw, new) = self.raw, create_temporary(self.partial, buffering=0)
+        try:
+            self.layout.create(new)
+            if old is not None:  # ours: its lock keeps others away until it is replaced
+                os.replace(new, self.partial)
+                return
+            try:
+                os.link(new, self.partial)
+                new.unlink()
+            except FileExistsError as error:
+                raise self._in_use() from error
+            except OSError:  # a file system without links
+                os.replace(new, self.partial)
+        finally:
+            new.unlink(missing_ok=True)
+            if old is not None:
+                old.close()
+
+    def _locate(self) -> None:
+        """Where the rows and their marks lie in the file, and which rows are there."""
+        with h5py.File(self.partial, "r", locking=False) as file:
+            for split, count in self.lengths.items():
+                if "progress" not in file:  # killed after the last row, before the renaming
+                    self.marks[split] = np.full(count, attribute(file, "complete") is True)
+                    continue
+                marks = file["progress"][split]
+                self.marks[split] = marks[:] != 0
+                self.places[split] = (
+                    file[split]["embeddings"].id.get_offset(),
+                    marks.id.get_offset(),
+                )
+
+    def _check_resumable(self) -> None:
+        try:
+            with h5py.File(self.partial, "r", locking=False) as file:
+                different = self.layout.differences(file)
+            if not different:
+                self._locate()
+        except (KeyError, OSError, RuntimeError) as error:
+            different = [f"its structure, which is damaged ({error})"]
+        if different:
+            raise DmlError(
+                f"{self.partial} cannot be resumed",
+                "it differs from what is to be written in " + ", ".join(different),
+                "start again with --force, or give the same model and images as before",
+            )
+
+    def done(self, split: str) -> np.ndarray:
+        """(N,) bool: the rows that are already there."""
+        return self.marks[split].copy()
+
+    def write(self, split: str, at: int | np.ndarray, rows: np.ndarray) -> None:
+        """Rows (B, D) from row `at` on, or at the rows that `at` lists."""
+        rows = np.asarray(rows)
+        at = np.arange(at, at + len(rows)) if np.ndim(at) == 0 else np.asarray(at)
+        count = self.lengths[split]
+        if rows.shape != (len(at), self.dim) or (len(at) and not 0 <= at.min() <= at.max() < count):
+            raise DmlError(
+                f"rows of shape {rows.shape} do not fit {split}, ({count}, {self.dim})",
+                f"they were meant for {len(at)} rows of {self.path}",
+            )
+        if not len(at) or split not in self.places:
+            return
+        order = np.argsort(at, kind="stable")
+        at, rows = at[order], cast(rows[order], self.dtype, self.path)
+        cuts = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
+        vectors_at, marks_at = self.places[split]
+        with self._failures():
+            for a, b in pairwise(cuts):
+                place = int(at[a]) * self.dim * self.dtype.itemsize
+                put(self.raw, vectors_at + place, rows[a:b])
+            # Only now: a mark without its row would be a hole in the finished file.
+            for a, b in pairwise(cuts):
+                put(self.raw, marks_at + int(at[a]), np.ones(b - a, MARK))
+        self.marks[split][at] = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        with self.raw:
+            if kind is None:
+                with self._failures():
+                    self._finish()
+
+    def _finish(self) -> None:
+        missing = {split: int((~marks).sum()) for split, marks in self.marks.items()}
+        if any(missing.values()):
+            raise DmlError(
+                f"{self.path} is not finished",
+                ", ".join(f"{n:,} rows of {s} are missing" for s, n in missing.items() if n),
+                f"what has arrived is in {self.partial}; add --resume to continue",
+            )
+        os.fsync(self.raw.fileno())
+        with h5py.File(self.partial, "r+", locking=False) as file:
+            # In place, and before the marks go: whenever we are killed, resuming can tell.
+            file.attrs.modify("complete", True)
+            file.flush()
+            if "progress" in file:
+                del file["progress"]
+        os.fsync(self.raw.fileno())
+        self._refuse_overwriting()
+        os.replace(self.partial, self.path)
+        sync(self.path.parent)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            text = str(error)
+            if getattr(error, "errno", None) in FULL or any(f"errno = {n}" in text for n in FULL):
+                raise DmlError(
+                    f"{self.partial} could not be written: the disk is full",
+                    text.splitlines()[0],
+                    "make room and run it again; export and embed go on with --resume",
+                ) from error
+            raise DmlError(f"{self.partial} could not be written", text) from error
+
+
+def write(
+    path: str | Path,
+    splits: dict[str, Split],
+    label_names: np.ndarray | None = None,
+    attrs: dict[str, object] | None = None,
+    force: bool = False,
+) -> None:
+    """A whole file at once, in the dtype that holds all the splits without loss."""
+    dims = {split: part.vectors.shape[1] for split, part in splits.items()}
+    if len(set(dims.values())) != 1:
+        raise DmlError(f"cannot write {path}", f"the splits differ in dimension: {dims}")
+    dtype = np.result_type(*(part.vectors.dtype for part in splits.values()))
+    dtype = dtype if dtype.name in KEPT else np.dtype(np.float32)  # int8 beside uint8
+    given = {split: (part.labels, part.paths) for split, part in splits.items()}
+    lengths = {split: len(part.vectors) for split, part in splits.items()}
+    (dim,) = set(dims.values())
+    target = Path(path)
+    if force or not target.exists():  # nothing to resume here: a killed conversion starts again
+        remove_unused(target.with_name(target.name + ".partial"))
+    with Writer(path, given, dim, dtype.name, label_names, attrs, force, lengths=lengths) as out:
+        for split, part in splits.items():
+            for rows in blocks(len(part.vectors), dim * dtype.itemsize):
+                out.write(split, rows.start, part.vectors[rows])

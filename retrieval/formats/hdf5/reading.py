@@ -1,0 +1,155 @@
+"""Read dmltool's own embedding files and other HDF5 layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from retrieval.embeddings import Embeddings, Split
+from retrieval.errors import DmlError
+from retrieval.formats import labels, naming
+from retrieval.formats.arrays import vectors
+from retrieval.formats.hdf5.objects import array, datasets, entries, look, open_file
+
+FORMAT, VERSION = "dmltool-embeddings", 1
+
+
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+    with open_file(path) as file:
+        found = datasets(file, path)
+        if attribute(file, "format") == FORMAT:
+            return _read_own(file, found, path, key)
+        listed = entries(found, path)
+        if (
+            key is None
+            and {"train", "test"} <= set(listed)
+            and {"neighbors", "distances"} & set(listed)
+        ):
+            return _read_ann_benchmarks(file, listed, path)
+        chosen = naming.choose(listed, key, path, with_labels)
+        return naming.read_chosen(listed, chosen, path, "hdf5")
+
+
+def _read_ann_benchmarks(
+    file: h5py.File, listed: dict[str, naming.Entry], path: Path
+) -> Embeddings:
+    """Queries `test`, gallery `train`, and the true `neighbors` of the queries."""
+    chosen = {"query": naming.Choice("test"), "gallery": naming.Choice("train")}
+    attrs = {"distance": attribute(file, "distance")} if "distance" in file.attrs else {}
+    data = naming.read_chosen(listed, chosen, path, "ann-benchmarks", attrs)
+    if "neighbors" not in listed:
+        return data
+    rows = listed["neighbors"].read()
+    queries, gallery = (len(data.splits[name].vectors) for name in ("query", "gallery"))
+    fits = rows.ndim == 2 and rows.dtype.kind in "iu" and len(rows) == queries and rows.size
+    if not fits or int(rows.min()) < 0 or int(rows.max()) >= gallery:
+        raise DmlError(
+            f"{path}::neighbors has shape {rows.shape} and dtype {rows.dtype}.",
+            f"It must name rows of train, 0 to {gallery - 1:,}, for each of {queries:,} queries.",
+            f"Write it again, or score by labels: dmltool eval '{path}::train' --labels FILE",
+        )
+    return replace(data, neighbours=rows.astype(np.int64))
+
+
+def read_labels(path: Path, key: str | None) -> np.ndarray:
+    with open_file(path) as file:
+        listed = entries(datasets(file, path), path)
+        name = naming.choose_labels(listed, key, path)
+        return labels.labels(listed[name].read(), f"{path}::{name}")
+
+
+def trial(path: Path) -> Callable[[], None]:
+    """Opens every object; reads whatever HDF5 itself, and not NumPy, is to read later."""
+
+    def work() -> None:
+        with open_file(path) as file:
+            for name in file.attrs:
+                attribute(file, name)
+            found = datasets(file, path)
+            for name, entry in entries(found, path).items():
+                if entry.kind == "?":
+                    continue
+                with suppress(DmlError):  # not every data set of a file is wanted
+                    look(found, path, name)
+
+    return work
+
+
+def attribute(file: h5py.File, name: str) -> object:
+    try:
+        value = file.attrs.get(name)
+    except (OSError, TypeError):  # a type that h5py cannot represent
+        return None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _read_own(
+    file: h5py.File, found: dict[str, h5py.Dataset], path: Path, key: str | None
+) -> Embeddings:
+    attrs = {name: attribute(file, name) for name in file.attrs}
+    _check_version(attrs, path)
+    if attrs.get("complete") is not True:
+        raise DmlError(
+            f"{path} is half-written.",
+            "Whoever wrote it has not finished; rows may be missing.",
+            "Let it be finished, or write it again.",
+        )
+    splits = {}
+    for name in found:
+        split, _, role = name.partition("/")
+        if role == "embeddings" and key in (None, split, name):
+            splits[split] = _read_split(found, split, path)
+    if not splits:
+        raise DmlError(
+            f"{path} has no split called {key}" if key else f"{path} has no splits",
+            naming.describe(entries(found, path)),
+        )
+    names = None
+    if "label_names" in found:
+        where = f"{path}::label_names"
+        names = labels.paths(array(found, path, "label_names"), where)
+    return Embeddings(path, "hdf5", splits, names, attrs)
+
+
+def _check_version(attrs: dict[str, object], path: Path) -> None:
+    version = attrs.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise DmlError(f"{path} has version {version!r}.", f"Versions 1 to {VERSION} are known.")
+    if version > VERSION:
+        raise DmlError(
+            f"{path} has version {version}, written by dmltool {attrs.get('dmltool', 'unknown')}.",
+            f"This dmltool reads versions up to {VERSION}.",
+            "Update dmltool: git pull in its repository, then install it again.",
+        )
+
+
+def _read_split(found: dict[str, h5py.Dataset], split: str, path: Path) -> Split:
+    def part(role: str, convert) -> np.ndarray | None:
+        name = f"{split}/{role}"
+        if name not in found:
+            return None
+        return convert(array(found, path, name), f"{path}::{name}")
+
+    result = Split(
+        part("embeddings", vectors),
+        part("labels", labels.labels),
+        part("paths", labels.paths),
+        {
+            title: f"{split}/{role}"
+            for title, role in (("vectors", "embeddings"), ("labels", "labels"), ("paths", "paths"))
+            if f"{split}/{role}" in found
+        },
+    )
+    for role, values in (("labels", result.labels), ("paths", result.paths)):
+        if values is not None and len(values) != len(result.vectors):
+            raise DmlError(
+                f"{path}::{split} has {len(values):,} {role} for {len(result.vectors):,} vectors."
+            )
+    return result

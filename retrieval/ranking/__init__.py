@@ -1,0 +1,1 @@
+"""Exact ranks by counting: a retrieval problem goes in, the ranks of its queries come out."""

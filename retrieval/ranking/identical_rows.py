@@ -1,0 +1,115 @@
+"""Identical rows: equal values in every column, whatever the dtype (and -0 is 0)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from retrieval.resources import processors, run_all, slices
+
+Rows = Callable[[slice], np.ndarray]  # a slice of positions -> their rows (n, D)
+_BLOCK = 1 << 21  # numbers converted at a time
+
+
+def row_groups(*sides: np.ndarray) -> np.ndarray:
+    """(N,) int64: the index of the first row identical to each row, counted over all sides."""
+    D = sides[0].shape[1]
+    # float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0.
+    hashes = np.concatenate(
+        [
+            _hashes(len(side), D, lambda part, side=side: np.asarray(side[part], np.float64) + 0.0)
+            for side in sides
+        ]
+    )
+    group = _first_of_each(hashes)
+    left, seed = _differ(sides, np.arange(len(group)), group), 0
+    while len(left):  # rows with the hash of another row are hashed anew, among themselves
+        seed += 1
+        hashes = _hashes(len(left), D, lambda part, left=left: _rows(sides, left[part]) + 0.0, seed)
+        first = _first_of_each(hashes)
+        group[left] = left[first]
+        left = left[_differ(sides, left, first)]
+    return group
+
+
+def rows_among(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    """(Q,) int64: a gallery row identical to each query, -1 if there is none."""
+    first = row_groups(gallery, queries)[len(gallery) :]
+    return np.where(first < len(gallery), first, -1)
+
+
+def direction_groups(
+    vectors: np.ndarray, units: Callable[[slice], np.ndarray], rows: np.ndarray
+) -> np.ndarray:
+    """(N,) int64: the index of the first row that points the same way.
+
+    `units` gives rows scaled to length 1, in float32, which are alike for parallel rows, nearly
+    always. Verified where products of two entries are exact in float64; of float64 vectors only
+    the identical ones are known, `rows`, which are row_groups.
+    """
+    if vectors.dtype.itemsize > 4:
+        return rows
+    N, D = vectors.shape
+    group = _first_of_each(_hashes(N, D, lambda part: units(part) + np.float32(0)))
+    # Different directions with one hash stand alone: a group is a promise, not a guess.
+    alone = _differ((vectors,), np.arange(N), group, _parallel)
+    group[alone] = alone
+    return group
+
+
+def _hashes(count: int, dim: int, rows: Rows, seed: int = 0) -> np.ndarray:
+    """(N,) uint64, equal for identical rows."""
+    from retrieval.ranking.kernels import hash_rows
+
+    keys = np.random.default_rng(seed).integers(0, 2**64, dim, dtype=np.uint64)
+    out = np.empty(count, np.uint64)
+
+    def hash_part(part: slice) -> None:
+        block = np.ascontiguousarray(rows(part))
+        hash_rows(block.view(f"u{block.itemsize}"), keys, out[part])
+
+    parts = slices(count, max(1, _BLOCK // dim))
+    run_all([(partial(hash_part, part), 1) for part in parts], processors())
+    return out
+
+
+def _first_of_each(hashes: np.ndarray) -> np.ndarray:
+    """(N,) int64: where each hash occurs first."""
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    return first[inverse].astype(np.int64)
+
+
+def _differ(
+    sides: tuple[np.ndarray, ...],
+    index: np.ndarray,
+    first: np.ndarray,
+    same: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.equal,
+) -> np.ndarray:
+    """Positions in `index` whose row is not the same as the row at their position `first`."""
+    repeated = np.flatnonzero(first != np.arange(len(first)))
+    out = [repeated[:0]]
+    for part in slices(len(repeated), max(1, _BLOCK // sides[0].shape[1])):
+        some = repeated[part]
+        a, b = (_rows(sides, index[at]) for at in (some, first[some]))
+        out.append(some[~same(a, b).all(axis=1)])
+    return np.concatenate(out)
+
+
+def _rows(sides: tuple[np.ndarray, ...], index: np.ndarray) -> np.ndarray:
+    """Rows (n, D) in float64, counted over all sides."""
+    out, start = np.empty((len(index), sides[0].shape[1])), 0
+    for side in sides:
+        here = np.flatnonzero((index >= start) & (index < start + len(side)))
+        out[here] = side[index[here] - start]
+        start += len(side)
+    return out
+
+
+def _parallel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a * _top(b) == b * _top(a)
+
+
+def _top(block: np.ndarray) -> np.ndarray:
+    return np.abs(block).max(axis=1, keepdims=True)

@@ -1,0 +1,120 @@
+"""What the machine has and how work is shared out: processors, threads, blocks of rows."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+Progress = Callable[[int, int], None]  # done, total
+StageProgress = Callable[[str, int, int], None]  # stage, done, total
+
+
+TRIALS = 3
+
+
+_blas_lock = threading.Lock()
+_blas_users: list[threadpool_limits] = []
+
+
+@contextmanager
+def single_blas_thread() -> Iterator[None]:
+    """BLAS on the calling thread alone; calls may overlap, the last one out restores."""
+    with _blas_lock:
+        _blas_users.append(_blas_users[0] if _blas_users else threadpool_limits(1, "blas"))
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            limits = _blas_users.pop()
+            if not _blas_users:
+                limits.restore_original_limits()
+
+
+def processors() -> int:
+    """Those this process may use, not all of the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def allowed(threads: int) -> int:
+    """No more threads than processors: others would wait, and thousands of them crash."""
+    return min(threads, processors())
+
+
+def told_allowed(threads: int) -> str:
+    """What is said where more threads were asked for than there are processors."""
+    most = allowed(threads)
+    return "" if most == threads else f"--threads {threads}: {most} are used, one a processor"
+
+
+def faster_threads(seconds: Callable[[int], float], most: int) -> tuple[int, float]:
+    """How many threads to work with, found by a trial, and how many times faster than `most`.
+
+    seconds: the time that the same work takes with so many threads. Where other programs use the
+    processors too, threads that wait for each other can take several times as long as one alone.
+    All of them are taken unless fewer are faster by a tenth: a trial is not that exact.
+    """
+    counts = sorted({most, max(1, most // 2), 1}, reverse=True)
+    if len(counts) == 1:
+        return most, 1.0
+    times = dict.fromkeys(counts, float("inf"))
+    for _ in range(TRIALS):  # in turn: a busy moment hits all alike
+        for count in counts:
+            times[count] = min(times[count], seconds(count))
+    best = min(counts, key=lambda count: times[count])
+    if times[best] > 0.9 * times[most]:
+        return most, 1.0
+    return best, times[most] / times[best]
+
+
+def told_threads(count: int, gain: float, most: int) -> str:
+    """What a trial has found, in a line."""
+    many = "1 thread" if count == 1 else f"{count} threads"
+    if count == most:
+        return f"{many}: fewer are not faster in a trial"
+    return f"{many}: {gain:.1f} times as fast as {most} in a trial"
+
+
+def run_all(
+    tasks: Sequence[tuple[Callable[[], None], int]],
+    threads: int,
+    progress: Progress | None = None,
+    stop: Callable[[], None] | None = None,
+) -> None:
+    """Runs (task, weight) pairs in order; `stop` tells the running ones that one has failed."""
+    done, total = 0, sum(weight for _, weight in tasks)
+    with ThreadPoolExecutor(threads) as pool:
+        running = {pool.submit(task): weight for task, weight in tasks}
+        try:
+            while running:
+                finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                for task in finished:
+                    done += running.pop(task)
+                    task.result()
+                if progress:
+                    progress(done, total)
+        except BaseException:
+            if stop:
+                stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+_BLOCK = 1 << 21  # numbers converted at a time
+
+
+def slices(n: int, size: int) -> Iterator[slice]:
+    """Iterate over slices of `size` rows that cover range(n); the last one may be shorter."""
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def blocks(vectors: np.ndarray) -> Iterator[slice]:
+    """Iterate over slices of rows that hold about two million numbers each."""
+    return slices(len(vectors), max(1, _BLOCK // max(1, vectors.shape[1])))

@@ -1,0 +1,175 @@
+"""From own images to a report without flags: labelled or not, moved, with any names."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from cli import main
+from exporter.embed import embed_with, find_data
+from retrieval.embeddings import load
+from tests.exporter.models import PROPERTIES, mean_model
+from trainer.reporting import pictures_of
+
+
+def invoke(*args):
+    return CliRunner().invoke(main, [os.fspath(arg) for arg in args])
+
+
+@pytest.fixture
+def model(tmp_path):
+    onnx.save(mean_model(properties=PROPERTIES), tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+def draw(folder, classes=("cat", "dog", "hen"), each=4):
+    for place, name in enumerate(classes):
+        os.makedirs(os.path.join(os.fsencode(folder), os.fsencode(name)))
+        for n in range(each):
+            colour = (60 * place + 3 * n, 40 * n, 200 - 50 * place)
+            with open(
+                os.path.join(os.fsencode(folder), os.fsencode(name), b"%d.png" % n), "wb"
+            ) as f:
+                Image.new("RGB", (9, 9), colour).save(f, "PNG")
+
+
+def report(file, *options):
+    page = file.with_name("page.html")
+    done = invoke("report", file, "--out", page, "--force", "--no-nmi", "--map", "none", *options)
+    assert done.exit_code == 0, done.stderr
+    return done.stderr, page.read_text().count("data:image/webp")
+
+
+def test_a_report_finds_the_images_that_were_embedded(model, tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    draw(tmp_path / "project" / "photos")
+    assert invoke("embed", model, "photos", "--out", "x.h5").exit_code == 0
+    monkeypatch.chdir(tmp_path)  # the given name leads nowhere from here
+    told, images = report(tmp_path / "project" / "x.h5")
+    assert images == 12
+    assert "not shown" not in told
+    os.rename(tmp_path / "project", tmp_path / "moved")  # with the file
+    assert report(tmp_path / "moved" / "x.h5")[1] == 12
+    os.rename(tmp_path / "moved" / "photos", tmp_path / "elsewhere")  # without it
+    told, images = report(tmp_path / "moved" / "x.h5")
+    assert images == 0
+    assert "--images" in told
+    assert report(tmp_path / "moved" / "x.h5", "--images", tmp_path / "elsewhere")[1] == 12
+
+
+def test_a_file_records_how_to_get_its_images_again(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw(tmp_path / "photos")
+    embed_with(model, "photos", tmp_path / "x.h5")
+    said = json.loads(load(tmp_path / "x.h5").attrs["images"])
+    assert (said["root"], said["absolute"], said["relative"]) == (
+        "photos", str(tmp_path / "photos"), "photos"
+    )  # fmt: skip
+    assert said["options"]["test_fraction"] == 0
+    shutil.copy("x.h5", "y.h5")
+    assert invoke("merge", "x.h5", "y.h5", "--out", "both.h5").exit_code == 0
+    assert json.loads(load("both.h5").attrs["images"]) == said
+
+
+def test_glyphs_of_another_seed_are_drawn_again(model, tmp_path):
+    from exporter.embedding.decoding import side_by_side
+    from exporter.embedding.writing import embed
+    from exporter.onnx.model import describe
+    from trainer.data import datasets
+    from trainer.data.loading import Source
+
+    session, lanes = side_by_side(describe(model), "cpu")
+    data = datasets.load("glyphs", seed=5)
+    prepared = session.preprocessing
+    rows = {"test": data.rows("test")[:20]}
+    source = Source(data, prepared.spec())
+    attrs = {"model": "m", "model_sha256": "s", "normalized": False}
+    embed(session.run, 3, source, prepared, rows, tmp_path / "x.h5", attrs=attrs, lanes=lanes)
+    read, note = pictures_of(load(tmp_path / "x.h5"), None, None)
+    assert note == ""
+    path = data.paths[rows["test"][0]]
+    expected = datasets.load("glyphs", seed=5, size=64).reader(path, None)
+    np.testing.assert_array_equal(read(path), expected)
+
+
+def test_a_file_that_does_not_say_where_its_images_are_names_the_flag(tmp_path):
+    from retrieval.embeddings import Split
+    from retrieval.formats.hdf5.file import write
+
+    paths = np.array([f"{n}.png" for n in range(6)])
+    vectors = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+    write(tmp_path / "x.h5", {"test": Split(vectors, np.arange(6) % 2, paths)})
+    assert "--images" in report(tmp_path / "x.h5")[0]
+    strange = ({"files": True}, {"files": True, "absolute": "\0"}, {"options": 3}, {"root": 3})
+    for images in ("3", "[]", "{", *map(json.dumps, strange)):
+        attrs = {"images": images, "dataset": "idx"}
+        same = {"test": Split(vectors, np.arange(6) % 2, paths)}
+        write(tmp_path / "y.h5", same, attrs=attrs, force=True)
+        assert report(tmp_path / "y.h5")[1] == 0
+
+
+@pytest.mark.parametrize("kind", ["flat", "table"])
+@pytest.mark.parametrize("options", [(), ("--half",), ("--skip-bad",)])
+def test_images_without_labels_can_be_embedded(model, tmp_path, kind, options):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for n in range(6):
+        Image.new("RGB", (9, 9), (40 * n, 0, 0)).save(flat / f"{n}.png")
+    if "--skip-bad" in options:
+        (flat / "bad.png").write_bytes(b"no image")
+    names = sorted(path.name for path in flat.iterdir())
+    data = flat
+    if kind == "table":
+        data = tmp_path / "list.csv"
+        data.write_text("file,camera\n" + "".join(f"flat/{name},3\n" for name in names))
+    done = invoke("embed", model, data, "--out", tmp_path / "x.h5", *options)
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.splitlines()[-1].endswith("--labels labels.txt")
+    split = load(tmp_path / "x.h5").splits["test"]
+    assert split.labels is None
+    assert [os.path.basename(path) for path in split.paths] == [n for n in names if n != "bad.png"]
+    done = invoke("eval", tmp_path / "x.h5")
+    assert done.exit_code == 1
+    assert "no labels" in done.stderr
+    assert "--labels" in done.stderr
+    (tmp_path / "labels.txt").write_text("0\n0\n0\n1\n1\n1\n")
+    labels = ("--labels", tmp_path / "labels.txt")
+    assert invoke("eval", tmp_path / "x.h5", *labels, "--no-nmi").exit_code == 0
+    assert report(tmp_path / "x.h5", *labels)[1] == 6
+    assert invoke("embed", model, data, "--out", tmp_path / "x.h5", "--resume").exit_code in (0, 1)
+
+
+def test_folders_are_embedded_whole_or_as_training_divides_them(tmp_path):
+    draw(tmp_path / "photos", [f"class {n}" for n in range(8)])
+    assert len(find_data(str(tmp_path / "photos"))) == 32
+    assert find_data(f"folder:{tmp_path / 'photos'}").counts() == {"train": (24, 6), "test": (8, 2)}
+
+
+def test_names_that_are_not_utf8_go_through_embed_eval_and_report(model, tmp_path):
+    draw(tmp_path / "photos", [b"caf\xe9", b"th\xe9", "日本".encode()])
+    os.rename(
+        os.fsencode(tmp_path) + b"/photos/caf\xe9/0.png",
+        os.fsencode(tmp_path) + b"/photos/caf\xe9/\xff\xfe.png",
+    )
+    done = invoke("embed", model, tmp_path / "photos", "--out", tmp_path / "x.h5")
+    assert done.exit_code == 0, done.stderr
+    found = load(tmp_path / "x.h5")
+    assert os.fsencode(found.splits["test"].paths[3]) == b"caf\xe9/\xff\xfe.png"
+    out, classes = tmp_path / "r.json", tmp_path / "c.csv"
+    done = invoke("eval", tmp_path / "x.h5", "--no-nmi", "--out", out, "--per-class", classes)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(out.read_text())["classes"] == 3
+    assert b"caf" in classes.read_bytes()
+    assert invoke("inspect", tmp_path / "x.h5").exit_code == 0
+    assert invoke("compare", tmp_path / "x.h5", tmp_path / "x.h5", "--json").exit_code == 0
+    told, images = report(tmp_path / "x.h5")
+    assert images == 12
+    assert "could not be read" not in told
+    done = invoke("merge", tmp_path / "x.h5", tmp_path / "x.h5", "--out", tmp_path / "two.h5")
+    assert done.exit_code == 0, done.stderr

@@ -1,0 +1,91 @@
+"""Ctrl-C while a model runs that never ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from PIL import Image
+
+from tests.exporter.models import FLOAT, UINT8, model_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def endless_model(path, batch="batch"):
+    """The mean colour of each image, to which zero is added for ever."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_in"], ["go_out"]),
+            helper.make_node("Mul", ["sum_in", "one"], ["sum_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("n", onnx.TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_in", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("sum_in", FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("go_out", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("sum_out", FLOAT, None),
+        ],
+    )
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=FLOAT),
+        helper.make_node("ReduceMean", ["floats"], ["mean"], axes=[1, 2], keepdims=0),
+        helper.make_node("Loop", ["trips", "", "mean"], ["embeddings"], body=body),
+    ]
+    weights = [
+        numpy_helper.from_array(np.int64(2**62), "trips"),
+        numpy_helper.from_array(np.float32(1), "one"),
+    ]
+    onnx.save(
+        model_of(
+            nodes,
+            [("images", UINT8, [batch, 8, 8, 3])],
+            [("embeddings", FLOAT, [batch, 3])],
+            weights=weights,
+        ),
+        path,
+    )
+
+
+@pytest.mark.parametrize("command", ["embed", "run"])
+def test_a_loop_without_end_can_be_interrupted(tmp_path, command):
+    """In the threads of `embed`, and in the main thread."""
+    endless_model(tmp_path / "endless.onnx")
+    for n in range(4):
+        (tmp_path / "photos" / str(n)).mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / "photos" / str(n) / "0.png")
+    given = {
+        "embed": ["-m", "cli", "embed", "endless.onnx", "photos", "--out", "x.h5"],
+        "run": [
+            "-c",
+            "import numpy as np\n"
+            "from exporter.onnx.session import Session, describe\n"
+            "session = Session(describe('endless.onnx'))\n"
+            "open('x.h5.partial', 'w')\n"
+            "session.run(np.zeros((1, 8, 8, 3), np.uint8))",
+        ],
+    }
+    process = subprocess.Popen(
+        [sys.executable, *given[command]], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        start = time.monotonic()
+        while not (tmp_path / "x.h5.partial").exists() and time.monotonic() - start < 60:
+            time.sleep(0.1)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "Interrupted" in told or "KeyboardInterrupt" in told, told
+    assert process.returncode != 0

@@ -1,0 +1,198 @@
+"""What a model says of itself survives the way through its properties."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.onnx.metadata import (
+    Preprocessing,
+    describe_checkpoint,
+    read_properties,
+    to_properties,
+)
+from retrieval.errors import DmlError
+from trainer.config import INTERPOLATIONS, Config, Input, Network
+from trainer.data.transforms import for_testing
+
+PLAIN = Preprocessing(256, True, 224, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def checkpoint_of(config):
+    """What of a checkpoint the metadata need."""
+    return {
+        "config": config.to_dict(),
+        "preprocessing": {
+            "mean": list(PLAIN.mean), "std": list(PLAIN.std), "antialias": True,
+            "resize": 256, "keep_ratio": True, "crop": 224, "interpolation": "bilinear",
+        },
+        "versions": {"python": "3.11", "torch": "2.13"},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def state():
+    return checkpoint_of(Config(network=Network("resnet50", dim=512)))
+
+
+numbers = st.floats(-1e3, 1e3).map(lambda x: round(x, 6))
+preprocessings = st.builds(
+    lambda side, more, keep, kind, mean, std, form, *others: Preprocessing(
+        side + more, keep, side, kind, mean, std, *form, *others
+    ),
+    st.integers(8, 4096),
+    st.integers(0, 100),
+    st.booleans(),
+    st.sampled_from(INTERPOLATIONS),
+    st.tuples(numbers, numbers, numbers),
+    st.tuples(*[st.floats(1e-4, 1e3)] * 3),
+    st.sampled_from(
+        [("nhwc", "uint8", True), ("nchw", "float32", False), ("nchw", "float16", True)]
+    ),
+    st.sampled_from([1, 255]),
+    st.sampled_from(["RGB", "BGR"]),
+    st.tuples(*[st.integers(0, 255)] * 3),
+    st.integers(0, 8),
+)
+
+
+@given(preprocessings)
+def test_preprocessing_survives_json_and_properties(prepared):
+    assert Preprocessing.from_dict(json.loads(json.dumps(prepared.to_dict()))) == prepared
+    values = prepared.to_dict()
+    for name, key in (("layout", "input_layout"), ("dtype", "input_dtype")):
+        values[key] = values.pop(name)
+    values["normalizes_input"] = values.pop("inside")
+    found = read_properties(to_properties({"schema": 1, **values}))
+    assert found.preprocessing == prepared
+
+
+def test_a_checkpoint_is_described_and_read_back(state):
+    properties = describe_checkpoint(state, "abc", normalize=True, precision="fp16")
+    assert all(isinstance(value, str) for value in properties.values())
+    names = (
+        "schema arch embedding_dim l2_normalized input_layout size resize keep_ratio crop "
+        "interpolation antialias mean std loss dataset checkpoint_sha256 versions precision"
+    )
+    assert {f"dmltool.{name}" for name in names.split()} <= properties.keys()
+    found = read_properties({**properties, "dmltool.parity": '{"max_abs": 1e-6}', "other": "x"})
+    assert found.preprocessing == PLAIN
+    assert (found.arch, found.dim, found.normalized) == ("resnet50", 512, True)
+    assert (found.loss, found.dataset, found.precision) == ("ce", "glyphs", "fp16")
+    assert (found.checkpoint_sha256, found.versions) == ("abc", state["versions"])
+    assert found.parity == {"max_abs": 1e-6}
+    assert found.others == {"size": "224", "antialias": "true"}
+
+
+def test_models_and_checkpoints_without_draft_and_background_keep_theirs(state):
+    """Before there was a choice, JPEGs were reduced to the short side and white lay behind."""
+    new = {"draft": 2, "background": [255, 255, 255]}
+    now = state | {"preprocessing": state["preprocessing"] | new}
+    properties = describe_checkpoint(now, "")
+    assert properties["dmltool.draft"] == "2"
+    assert properties["dmltool.background"] == "[255, 255, 255]"
+    found = read_properties(properties).preprocessing
+    assert (found.draft, found.spec().short_side) == (2, 512)
+    old = {k: v for k, v in properties.items() if k.split(".")[1] not in ("draft", "background")}
+    for before in (read_properties(old).preprocessing, Preprocessing.from_checkpoint(state)):
+        assert (before.draft, before.spec().short_side) == (1, 256)
+        assert before.background == (255, 255, 255)
+
+
+def test_the_form_of_the_input_is_told(state):
+    found = read_properties(describe_checkpoint(state, "", input="float-nchw")).preprocessing
+    assert found == replace(PLAIN, layout="nchw", dtype="float32")
+    with pytest.raises(DmlError, match="no input form 'nchw'"):
+        describe_checkpoint(state, "", input="nchw")
+
+
+def test_the_length_of_the_embedding_is_the_networks_where_the_config_leaves_it_open():
+    state = checkpoint_of(Config(network=Network("resnet50")))
+    assert read_properties(describe_checkpoint(state, "")).dim is None
+    assert read_properties(describe_checkpoint(state, "", dim=2048)).dim == 2048
+
+
+def test_models_of_others_have_no_metadata_of_ours():
+    assert read_properties({"author": "somebody", "stride": "32"}) is None
+
+
+@pytest.mark.parametrize("schema", ["2", "", "one", None])
+def test_another_schema_is_refused(state, schema):
+    properties = describe_checkpoint(state, "") | {"dmltool.schema": schema}
+    if schema is None:
+        del properties["dmltool.schema"]
+    with pytest.raises(DmlError, match="schema"):
+        read_properties(properties)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mean", None), ("resize", None), ("mean", "0.5"), ("mean", "[1, 2]"),
+        ("mean", "[1, 2, "), ("mean", '[1, 2, "3"]'), ("mean", "[NaN, 0, 0]"),
+        ("std", "[1, 0, 1]"), ("std", "[1e999, 1, 1]"), ("crop", "224.5"), ("crop", "true"),
+        ("crop", "99999999"), ("crop", "1" * 5000), ("crop", "-8"), ("keep_ratio", "yes"),
+        ("interpolation", "cubic"), ("input_layout", "chw"), ("input_dtype", "float64"),
+        ("embedding_dim", "many"), ("versions", "[]"), ("parity", "{"), ("mean", "[" * 900),
+        ("versions", "[" * 100_000), ("l2_normalized", "maybe"), ("draft", "-1"), ("draft", "9"),
+        ("scale", "2"), ("color", "GBR"), ("background", "[0, 0, 256]"), ("background", "white"),
+        ("background", "[0, 0]"), ("background", "[0, 0, 0.5]"),
+    ],
+)  # fmt: skip
+def test_damaged_properties_are_an_error_of_ours(state, key, value):
+    properties = describe_checkpoint(state, "")
+    if value is None:
+        del properties[f"dmltool.{key}"]
+    else:
+        properties[f"dmltool.{key}"] = value
+    with pytest.raises(DmlError, match="metadata is damaged") as caught:
+        read_properties(properties)
+    assert len(caught.value.why) < 300
+
+
+def test_a_checkpoint_without_preprocessing_is_an_error(state):
+    del state["preprocessing"]["mean"]
+    with pytest.raises(DmlError, match="does not say") as caught:
+        Preprocessing.from_checkpoint(state)
+    assert "mean is missing" in caught.value.why
+
+
+def test_the_spec_prepares_images_as_in_evaluation(rng):
+    image = rng.integers(0, 256, (300, 400, 3), np.uint8)
+    wanted = for_testing(image, Input(256, True, 224, "bilinear"))
+    np.testing.assert_array_equal(for_testing(image, PLAIN.spec()), wanted)
+
+
+def test_bytes_reach_the_model_as_they_are(rng):
+    batch = rng.integers(0, 256, (2, 4, 5, 3), np.uint8)
+    assert PLAIN.to_input(batch) is batch
+    turned = replace(PLAIN, layout="nchw").to_input(batch)
+    assert turned.flags.c_contiguous
+    np.testing.assert_array_equal(turned[1, 2], batch[1, :, :, 2])
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("float16", 2e-3)])
+def test_floats_are_scaled_and_normalised_once(rng, inside, dtype, error):
+    batch = rng.integers(0, 256, (2, 4, 5, 3), np.uint8)
+    prepared = replace(PLAIN, layout="nchw", dtype=dtype, inside=inside)
+    found = prepared.to_input(batch)
+    assert (found.dtype, found.shape) == (dtype, (2, 3, 4, 5))
+    wanted = batch.astype(np.float64) / 255
+    if not inside:
+        wanted = (wanted - PLAIN.mean) / PLAIN.std
+    np.testing.assert_allclose(found, wanted.transpose(0, 3, 1, 2), atol=error)
+
+
+def test_the_module_needs_neither_torch_nor_onnx():
+    code = (
+        "import sys, exporter.onnx.metadata; sys.exit(bool({'torch', 'onnx'} & sys.modules.keys()))"
+    )
+    root = Path(__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

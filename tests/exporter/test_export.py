@@ -1,0 +1,475 @@
+"""From a trained run to model.onnx and embeddings.h5, and what happens when something is wrong."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from cli import main
+from exporter import parity
+from exporter.embed import embed_with, find_data
+from exporter.export import (
+    EMBEDDINGS,
+    MODEL,
+    Settings,
+    export,
+    load_member,
+    some_images,
+    work_folder,
+)
+from exporter.onnx.model import describe
+from exporter.onnx.session import Session
+from retrieval.embeddings import load
+from retrieval.errors import DmlError
+from tests.trainer.conftest import draw_pictures, small_config
+from trainer.data import datasets
+from trainer.run import checkpoint, train
+from trainer.run.setup import load_data
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Two runs of a few seconds on the same pictures, and the pictures."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("trained")
+    pictures = draw_pictures(folder / "pictures", classes=12)
+    for seed in (0, 1):
+        config = small_config(pictures)
+        config = replace(config, run=replace(config.run, seed=seed))
+        train.run(config, folder / f"run{seed}")
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy that a test may change."""
+    return Path(shutil.copytree(trained / "run0", tmp_path / "run"))
+
+
+def invoke(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def test_train_export_eval_is_one_chain(run):
+    done = invoke("export", run, "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["model"]["parity"]["agreement"] == 1.0
+    assert result["embeddings"]["splits"] == {"test": 24}
+    scored = invoke("eval", run / EMBEDDINGS, "--distance", "cos", "--no-nmi", "--json")
+    assert scored.exit_code == 0, scored.output
+    at_export = json.loads((run / "result.json").read_text())["test"]["distances"]["cos"]
+    recall = json.loads(scored.stdout)["distances"]["cos"]["recall"]
+    assert recall["1"] == at_export["recall"]["1"]
+
+
+def test_the_embedding_file_says_where_it_came_from(run):
+    export([run])
+    data = load(run / EMBEDDINGS)
+    assert data.attrs["model_sha256"] == describe(run / MODEL).sha256
+    assert data.attrs["checkpoint_sha256"] == load_member(run).sha256
+    assert data.attrs["dataset"] == "folder"
+    assert json.loads(data.attrs["preprocessing"])["crop"] == 16
+    assert str(data.splits["test"].paths[0]).endswith(".png")
+
+
+def test_torch_and_onnx_give_the_same_embeddings(run, tmp_path):
+    export([run])
+    export([run], tmp_path / "torch", Settings(onnx=False, backend="torch"))
+    ours, theirs = (
+        load(folder / EMBEDDINGS).splits["test"].vectors for folder in (run, tmp_path / "torch")
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    assert not (tmp_path / "torch" / MODEL).exists()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_lower_precision_is_shown_beside_fp32(precision, run):
+    settings = Settings(precision=precision, embeddings=False, max_recall_drop=20)
+    model = export([run], settings=settings)["model"]
+    rows = {row["precision"]: row for row in model["precisions"]}
+    assert list(rows) == ["fp32", "fp16", "int8"]
+    assert rows["int8"]["bytes"] < rows["fp16"]["bytes"] < rows["fp32"]["bytes"]
+    assert describe(run / MODEL).metadata.precision == precision
+
+
+def test_a_model_that_retrieves_worse_is_not_left_behind(run, monkeypatch):
+    honest = parity.torch_runner
+
+    def other_network(embedder, normalize=False):
+        found = honest(embedder, normalize)
+        return lambda batch: found(batch[:, ::-1])  # upside down
+
+    monkeypatch.setattr(parity, "torch_runner", other_network)
+    with pytest.raises(DmlError, match=r"does not compute|loses"):
+        export([run])
+    assert not (run / MODEL).exists()
+    assert not (run / EMBEDDINGS).exists()
+    assert not [path for path in run.iterdir() if path.name.startswith(".export")]
+
+
+def test_normalised_embeddings_have_length_one(run):
+    export([run], settings=Settings(normalize=True))
+    lengths = np.linalg.norm(load(run / EMBEDDINGS).splits["test"].vectors, axis=1)
+    np.testing.assert_allclose(lengths, 1, atol=1e-5)
+
+
+def test_several_runs_become_one_model(trained, tmp_path):
+    runs = [trained / "run0", trained / "run1"]
+    result = export(runs, tmp_path / "both")
+    assert result["model"]["dim"] == 32
+    assert result["model"]["parity"]["min_cosine"] > 0.9999
+    joined = load(tmp_path / "both" / EMBEDDINGS).splits["test"].vectors
+    for place, run in enumerate(runs):
+        export([run], tmp_path / f"{place}", Settings(onnx=False, backend="torch"))
+        alone = load(tmp_path / f"{place}" / EMBEDDINGS).splits["test"].vectors
+        alone = alone / np.linalg.norm(alone, axis=1, keepdims=True)
+        np.testing.assert_allclose(joined[:, 16 * place : 16 * place + 16], alone, atol=1e-4)
+    files = [tmp_path / "0" / EMBEDDINGS, tmp_path / "1" / EMBEDDINGS]
+    done = invoke("merge", *files, "--out", tmp_path / "merged.h5")
+    assert done.exit_code == 0, done.output
+    merged = load(tmp_path / "merged.h5").splits["test"].vectors
+    np.testing.assert_allclose(merged, joined, atol=1e-4)
+    with pytest.raises(DmlError, match="no folder of its own"):
+        export(runs)
+
+
+def test_existing_files_are_kept_without_force(run):
+    export([run])
+    before = (run / MODEL).read_bytes(), (run / EMBEDDINGS).read_bytes()
+    done = invoke("export", run)
+    assert done.exit_code == 1
+    assert "exists already" in done.stderr
+    assert ((run / MODEL).read_bytes(), (run / EMBEDDINGS).read_bytes()) == before
+    assert invoke("export", run, "--force").exit_code == 0
+
+
+def test_a_data_set_that_has_changed_is_refused(trained, run, tmp_path):
+    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
+    assert invoke("export", run, "--data", pictures, "--no-embeddings").exit_code == 0
+    for folder in sorted(pictures.iterdir()):
+        folder.rename(folder.with_name(f"new {folder.name}"))
+    done = invoke("export", run, "--data", pictures, "--force")
+    assert done.exit_code == 1
+    assert "is not the one" in done.stderr
+
+
+def test_an_image_that_vanished_is_named_or_left_out(trained, run, tmp_path):
+    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
+    data = load_member(run).config.data
+    row = datasets.load("folder", pictures, **data.options)
+    lost = pictures / row.paths[row.rows("test")[-1]]
+    export([run], settings=Settings(embeddings=False))
+    lost.write_bytes(b"no image")
+    args = ("export", run, "--no-onnx", "--data", pictures)
+    done = invoke(*args)
+    assert done.exit_code == 1
+    assert lost.name in done.stderr
+    done = invoke(*args, "--skip-bad", "--json", "--force")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["embeddings"]["splits"] == {"test": 23}
+    assert lost.name in done.stderr
+
+
+def test_images_that_cannot_be_read_are_left_out_of_the_comparison_too(trained, run, tmp_path):
+    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
+    for split in ("train", "test"):
+        data = load_data(load_member(run).config)
+        (pictures / data.paths[data.rows(split)[0]]).write_bytes(b"no image")
+    args = ("export", run, "--data", pictures, "--precision", "int8", "--max-recall-drop", 50)
+    done = invoke(*args)
+    assert done.exit_code == 1
+    assert "--skip-bad" in done.stderr
+    done = invoke(*args, "--skip-bad", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["model"]["parity"]["images"] == 23
+    assert result["embeddings"]["splits"] == {"test": 23}
+
+
+@pytest.mark.parametrize("option", ["--no-onnx", "--resume"])
+def test_rows_are_not_computed_with_the_model_of_another_run(option, trained, run, tmp_path):
+    export([trained / "run1"], tmp_path / "other", Settings(embeddings=False))
+    shutil.copy(tmp_path / "other" / MODEL, run)
+    done = invoke("export", run, option)
+    assert done.exit_code == 1
+    assert "is not the model of" in done.stderr
+    assert not (run / EMBEDDINGS).exists()
+
+
+def test_an_ensemble_is_not_resumed_with_the_model_of_other_runs(trained, tmp_path):
+    runs = [trained / "run0", trained / "run1"]
+    export(runs, tmp_path, Settings(embeddings=False))
+    with pytest.raises(DmlError, match="is not the model of"):
+        export(runs[::-1], tmp_path, Settings(resume=True))
+    with pytest.raises(DmlError, match="is not the model of") as caught:
+        export(runs, tmp_path, Settings(resume=True, precision="fp16", input="float-nchw"))
+    assert "--precision" in caught.value.why
+    assert "--input" in caught.value.why
+    again = export(runs, tmp_path, Settings(resume=True))
+    assert again["embeddings"]["computed"] == 24
+    assert again["model"]["precisions"]  # as found when the model was made
+
+
+def test_what_is_said_of_lengths_is_true(trained, run, tmp_path):
+    runs = [trained / "run0", trained / "run1"]
+    for normalize, precision in ((False, "fp32"), (True, "fp32"), (True, "int8")):
+        settings = Settings(
+            normalize=normalize, precision=precision, force=True, max_recall_drop=50
+        )
+        result = export(runs, tmp_path, settings)
+        data = load(tmp_path / EMBEDDINGS)
+        said = {result["model"]["normalized"], describe(tmp_path / MODEL).metadata.normalized}
+        assert {bool(data.attrs["normalized"]), *said} == {normalize}
+        lengths = np.linalg.norm(data.splits["test"].vectors, axis=1)
+        np.testing.assert_allclose(lengths, 1 if normalize else 2**0.5, atol=1e-5)
+    export([run], settings=Settings(embeddings=False))
+    with pytest.raises(DmlError, match="not of length 1"):
+        export([run], settings=Settings(onnx=False, normalize=True))
+
+
+def test_a_file_written_with_an_earlier_model_says_how_that_took_its_images(run):
+    export([run], settings=Settings(embeddings=False, input="float-nchw", normalize=True))
+    export([run], settings=Settings(onnx=False))
+    attrs = load(run / EMBEDDINGS).attrs
+    assert json.loads(attrs["preprocessing"])["layout"] == "nchw"
+    assert attrs["normalized"]
+
+
+def test_an_export_of_nothing_is_an_error(run):
+    done = invoke("export", run, "--no-onnx", "--no-embeddings")
+    assert done.exit_code == 1
+    assert "nothing to export" in done.stderr
+
+
+def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exporter.export.embed", interrupt)
+    done = invoke("export", run)
+    assert done.exit_code == 130
+    assert "nothing was written" not in done.stderr
+    assert "--resume" in done.stderr
+    monkeypatch.undo()
+    assert invoke("export", run, "--resume").exit_code == 0
+
+
+def test_an_export_stopped_before_anything_was_written_does_not_name_resume(run, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exporter.export.load_member", interrupt)
+    done = invoke("export", run)
+    assert done.exit_code == 130
+    assert "nothing was written" in done.stderr
+    assert "--resume" not in done.stderr
+    (run / MODEL).write_bytes(b"of an earlier export")
+    assert "--resume" not in invoke("export", run, "--force").stderr
+
+
+def test_an_export_ends_with_the_next_step(run):
+    done = invoke("export", run)
+    assert done.stderr.splitlines()[-1] == f"Next: dmltool eval {run / EMBEDDINGS}"
+    done = invoke("export", run, "--no-embeddings", "--force")
+    assert f"Next: dmltool embed {run / MODEL}" in done.stderr
+    embedded = ("embed", run / MODEL, "glyphs", "--out", run / "g.h5")
+    assert invoke(*embedded).stderr.splitlines()[-1] == f"Next: dmltool eval {run / 'g.h5'}"
+    assert "Next:" not in invoke(*embedded, "--force", "--json").stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "cannot be read as a checkpoint"),
+        (b"PK\x03\x04 half a file", "cannot be read as a checkpoint"),
+        ({"weights": 1}, "is not a checkpoint of dmltool"),
+        ({"format": "dmltool-checkpoint", "version": 99}, "version 99"),
+        ({"format": "dmltool-checkpoint", "version": 1}, "is damaged"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(content, told, tmp_path):
+    path = tmp_path / "best.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    done = invoke("export", path)
+    assert done.exit_code == 1
+    assert told in done.stderr
+    assert {p.name for p in tmp_path.iterdir()} == {"best.pt"}
+
+
+def test_a_checkpoint_with_other_keys_is_refused(run):
+    state = checkpoint.load(run / "best.pt")
+    state["embedder"]["extra.weight"] = torch.zeros(3)
+    del state["embedder"]["projection.bias"]
+    torch.save(state, run / "best.pt")
+    done = invoke("export", run)
+    assert done.exit_code == 1
+    assert "do not fit its network" in done.stderr
+    assert "extra.weight" in done.stderr
+
+
+def test_a_checkpoint_may_leave_things_to_defaults_and_hold_odd_ones(run):
+    state = checkpoint.load(run / "best.pt")
+    del state["config"]["loss"]["name"]
+    state["versions"]["torch"] = torch.zeros(1)
+    torch.save(state, run / "best.pt")
+    done = invoke("export", run, "--no-embeddings")
+    assert done.exit_code == 0, done.output
+    assert describe(run / MODEL).metadata.loss == "ce"
+    del state["config"]["network"]
+    torch.save(state, run / "best.pt")
+    done = invoke("export", run, "--no-embeddings", "--force")
+    assert done.exit_code == 1
+    assert "lacks network" in done.stderr
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "executed"),))
+
+    torch.save({"format": "dmltool-checkpoint", "bomb": Bomb()}, tmp_path / "best.pt")
+    done = invoke("export", tmp_path)
+    assert done.exit_code == 1
+    assert "code in it is never run" in done.stderr
+    assert not (tmp_path / "executed").exists()
+
+
+def test_embed_takes_folders_tables_and_named_data_sets(trained, run, tmp_path):
+    export([run], settings=Settings(embeddings=False))
+    result = embed_with(run / MODEL, str(trained / "pictures"), tmp_path / "all.h5")
+    assert result["splits"] == {"test": 96}
+    table = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures")) / "images.csv"
+    lines = [f"class{c}/{n}.png,c{c}\n" for c in (0, 1) for n in (0, 1)]
+    table.write_text("path,label\n" + "".join(lines))
+    assert embed_with(run / MODEL, str(table), tmp_path / "t.h5")["splits"] == {"test": 4}
+    assert find_data("glyphs").name == "glyphs"
+    with pytest.raises(DmlError, match="nothing to embed") as caught:
+        find_data("cub")
+    assert caught.value.fix == "cub:FOLDER"
+    whole, some = (load(tmp_path / name).splits["test"] for name in ("all.h5", "t.h5"))
+    paths = [str(path) for path in whole.paths]
+    places = [paths.index(f"class{c}/{n}.png") for c in (0, 1) for n in (0, 1)]
+    np.testing.assert_array_equal(whole.vectors[places], some.vectors)
+
+
+def test_what_embed_reads_is_never_overwritten(trained, run, tmp_path):
+    export([run], settings=Settings(embeddings=False))
+    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
+    table = pictures / "images.csv"
+    table.write_text("path,label\nclass0/0.png,c0\nclass1/0.png,c1\n")
+    for data, target in (
+        (pictures, run / MODEL),
+        (table, table),
+        (pictures, pictures / "class0" / "0.png"),
+    ):
+        before = target.read_bytes()
+        done = invoke("embed", run / MODEL, data, "--out", target, "--force")
+        assert done.exit_code == 1
+        assert "read and written at once" in done.stderr
+        assert target.read_bytes() == before
+
+
+def test_one_class_or_one_image_can_be_embedded(trained, run, tmp_path):
+    export([run], settings=Settings(embeddings=False))
+    shutil.copytree(trained / "pictures" / "class0", tmp_path / "alone" / "class0")
+    model, data = run / MODEL, str(tmp_path / "alone")
+    assert embed_with(model, data, tmp_path / "class.h5")["splits"] == {"test": 8}
+    for path in sorted((tmp_path / "alone" / "class0").iterdir())[1:]:
+        path.unlink()
+    found = embed_with(model, data, tmp_path / "image.h5", half=True)
+    assert found["splits"] == {"test": 1}
+
+
+def test_an_export_that_cannot_begin_leaves_no_folder(run, tmp_path):
+    done = invoke("export", run, "--out", tmp_path / "new" / "er", "--data", tmp_path / "nowhere")
+    assert done.exit_code == 1
+    assert not (tmp_path / "new").exists()
+    done = invoke("export", run, "--out", run / "best.pt")
+    assert done.exit_code == 1
+    assert "is a file" in done.stderr
+
+
+def test_a_file_reproduces_the_embeddings_of_its_images(run):
+    """What docs/onnx.md promises: the model in another process gives the rows of the file."""
+    export([run])
+    member = load_member(run)
+    data = load_data(member.config)
+    images, labels = some_images(data, describe(run / MODEL).preprocessing, 1000)
+    found = Session(describe(run / MODEL)).run(images)
+    stored = load(run / EMBEDDINGS).splits["test"].vectors
+    assert len(labels) == len(stored)
+    distances = np.abs(found[:, None] - stored[None]).max(2).min(1)
+    assert distances.max() < 1e-4
+
+
+def test_what_a_killed_export_left_is_removed_and_what_another_uses_is_not(tmp_path):
+    left = tmp_path / ".export-left"
+    left.mkdir()
+    (left / "lock").touch()
+    with work_folder(tmp_path) as used:
+        assert not left.exists()
+        (used / "fp32.onnx").touch()
+        with work_folder(tmp_path) as other:
+            assert {used, other} == set(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
+
+
+def start(*args):
+    return subprocess.Popen(
+        [sys.executable, "-m", "cli", "export", *map(str, args)], cwd=ROOT,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_an_export_killed_at_random_moments_ends_with_the_same_file(run, tmp_path):
+    options = ("--split", "train", "--split", "test", "--batch-size", "1")
+    export([run], tmp_path / "whole", Settings(splits=("train", "test"), batch_size=1))
+    target = tmp_path / "killed"
+    moments = random.Random(3)
+    for _ in range(3):
+        process = start(run, "--out", target, "--resume", *options)
+        time.sleep(moments.uniform(4, 7))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    done = start(run, "--out", target, "--resume", *options)
+    told = done.communicate(timeout=600)[1]
+    assert done.returncode == 0, told
+    whole, killed = load(tmp_path / "whole" / EMBEDDINGS), load(target / EMBEDDINGS)
+    for split in ("train", "test"):
+        np.testing.assert_array_equal(whole.splits[split].vectors, killed.splits[split].vectors)
+        np.testing.assert_array_equal(whole.splits[split].labels, killed.splits[split].labels)
+    same = {"model_sha256", "paths_sha256", "preprocessing", "normalized", "dataset"}
+    assert {k: whole.attrs[k] for k in same} == {k: killed.attrs[k] for k in same}
+
+
+def test_a_run_that_left_out_bad_images_is_exported_without_them(tmp_path):
+    pictures = draw_pictures(tmp_path / "pictures", classes=12)
+    config = small_config(pictures)
+    config = replace(config, data=replace(config.data, skip_bad=True))
+    data = load_data(config)
+    for split in ("train", "test"):
+        (pictures / data.paths[data.rows(split)[0]]).write_bytes(b"no image")
+    train.run(config, tmp_path / "run")
+    found = export([tmp_path / "run"], settings=Settings(precision="int8", max_recall_drop=100.0))
+    assert found["embeddings"]["splits"] == {"test": len(data.rows("test")) - 1}
+    assert [name for name, _ in found["embeddings"]["skipped"]] == [
+        str(data.paths[data.rows("test")[0]])
+    ]

@@ -1,0 +1,212 @@
+"""What is not read is named, with a line that converts it; the lines are run here."""
+
+import pickle
+import shlex
+import subprocess
+import sys
+
+import faiss
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.io
+import torch
+
+from retrieval.embeddings import load
+from retrieval.errors import DmlError
+from trainer.run.checkpoint import FORMAT
+
+X = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)
+Y = np.arange(40) // 4
+
+
+def refused(source, match, **options):
+    with pytest.raises(DmlError, match=match) as error:
+        load(source, **options)
+    assert error.value.what.endswith(".")
+    assert error.value.fix
+    return error.value
+
+
+def follow(error, folder):
+    """Runs the line that the error advises."""
+    words = shlex.split(error.fix[error.fix.index("python -c") :])
+    subprocess.run([sys.executable, *words[1:]], cwd=folder, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["x.pkl", "x.pickle", "it's 1.pkl"])
+def test_pickles_are_named_and_the_line_converts_them(tmp_path, name):
+    table = pd.DataFrame({"vec": list(X), "label": Y})
+    for content, suffix in ((table, ".parquet"), ({"x": X, "y": Y}, ".npz")):
+        (tmp_path / name).write_bytes(pickle.dumps(content))
+        error = refused(tmp_path / name, "Python pickle")
+        assert "any code" in error.why
+        follow(error, tmp_path)
+        found = load((tmp_path / name).with_suffix(suffix)).splits["test"]
+        np.testing.assert_array_equal(found.vectors, X)
+        np.testing.assert_array_equal(found.labels, Y)
+    (tmp_path / "x.joblib").write_bytes(pickle.dumps(X))
+    follow(refused(tmp_path / "x.joblib", "Python pickle"), tmp_path)
+    np.testing.assert_array_equal(load(tmp_path / "x.npy").splits["test"].vectors, X)
+
+
+@pytest.mark.parametrize("version", ["5", "7.3"])
+def test_matlab_files_are_named_and_the_line_converts_them(tmp_path, version):
+    if version == "5":
+        scipy.io.savemat(tmp_path / "x.mat", {"x": X, "y": Y})
+    else:
+        with h5py.File(tmp_path / "x.mat", "w", userblock_size=512) as file:
+            file["x"], file["y"] = X.T, Y[None].T
+        with (tmp_path / "x.mat").open("r+b") as file:
+            file.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64")
+    follow(refused(tmp_path / "x.mat", "MATLAB file"), tmp_path)
+    found = load(tmp_path / "x.npz").splits["test"]
+    np.testing.assert_array_equal(found.vectors, X)
+    np.testing.assert_array_equal(found.labels, Y)
+
+
+def test_spreadsheets_zarr_stores_models_and_archives_are_named(tmp_path):
+    (tmp_path / "x.xlsx").write_bytes(b"PK\3\4 and so on")
+    assert "read_excel" in refused(tmp_path / "x.xlsx", "spreadsheet").fix
+    (tmp_path / "x.zarr").mkdir()
+    assert "zarr.open" in refused(tmp_path / "x.zarr", "Zarr store").fix
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "zarr.json").write_text("{}")
+    refused(tmp_path / "plain", "Zarr store")
+    (tmp_path / "x.onnx").write_bytes(b"\x08\x08")
+    assert "dmltool embed" in refused(tmp_path / "x.onnx", "ONNX model").fix
+    (tmp_path / "x.npy.zst").write_bytes(b"(\xb5/\xfd")
+    refused(tmp_path / "x.npy.zst", "compressed")
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("https://host.org/a/x.npy", "curl -L -o x.npy https://host.org/a/x.npy"),
+        ("http://host.org/x.h5::test", "curl -L -o x.h5 http://host.org/x.h5"),
+        ("s3://bucket/a b.npy", "aws s3 cp 's3://bucket/a b.npy' ."),
+        ("gs://bucket/x.npy", "gcloud storage cp gs://bucket/x.npy ."),
+        (
+            "hf://datasets/me/set/a/x.parquet",
+            "hf download me/set a/x.parquet --repo-type dataset --local-dir .",
+        ),
+        ("hf://me/net/x.npy", "hf download me/net x.npy --local-dir ."),
+    ],
+)
+def test_addresses_are_not_downloaded_and_the_line_that_does_is_named(address, line):
+    assert refused(address, "is an address, not a file").fix == f"Fetch it first: {line}"
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet", ".csv", ".jsonl"])
+def test_a_folder_of_shards_names_the_line_that_joins_them(tmp_path, suffix):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for n in range(4):
+        part = pd.DataFrame(X[10 * n : 10 * n + 10], columns=[f"d{i}" for i in range(8)])
+        if suffix == ".npy":
+            np.save(folder / f"{n}.npy", X[10 * n : 10 * n + 10])
+        elif suffix == ".csv":
+            part.to_csv(folder / f"{n}.csv", index=False)
+        elif suffix == ".parquet":
+            part.to_parquet(folder / f"{n}.parquet")
+        else:
+            part.to_json(folder / f"{n}.jsonl", orient="records", lines=True, double_precision=15)
+    error = refused(folder, f"folder of 4 {suffix} files")
+    if suffix == ".jsonl":
+        subprocess.run(error.fix.removeprefix("Join them: "), shell=True, cwd=tmp_path, check=True)
+    else:
+        follow(error, tmp_path)
+    found = load(tmp_path / f"shards{suffix}").splits["test"]
+    np.testing.assert_allclose(found.vectors, X, rtol=1e-6)
+
+
+def test_hugging_face_folders_are_named(tmp_path):
+    (tmp_path / "dataset_info.json").write_text("{}")
+    (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"x")
+    error = refused(tmp_path, "Hugging Face's datasets")
+    assert error.fix == f"dmltool eval {tmp_path / 'data-00000-of-00001.arrow'}"
+    (tmp_path / "data-00001-of-00002.arrow").write_bytes(b"x")
+    assert "load_from_disk" in refused(tmp_path, "Hugging Face's datasets").fix
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"x")
+    assert "optimum-cli" in refused(model, "Hugging Face model").fix
+    splits = tmp_path / "splits"
+    (splits / "test").mkdir(parents=True)
+    (splits / "dataset_dict.json").write_text("{}")
+    assert '["test"].to_parquet' in refused(splits, "Hugging Face's datasets").fix
+
+
+def test_other_folders_are_named(tmp_path):
+    run, images, one = tmp_path / "run", tmp_path / "photos", tmp_path / "one"
+    for folder in (run, images / "mug", one, tmp_path / "empty"):
+        folder.mkdir(parents=True)
+    (run / "config.toml").write_text("")
+    assert refused(run, "a run without embeddings").fix == f"dmltool export {run}"
+    (run / "curves.png").write_bytes(b"x")
+    assert refused(tmp_path, "a folder of runs").fix == f"dmltool export {run}"
+    other = tmp_path / "with embeddings"
+    other.mkdir()
+    (other / "config.toml").write_text("")
+    (other / "embeddings.h5").write_bytes(b"x")
+    assert refused(tmp_path, "a folder of runs").fix == f"dmltool eval '{other}'"
+    (images / "mug" / "1.jpg").write_bytes(b"x")
+    assert "dmltool embed" in refused(images, "folder of images").fix
+    np.save(one / "x.npy", X)
+    assert refused(one, "is a folder").fix == f"dmltool eval {one / 'x.npy'}"
+    refused(tmp_path / "empty", "is a folder")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("HNSW8", "IndexHNSWFlat"),
+        ("IVF4,Flat", "IndexIVFFlat"),
+        ("SQ8", "IndexScalarQuantizer"),
+        ("IDMap,HNSW8", "IndexHNSWFlat"),
+        ("IDMap2,IVF4,Flat", "IndexIVFFlat"),
+        ("L2norm,Flat", "IndexPreTransform"),
+    ],
+)
+def test_other_faiss_indexes_are_named_and_the_line_converts_them(tmp_path, kind, name):
+    index = faiss.index_factory(8, kind)
+    index.train(X)
+    index.add_with_ids(X, Y) if kind.startswith("IDMap") else index.add(X)
+    faiss.write_index(index, str(tmp_path / "x.faiss"))
+    error = refused(tmp_path / "x.faiss", name)
+    assert "reconstruct_n" in error.fix
+    if "IVF" not in kind or "IDMap" not in kind:
+        follow(error, tmp_path)
+        assert load(tmp_path / "x.npy").splits["test"].vectors.shape == X.shape
+
+
+def test_binary_faiss_indexes_become_bits(tmp_path):
+    index, codes = faiss.IndexBinaryFlat(16), (X[:, :2] * 40).astype(np.uint8)
+    index.add(codes)
+    faiss.write_index_binary(index, str(tmp_path / "x.index"))
+    follow(refused(tmp_path / "x.index", "IndexBinaryFlat"), tmp_path)
+    found = load(tmp_path / "x.npy").splits["test"].vectors
+    np.testing.assert_array_equal(found, np.unpackbits(codes, axis=1))
+
+
+def test_object_arrays_name_astype_str(tmp_path):
+    names = np.array([f"c{y}" for y in Y], object)
+    for key in ("labels", "breed"):
+        np.savez(tmp_path / "x.npz", **{"embeddings": X, key: names})
+        error = refused(tmp_path / "x.npz", "Python objects")
+        assert f"{key}.astype(str)" in error.fix
+    np.save(tmp_path / "v.npy", X)
+    np.save(tmp_path / "y.npy", names)
+    error = refused(tmp_path / "v.npy", "Python objects", labels=tmp_path / "y.npy")
+    assert ".astype(str)" in error.fix
+    np.savez(tmp_path / "x.npz", embeddings=X, labels=Y, extra=names)
+    assert load(tmp_path / "x.npz").splits["test"].labels.tolist() == Y.tolist()
+
+
+def test_a_checkpoint_is_not_taken_for_embeddings(tmp_path):
+    weights = {"head.weight": torch.zeros(6, 4)}
+    torch.save({"format": FORMAT, "version": 1, "loss": weights}, tmp_path / "best.pt")
+    error = refused(tmp_path / "best.pt", "a checkpoint of dmltool")
+    assert error.fix == f"dmltool export {tmp_path}"

@@ -1,0 +1,73 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrieval.errors import DmlError
+from retrieval.files import check_target, whole_file, write_text
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(DmlError, match="cannot be written"):
+        write_text(target, "new")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_text_is_written_with_ordinary_permissions(tmp_path):
+    write_text(tmp_path / "a", "é\n")
+    (tmp_path / "b").write_text("")
+    assert (tmp_path / "a").read_bytes() == "é\n".encode()
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_targets_are_checked_before_the_work(tmp_path):
+    (tmp_path / "there").write_text("")
+    with pytest.raises(DmlError, match="exists already"):
+        check_target(tmp_path / "there", force=False)
+    assert check_target(tmp_path / "there", force=True) == tmp_path / "there"
+    with pytest.raises(DmlError, match="folder"):
+        check_target(tmp_path, force=True)
+    with pytest.raises(DmlError, match="cannot be written"):
+        check_target(tmp_path / "no" / "file", force=False)
+
+
+def test_what_killed_writers_left_is_removed_by_the_next(tmp_path):
+    code = """
+import os, sys
+from pathlib import Path
+from retrieval.files import whole_file
+with whole_file(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), 9)
+"""
+    target = tmp_path / "a[b].json"
+    subprocess.run([sys.executable, "-c", code, str(target)], cwd=Path(__file__).parents[2])
+    assert len(list(tmp_path.iterdir())) == 1
+    with whole_file(target) as file:
+        file.write(b"old")
+        write_text(target, "new", force=True)  # a second writer leaves the first one's file
+        assert len(list(tmp_path.iterdir())) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["a[b].json"]
+    assert target.read_bytes() == b"old"
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a new file has two names for a moment"
+)
+def test_a_new_file_gets_its_name_in_one_step_and_replaces_nothing(tmp_path, monkeypatch):
+    def two_steps(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(os, "link", two_steps)
+    write_text(tmp_path / "a", "first")
+    with pytest.raises(DmlError, match="cannot be written"):
+        write_text(tmp_path / "a", "second")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "first"

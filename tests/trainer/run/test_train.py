@@ -1,0 +1,775 @@
+"""Runs: what they leave behind, how they end, and that they go on as if never interrupted."""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from retrieval import files
+from retrieval.errors import DmlError
+from tests.trainer.conftest import draw_pictures
+from trainer.config import Batches, Data, Loss
+from trainer.data.datasets import load
+from trainer.data.datasets.splitting import with_validation
+from trainer.run import checkpoint, optimizers, threads, train
+from trainer.run import folder as run_folder
+from trainer.run.metrics_log import read_metrics
+from trainer.run.scoring import recall, verdict
+from trainer.run.setup import build_embedder, load_embedder
+from trainer.run.watch import Watch
+
+LOSSES = {
+    "ce": Loss("ce"),  # dropout draws
+    "group": Loss("group", classification_epochs=1),  # anchors are drawn
+    "spce": Loss("spce"),
+    "proxy_nca": Loss("proxy_nca"),  # parameters of its own
+}
+
+
+def weights(folder, name=checkpoint.LAST):
+    state = checkpoint.load(folder / name)
+    return {
+        f"{part}.{key}": value
+        for part in ("embedder", "loss")
+        for key, value in state[part].items()
+    }
+
+
+def assert_same_bits(a, b):
+    assert a.keys() == b.keys()
+    different = [key for key in a if not torch.equal(a[key], b[key])]
+    assert not different
+
+
+def assert_same_files(a, b):
+    """An exported model names its checkpoint by the hash of the file."""
+    for name in (checkpoint.BEST, checkpoint.LAST):
+        digests = {hashlib.sha256((run / name).read_bytes()).hexdigest() for run in (a, b)}
+        assert len(digests) == 1, name
+
+
+class Interruption(BaseException):
+    pass
+
+
+class Interrupting(Watch):
+    """Ends a run after so many steps."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def step(self, *_):
+        self.left -= 1
+        if self.left < 0:
+            raise Interruption
+
+
+def test_a_run_leaves_a_complete_folder(config, tmp_path):
+    folder = tmp_path / "new" / "run"
+    result = train.run(config, folder)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
+        "result.json",
+    }  # fmt: skip
+    start, *records = read_metrics(folder)
+    assert start["epoch"] == 0
+    assert [record["epoch"] for record in records] == [1, 2, 3]
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert records[0]["parts"].keys() == {"tightness", "contrastive"}
+    assert records[0]["scores"].keys() == {"cos", "l2"}
+    assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result))
+    assert result["test"]["distances"]["cos"]["recall"]["1"] > 0.5
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["versions"]["torch"]
+    assert environment["device"] == "cpu"
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_checkpoint_is_all_that_an_export_needs(config, tmp_path):
+    train.run(config, tmp_path / "run")
+    state = checkpoint.load(tmp_path / "run" / "best.pt")
+    assert state["config"] == config.to_dict()
+    assert len(state["label_names"]) == 6  # 10 classes, 2 for test, 2 for validation
+    assert state["preprocessing"].keys() >= {"mean", "std", "resize", "crop", "interpolation"}
+    assert state["preprocessing"]["draft"] == 2
+    assert state["preprocessing"]["background"] == [255, 255, 255]
+    embedder = load_embedder(state)
+    assert not embedder.training
+    assert embedder(torch.zeros(1, 3, 16, 16)).shape == (1, 16)
+    del state["config"]["input"]["draft"], state["version"], state["format"]
+    checkpoint.save(tmp_path / "run", state, best=True)  # as before there was this setting
+    assert checkpoint.load_config(tmp_path / "run").input.draft == 1
+
+
+def test_the_best_epoch_is_that_of_the_highest_validation_recall(change, tmp_path):
+    result = train.run(change(schedule={"epochs": 6}), tmp_path / "run")
+    scores = [record["scores"]["cos"] for record in read_metrics(tmp_path / "run")[1:]]
+    assert len(set(scores)) > 2  # the pictures are not so easy that nothing is to be picked
+    best = max(epoch for epoch, score in enumerate(scores, 1) if score == max(scores))
+    assert result["best_epoch"] == best  # of equals the later one
+    assert checkpoint.load(tmp_path / "run" / "best.pt")["epoch"] == best
+    assert checkpoint.load(tmp_path / "run" / "last.pt")["epoch"] == 6
+
+
+def told_by(texts):
+    watch = Watch()
+    watch.note = texts.append
+    return watch
+
+
+def test_epoch_0_scores_raw_pixels_and_the_network_before_training(config, tmp_path):
+    result = train.run(config, tmp_path / "run")
+    start = read_metrics(tmp_path / "run")[0]
+    assert result["baselines"] == {"pixels": start["pixels"], "untrained": start["scores"]}
+    data = with_validation(load("folder", config.data.root), 0.2, 0)
+    rows = data.rows("val")
+    images = np.stack([data.image(row) for row in rows.tolist()]) / 255
+    eight = images.reshape(len(rows), 8, 2, 8, 2, 3).mean((2, 4))  # 16 pixels halved
+    assert recall(eight.reshape(len(rows), -1), data.labels[rows]) == start["pixels"]
+    torch.manual_seed(0)
+    network = build_embedder(config, pretrained=True).eval()
+    with torch.no_grad():
+        vectors = network(torch.from_numpy(images).permute(0, 3, 1, 2).float()).numpy()
+    assert recall(vectors, data.labels[rows]) == start["scores"]
+
+
+def test_nothing_is_compared_where_no_split_picks_the_epoch(change, tmp_path):
+    result = train.run(change(run={"select": "last"}), tmp_path / "run")
+    assert result["baselines"] == {}
+    assert [record["epoch"] for record in read_metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_a_run_that_learns_nothing_says_so(change, tmp_path):
+    texts = []
+    result = train.run(change(optimizer={"lr": 1e-7}), tmp_path / "run", told_by(texts))
+    assert result["scores"]["cos"] < result["baselines"]["pixels"]["cos"]
+    assert any(text.startswith("No epoch is better than raw images of 8 x 8") for text in texts)
+
+
+def test_a_best_epoch_that_is_the_first_is_told():
+    scores = {"cos": 0.5, "l2": 0.5}
+    best = {"epoch": 1, "scores": scores}
+    assert "is the first" in verdict(best, {"pixels": scores, "untrained": scores}, 3)
+    assert verdict(best, {"pixels": scores, "untrained": scores}, 1) == ""
+    assert verdict(best | {"epoch": 2}, {"pixels": scores, "untrained": scores}, 3) == ""
+    better = {"cos": 0.6, "l2": 0.4}
+    told = verdict(best | {"epoch": 2}, {"pixels": scores, "untrained": better}, 3)
+    assert "No epoch is better than the network before training: Recall@1 50.00" in told
+
+
+def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(config, change, tmp_path):
+    train.run(config, tmp_path / "a")
+    train.run(change(data={"workers": 2, "cache": "none"}), tmp_path / "b")
+    assert_same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
+def test_another_seed_gives_other_weights(config, change, tmp_path):
+    train.run(config, tmp_path / "a")
+    train.run(change(run={"seed": 1}), tmp_path / "b")
+    key = "embedder.projection.weight"
+    assert not torch.equal(weights(tmp_path / "a")[key], weights(tmp_path / "b")[key])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_run_interrupted_anywhere_goes_on_bit_for_bit(loss, change, tmp_path):
+    config = change(loss=LOSSES[loss], optimizer={"momentum": 0.9, "name": "sgd", "clip": 1.0})
+    if loss == "group":
+        config = change(loss=LOSSES[loss], batches=Batches(classes=4, images=4))
+    train.run(config, tmp_path / "whole")
+    steps = config.schedule.epochs * 3  # 48 images, 16 a batch
+    for after in sorted(random.Random(loss).sample(range(steps), 3)):
+        folder = tmp_path / f"cut{after}"
+        with pytest.raises(Interruption):
+            train.run(config, folder, Interrupting(after))
+        train.run(config, folder, resume=True)
+        assert_same_bits(weights(tmp_path / "whole"), weights(folder))
+        assert_same_bits(weights(tmp_path / "whole", "best.pt"), weights(folder, "best.pt"))
+        assert_same_files(tmp_path / "whole", folder)
+        names = {path.name for path in folder.iterdir()}
+        assert names == {path.name for path in (tmp_path / "whole").iterdir()}
+        kept = ("epoch", "loss", "parts", "scores", "best", "lr")
+        for one, other in zip(read_metrics(tmp_path / "whole"), read_metrics(folder), strict=True):
+            assert [one[key] for key in kept] == [other[key] for key in kept]
+
+
+def start(*args):
+    command = [sys.executable, "-m", "cli", "train", *args]
+    return subprocess.Popen(
+        command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_weights(change, tmp_path):
+    config = change(schedule={"epochs": 12}, data={"workers": 1})
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    began = time.monotonic()
+    done = start("--config", str(tmp_path / "config.toml"), "--out", str(tmp_path / "whole"))
+    told = done.communicate(timeout=600)[1]
+    assert done.returncode == 0, told
+    seconds = time.monotonic() - began
+    folder, moments = tmp_path / "killed", random.Random(1)
+    args = ["--config", str(tmp_path / "config.toml"), "--out", str(folder)]
+    for _ in range(4):
+        process = start(*args)
+        while not (folder / "last.pt").exists() and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, seconds * 0.5))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+        assert checkpoint.load(folder)["epoch"] >= 0  # whole at any moment
+        args = ["--resume", str(folder)]
+    done = start(*args)
+    told = done.communicate(timeout=600)[1]
+    assert done.returncode == 0, told
+    assert_same_bits(weights(tmp_path / "whole"), weights(folder))
+    assert_same_bits(weights(tmp_path / "whole", "best.pt"), weights(folder, "best.pt"))
+    assert_same_files(tmp_path / "whole", folder)
+    assert [r["epoch"] for r in read_metrics(folder)] == list(range(13))
+    left = {path.name for path in folder.iterdir()}
+    assert left == {path.name for path in (tmp_path / "whole").iterdir()}
+
+
+def test_resuming_a_finished_run_changes_nothing(config, tmp_path):
+    first = train.run(config, tmp_path / "run")
+    before = (tmp_path / "run" / "last.pt").read_bytes()
+    assert train.run(config, tmp_path / "run", resume=True) == first
+    assert (tmp_path / "run" / "last.pt").read_bytes() == before
+
+
+def test_resuming_with_other_data_is_refused(config, change, tmp_path):
+    train.run(config, tmp_path / "run")
+    other = change(data={"options": {"seed": 3}})
+    with pytest.raises(DmlError, match="not the one"):
+        train.run(other, tmp_path / "run", resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(optimizers, "rate", lambda _, step, steps: 1.0 if step < steps else 1e30)
+    with pytest.raises(
+        DmlError, match=r"The loss is (nan|inf|-inf) at step 5 \(epoch 2,"
+    ) as caught:
+        train.run(config, tmp_path / "run")
+    assert "end of epoch 1" in str(caught.value)
+    state = checkpoint.load(tmp_path / "run")
+    assert state["epoch"] == 1
+    assert all(v.isfinite().all() for v in state["embedder"].values() if v.is_floating_point())
+
+
+def test_a_full_disk_is_told_and_earlier_checkpoints_stay(config, tmp_path, monkeypatch):
+    save, calls = torch.save, []
+
+    def full(state, file):
+        calls.append(state["epoch"])
+        if state["epoch"] == 2:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(DmlError) as caught:
+        train.run(config, tmp_path / "run")
+    assert "No space left on device" in str(caught.value)
+    assert "--resume" in caught.value.fix
+    assert calls == [0, 1, 2]
+    assert checkpoint.load(tmp_path / "run")["epoch"] == 1
+    assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
+    monkeypatch.undo()
+    train.run(config, tmp_path / "run", resume=True)
+    train.run(config, tmp_path / "whole")
+    assert_same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_a_disk_that_really_fills_up_leaves_no_half_checkpoint(tmp_path):
+    code = """
+import resource, signal, sys, torch
+from pathlib import Path
+from trainer.run import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+empty = {key: kind() for key, kind in checkpoint.KEYS.items()}
+folder = Path(sys.argv[1])
+checkpoint.save(folder, empty, best=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    checkpoint.save(folder, empty | {"epoch": 7, "loss": {"a": torch.zeros(10**6)}}, best=True)
+except Exception as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint of epoch 7 cannot be written" in done.stdout
+    assert "File too large. Earlier checkpoints are intact." in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", "last.pt"}
+    assert checkpoint.load(tmp_path)["epoch"] == 0
+
+
+def test_weights_ruined_by_the_last_step_of_an_epoch_are_not_kept(change, tmp_path, monkeypatch):
+    honest = train.train_epoch
+
+    def ruined(training, epoch):
+        record = honest(training, epoch)
+        if epoch == 1:
+            training.embedder.projection.weight.data[0, 0] = torch.inf
+        return record
+
+    monkeypatch.setattr(train, "train_epoch", ruined)
+    with pytest.raises(DmlError, match="after epoch 2") as caught:
+        train.run(change(run={"select": "last"}), tmp_path / "run")
+    assert "end of epoch 1" in str(caught.value)
+    assert weights(tmp_path / "run")["embedder.projection.weight"].isfinite().all()
+
+
+def test_a_disk_too_small_for_checkpoints_is_told_before_the_first_epoch(
+    config, tmp_path, monkeypatch
+):
+    usage = type("Usage", (), {"free": 1_000_000})
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(DmlError, match="too little room"):
+        train.run(config, tmp_path / "new" / "run")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_first_checkpoint_that_cannot_be_written_leaves_no_folder(config, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(DmlError) as caught:
+        train.run(config, tmp_path / "new" / "run")
+    assert "intact" not in str(caught.value)
+    assert "--resume" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_checkpoints_need_no_hard_links(config, tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(checkpoint.os, "link", refused)
+    train.run(config, tmp_path / "run")
+    assert checkpoint.load(tmp_path / "run" / "best.pt")["epoch"] >= 1
+    assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
+
+
+def test_of_two_runs_that_want_a_folder_one_gets_it(config, tmp_path):
+    with run_folder.claimed(tmp_path / "run", config):
+        with pytest.raises(run_folder.FolderTaken), run_folder.claimed(tmp_path / "run", config):
+            pass
+        (tmp_path / "run" / "last.pt").touch()
+    with (
+        pytest.raises(run_folder.FolderTaken, match="exists already"),
+        run_folder.claimed(tmp_path / "run", config),
+    ):
+        pass
+
+
+def killed_before_its_first_checkpoint(config, folder, moment):
+    """A process that ends at once when saving.NAME is called, before or after it has done it."""
+    (folder.parent / "config.toml").write_text(config.to_toml())
+    code = f"""
+import os, sys
+from pathlib import Path
+from trainer.run import checkpoint, metrics_log, folder as run_folder, train
+from trainer.resolve import from_dict, read_toml
+honest = {moment}
+def killed(*args, **options):
+    if {moment!r} != "checkpoint.torch.save":
+        honest(*args, **options)
+    os._exit(9)
+{moment} = killed
+train.run(from_dict(read_toml(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder.parent / "config.toml"), str(folder)],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 9, done.stderr
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    "moment",
+    ["train.open_data", "saving.write_environment", "history.write_metrics",
+     "checkpoint.torch.save"],
+)  # fmt: skip
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(
+    moment, resume, config, change, tmp_path
+):
+    folder = tmp_path / "run"
+    killed_before_its_first_checkpoint(config, folder, moment)
+    assert any(folder.iterdir())
+    with run_folder.locked(folder), pytest.raises(run_folder.FolderTaken):
+        train.run(config, folder, resume=resume)
+    begun = checkpoint.load_config(folder)
+    assert begun == config
+    train.run(begun, folder, resume=resume)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
+        "result.json",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
+def test_a_run_whose_metrics_are_damaged_goes_on(line, config, tmp_path):
+    first = train.run(config, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole + line + b"\n")
+    assert train.run(config, tmp_path / "run", resume=True) == first
+    assert metrics.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", run_folder.BEFORE)
+def test_a_start_killed_while_it_writes_does_not_block_the_folder(name, config, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if name != run_folder.STARTING:
+        (folder / run_folder.STARTING).write_text(config.to_toml())
+    file, left = files.create_temporary(folder / name)
+    file.close()
+    with run_folder.claimed(folder, config):
+        assert not left.exists()
+
+
+def test_starting_anew_takes_nobodys_files(config, tmp_path):
+    folder = tmp_path / "run"
+    killed_before_its_first_checkpoint(config, folder, "train.open_data")
+    (folder / "thesis.tex").write_text("x")
+    with pytest.raises(run_folder.FolderTaken, match="exists already"):
+        train.run(config, folder)
+    assert (folder / "thesis.tex").read_text() == "x"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.toml").write_text("mine")
+    with pytest.raises(run_folder.FolderTaken, match="exists already"):
+        train.run(config, other)
+    assert (other / "config.toml").read_text() == "mine"
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(config, tmp_path):
+    train.run(config, tmp_path / "run")
+    with run_folder.locked(tmp_path / "run"), pytest.raises(DmlError, match="by another process"):
+        train.run(config, tmp_path / "run", resume=True)
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(config, tmp_path, monkeypatch):
+    save = torch.save
+
+    def interrupted(state, file):
+        class Interrupting:
+            def write(self, data):
+                raise KeyboardInterrupt
+
+        save(state, Interrupting() if state["epoch"] == 1 else file)
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train.run(config, tmp_path / "run")
+    assert checkpoint.load(tmp_path / "run")["epoch"] == 0
+
+
+def test_a_run_inside_its_data_is_refused(config, pictures):
+    with pytest.raises(DmlError, match="inside its data set"):
+        train.run(config, pictures / "run")
+    assert not (pictures / "run").exists()
+
+
+def test_what_a_kill_left_behind_is_removed(config, tmp_path):
+    with pytest.raises(Interruption):
+        train.run(config, tmp_path / "run", Interrupting(5))
+    (tmp_path / "run" / "..next.pt.abcd").write_bytes(b"half")
+    for name in ("curves.png", "metrics.jsonl", "config.toml", "environment.json", "result.json"):
+        (tmp_path / "run" / f".{name}.ab3d0f7e.tmp").write_bytes(b"half")
+    train.run(config, tmp_path / "run", resume=True)
+    assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
+
+
+def test_a_monitored_value_that_is_not_a_number_does_no_harm(change, tmp_path, monkeypatch):
+    from trainer.losses.monitor import Monitors
+
+    monkeypatch.setattr(Monitors, "measure", lambda *_: {"spce": float("nan")})
+    config = change(loss={"monitor": ("spce",)}, run={"tensorboard": True})
+    train.run(config, tmp_path / "run")
+    assert read_metrics(tmp_path / "run")[1]["monitor"] == {"spce": None}
+
+
+def test_names_that_are_not_utf8_are_trained_on(change, tmp_path):
+    odd = os.fsdecode(b"caf\xe9")
+    draw_pictures(tmp_path / "data").joinpath("class3").rename(tmp_path / "data" / odd)
+    train.run(change(data={"root": str(tmp_path / "data")}), tmp_path / "run")
+    assert checkpoint.load(tmp_path / "run")["epoch"] == 3
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    """Those of torch before a run; the other tests go on with one."""
+    monkeypatch.setattr("retrieval.resources.processors", lambda: 2)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_a_resumed_run_keeps_its_number_of_threads(config, tmp_path, two_threads):
+    texts = []
+    with pytest.raises(Interruption):
+        train.run(replace(config, run=replace(config.run, threads=1)), tmp_path / "run",
+                  Interrupting(4))  # fmt: skip
+    train.run(config, tmp_path / "run", told_by(texts), resume=True)
+    assert checkpoint.load(tmp_path / "run")["threads"] == 1
+    assert not any("threads" in text for text in texts)
+    assert torch.get_num_threads() == 2  # as before
+
+
+def test_another_number_of_threads_is_told(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("retrieval.resources.processors", lambda: 2)
+    texts = []
+    with pytest.raises(Interruption):
+        train.run(config, tmp_path / "run", Interrupting(4))
+    two = replace(config, run=replace(config.run, threads=2))
+    train.run(two, tmp_path / "run", told_by(texts), resume=True)
+    assert any(text.startswith("1 thread before, 2 now") for text in texts)
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["resumed"][0]["threads"] == 2
+
+
+def test_a_trial_chooses_the_threads_of_a_new_run(config, tmp_path, monkeypatch, two_threads):
+    """Busy neighbours: what torch does with two threads takes five times as long."""
+    for name in threads.CHOSEN:
+        monkeypatch.delenv(name, raising=False)
+    now = [0.0]
+
+    def work(*_):
+        now[0] += 5.0 if torch.get_num_threads() == 2 else 1.0
+
+    monkeypatch.setattr(threads, "embed", work)
+    monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    texts = []
+    train.run(config, tmp_path / "run", told_by(texts))
+    assert checkpoint.load(tmp_path / "run")["threads"] == 1
+    [told] = [text for text in texts if "trial" in text]
+    assert told.startswith("1 thread: ")
+    assert "5.0 times as fast as 2" in told
+
+
+def test_a_deterministic_run_leaves_the_threads_to_no_trial(
+    change, tmp_path, monkeypatch, two_threads
+):
+    """Which number wins depends on what else the machine does, and with it the last bits."""
+    for name in threads.CHOSEN:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(threads, "faster_threads", lambda *_: pytest.fail("it was tried"))
+    train.run(change(run={"deterministic": True}), tmp_path / "run")
+    assert checkpoint.load(tmp_path / "run")["threads"] == 2
+
+
+def test_a_trial_takes_a_moment_and_changes_neither_weights_nor_random_numbers(
+    config, monkeypatch, two_threads
+):
+    for name in threads.CHOSEN:
+        monkeypatch.delenv(name, raising=False)
+    embedder = build_embedder(config, pretrained=True)
+    before = {key: value.clone() for key, value in embedder.state_dict().items()}
+    state = torch.get_rng_state()
+    began = time.process_time()  # others may keep the machine busy
+    assert threads.use_threads(embedder, 16)
+    assert time.process_time() - began < 10  # 0.1 where nothing else runs
+    assert_same_bits(before, embedder.state_dict())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert embedder.training
+
+
+def test_monitored_losses_are_recorded_beside_the_loss(change, tmp_path):
+    config = change(loss=Loss("ce", {"dropout": 0.0, "smoothing": 0.0}, monitor=("spce", "pce")))
+    train.run(config, tmp_path / "run")
+    monitor = read_metrics(tmp_path / "run")[1]["monitor"]
+    assert monitor.keys() >= {"spce", "spce/tightness", "spce/contrastive", "pce"}
+    assert all(np.isfinite(value) for value in monitor.values())
+
+
+def test_monitoring_does_not_change_the_result(config, change, tmp_path):
+    train.run(config, tmp_path / "a")
+    train.run(change(loss={"monitor": ("spce", "pce")}), tmp_path / "b")
+    assert_same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
+def test_the_first_epochs_of_a_two_phase_run_are_classification(change, tmp_path):
+    config = change(
+        loss=Loss("group", classification_epochs=1), batches=Batches(classes=4, images=4)
+    )
+    train.run(config, tmp_path / "run")
+    parts = [set(record["parts"]) for record in read_metrics(tmp_path / "run")[1:]]
+    assert parts == [{"ce"}, {"refined", "ce"}, {"refined", "ce"}]
+    with pytest.raises(DmlError, match="no head to classify with"):
+        train.run(change(loss=Loss("spce", classification_epochs=1)), tmp_path / "other")
+
+
+@pytest.mark.parametrize("select", ["test", "last"])
+def test_without_validation_all_training_classes_are_learnt(select, change, tmp_path):
+    result = train.run(change(run={"select": select}), tmp_path / "run")
+    state = checkpoint.load(tmp_path / "run" / "best.pt")
+    assert len(state["label_names"]) == 8
+    assert result["select"] == select
+    if select == "last":
+        assert (result["best_epoch"], result["scores"]) == (3, {})
+    else:
+        chosen = read_metrics(tmp_path / "run")[result["best_epoch"]]["scores"]["cos"]
+        assert result["test"]["distances"]["cos"]["recall"]["1"] == chosen
+
+
+def test_queries_are_scored_against_the_gallery(change, tmp_path):
+    config = change(
+        data=Data("glyphs", options={"variant": "query", "size": 16}),
+        input={"crop": 16},
+        batches={"size": 512},
+        schedule={"epochs": 1},
+        run={"select": "test"},
+    )
+    result = train.run(config, tmp_path / "run")
+    assert result["test"]["queries"] > result["test"]["gallery"]
+    assert result["scores"]["cos"] == result["test"]["distances"]["cos"]["recall"]["1"]
+
+
+def test_half_precision_trains_and_the_loss_is_float32(change, tmp_path, bf16):
+    train.run(change(run={"precision": "bf16"}), tmp_path / "run")
+    records = read_metrics(tmp_path / "run")[1:]
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert all(v.dtype == torch.float32 for v in weights(tmp_path / "run").values() if v.ndim)
+
+
+def test_tensorboard_gets_the_same_records(change, tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    train.run(change(run={"tensorboard": True}), tmp_path / "run")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [e.step for e in events.Scalars("loss")] == [1, 2, 3]
+    wanted = [record["scores"]["cos"] for record in read_metrics(tmp_path / "run")]
+    np.testing.assert_allclose([e.value for e in events.Scalars("scores/cos")], wanted, rtol=1e-6)
+
+
+def test_two_processes_train_as_one(change, tmp_path):
+    """Frozen BatchNorm: torch has no synchronised one for the CPU."""
+    config = change(network={"freeze_batchnorm": True}, loss=Loss("spce"))
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    train.run(config, tmp_path / "one")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+            "-m", "cli", "train", "--config", str(tmp_path / "config.toml"),
+            "--out", str(tmp_path / "two"), "--json",
+        ],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=600,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)  # one process tells it
+    chosen = read_metrics(tmp_path / "two")[result["best_epoch"]]
+    assert result["scores"] == chosen["scores"]
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for key in one:
+        torch.testing.assert_close(one[key], two[key], rtol=1e-3, atol=1e-4)
+
+
+RANK = """
+import os, sys
+from trainer.run import train
+honest, moment = train.train_epoch, sys.argv.pop(1)
+def ended(training, epoch):
+    if os.environ["RANK"] == "1" and epoch == 1:
+        os._exit(9)
+    return honest(training, epoch)
+if moment == "training":
+    train.train_epoch = ended
+from cli import main
+main(prog_name="dmltool")
+"""
+
+
+@pytest.mark.parametrize("moment", ["training", "data"])
+def test_a_rank_that_ends_ends_the_others_and_its_reason_is_told_once(moment, config, tmp_path):
+    """Without torchrun, which would end them by itself."""
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    more = ["--data", str(tmp_path / "nowhere")] if moment == "data" else []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, moment, "train", "--config", str(tmp_path / "config.toml"),
+             "--out", str(tmp_path / "run"), *more],
+            cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    lost, survivor = (1, 0) if moment == "training" else (0, 1)
+    assert ranks[survivor].returncode == 1, told
+    assert f"Rank {survivor} stops, because another process of this run has ended" in told[survivor]
+    assert "bug in dmltool" not in "".join(told)
+    assert "Traceback" not in "".join(told)
+    if moment == "data":
+        assert ranks[lost].returncode == 1
+        assert "".join(told).count("There is no folder") == 1
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(tmp_path):
+    from trainer.run.distributed import World
+    from trainer.run.epoch import own_columns
+
+    plan = np.arange(30).reshape(2, 15)
+    with pytest.raises(DmlError, match="cannot be shared by 2"):
+        own_columns(plan, World(0, 2, 0))
+    shares = [own_columns(plan, World(rank, 3, rank)) for rank in range(3)]
+    assert np.array_equal(np.concatenate(shares, axis=1), plan)
+
+
+@pytest.mark.parametrize(
+    ("tables", "told"),
+    [
+        ({"data": {"root": "nowhere"}}, "nowhere"),
+        ({"data": {"val_fraction": 0.0}}, "no images to pick the best epoch by"),
+        ({"batches": {"classes": 20, "images": 4}}, "a batch wants 20 classes"),
+        ({"batches": {"classes": 4, "images": 40}}, "fewer than 40 images"),
+        ({"run": {"device": "cuda:7"}}, "'cuda:7' cannot be used"),
+        ({"loss": {"monitor": ("pce",), "name": "spce"}}, "pce needs a loss with a linear head"),
+        ({"loss": {"options": {"smoothin": 0.2}}}, "'smoothing'"),
+        ({"network": {"backbone": "resnet19"}}, "resnet1"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_written(tables, told, change, tmp_path):
+    with pytest.raises(DmlError) as caught:
+        train.run(change(**tables), tmp_path / "run")
+    assert told in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_something_in_it_is_not_used(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("x")
+    with pytest.raises(DmlError, match="exists already"):
+        train.run(config, tmp_path / "run")

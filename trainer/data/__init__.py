@@ -1,0 +1,1 @@
+"""Images and their classes: data sets, decoding, transforms, the cache, batches."""

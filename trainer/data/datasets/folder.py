@@ -1,0 +1,108 @@
+"""Your own images: one folder for each class, whose name is the label.
+
+Where the folders directly under the root are called train, test and the like, they are the
+splits and the class folders lie in them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from retrieval.errors import DmlError
+from trainer.data.datasets import layout
+from trainer.data.datasets.records import DataSet, build, listed, unlabelled
+from trainer.data.datasets.splitting import SPLIT_WORDS, divide, shared_classes
+
+SUFFIXES = frozenset(
+    (
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
+        *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
+    )
+)
+
+
+def read(
+    root: Path, *, test_fraction: float = 0.25, val_fraction: float = 0.0, seed: int = 0
+) -> DataSet:
+    """Whole classes are held out for test and val, by fraction and seed."""
+    layout.folder(root)
+    tops = _folders(root)
+    if tops and all(top.lower() in SPLIT_WORDS for top in tops):
+        return _given(root, tops)
+    images = {top: list(_images(root, top)) for top in tops}
+    notes = _without_empty(root, images)
+    splits = divide(root, list(images), test_fraction, val_fraction, seed)
+    rows = ((path, label, splits[label]) for label, paths in images.items() for path in paths)
+    return build("folder", root, rows, notes=notes)
+
+
+def read_flat(root: Path) -> DataSet | None:
+    """Images that lie in a folder without folders of classes, unlabelled; None where there are
+    such folders, or no images.
+    """
+    layout.folder(root)
+    if _folders(root):
+        return None
+    rows = [(path.removeprefix("./"), "", "test") for path in _images(root, "")]
+    return unlabelled(build("folder", root, rows)) if rows else None
+
+
+def _given(root: Path, tops: list[str]) -> DataSet:
+    """The splits as the folders say."""
+    rows: list[tuple[str, str, str]] = []
+    sides: dict[str, set[str]] = {}
+    notes: list[str] = []
+    for top in tops:
+        images = {name: list(_images(root, f"{top}/{name}")) for name in _folders(root / top)}
+        notes += _without_empty(root / top, images)
+        split = SPLIT_WORDS[top.lower()]
+        sides.setdefault(split, set()).update(images)
+        rows += [(path, name, split) for name, paths in images.items() for path in paths]
+    return build("folder", root, rows, notes=[*notes, *shared_classes(sides)])
+
+
+def _without_empty(root: Path, images: dict[str, list[str]]) -> list[str]:
+    """Takes class folders without images out of the dict; a note that names them."""
+    if not images:
+        raise DmlError(
+            f"{root} holds no folders.",
+            "Each class has a folder of its own, named as the class: cats/1.jpg, dogs/1.jpg.",
+            "Move the images into folders, or list them in a table: --dataset csv",
+        )
+    empty = [name for name, paths in images.items() if not paths]
+    if len(empty) == len(images):
+        raise DmlError(
+            f"{root}: none of {len(images):,} folders holds images.",
+            f"Empty: {listed(empty)}. Known image files: {' '.join(sorted(SUFFIXES))}.",
+            "Add images to these folders, or name another folder: --data FOLDER",
+        )
+    for name in empty:
+        del images[name]
+    folders = "1 folder" if len(empty) == 1 else f"{len(empty):,} folders"
+    return [f"{root}: {folders} without images left out: {listed(empty)}."] if empty else []
+
+
+def _folders(root: Path) -> list[str]:
+    """Folders by name, without hidden ones and what unzipping on a Mac leaves behind."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if entry.is_dir()]
+    except OSError as error:
+        raise layout.unreadable(root, error) from error
+    return sorted(name for name in names if not name.startswith(".") and name != "__MACOSX")
+
+
+def _images(root: Path, inside: str) -> Iterator[str]:
+    """Image files in a folder and below, sorted, relative to root."""
+
+    def refuse(error: OSError) -> None:
+        raise layout.unreadable(Path(error.filename), error) from error
+
+    for folder, below, files in os.walk(root / inside, onerror=refuse):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        parent = Path(folder).relative_to(root).as_posix()
+        for file in sorted(files):
+            if not file.startswith(".") and os.path.splitext(file)[1].lower() in SUFFIXES:
+                yield f"{parent}/{file}"

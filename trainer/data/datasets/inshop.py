@@ -1,0 +1,42 @@
+"""DeepFashion In-Shop Clothes Retrieval (Liu et al. 2016): queries ask the gallery."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retrieval.errors import DmlError
+from trainer.data.datasets import layout
+from trainer.data.datasets.records import DataSet
+
+EXPECTED = {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)}
+LIST = "list_eval_partition.txt"
+OFFICIAL = sum(images for images, _ in EXPECTED.values())
+FORM = "image item_id train|query|gallery"
+
+
+def read(root: Path, *, allow_incomplete: bool = False) -> DataSet:
+    """list_eval_partition.txt (also in Eval/ or Anno/) and img/ (also in Img/)."""
+    folder = layout.locate(root, "In-Shop", LIST, inside=["Eval", "Anno"])
+    source = folder / LIST
+    images = next((p for p in (root, root / "Img") if (p / "img").is_dir()), root)
+    rows, count = [], None
+    for line, text in layout.lines(source):
+        if line == 1 and text.isdigit():
+            count = int(text)
+        elif line > 2:  # the second line is the header
+            path, label, split = layout.fields(source, line, text, 3, FORM)
+            if split not in EXPECTED:
+                raise DmlError(
+                    f"{source}, line {line}: {split[:40]!r} is not train, query or gallery.",
+                    "The file is not the official one, or was cut short.",
+                    "Get the file from its source again.",
+                )
+            rows.append((layout.relative(path, source, line), label, split))
+    if count != len(rows) and not allow_incomplete:
+        raise DmlError(
+            f"{source} was cut short or changed.",
+            f"Its first line promises {'no count' if count is None else f'{count:,} images'}, "
+            f"it names {len(rows):,}; the official file has {OFFICIAL:,}.",
+            layout.GO_ON,
+        )
+    return layout.official("inshop", images, rows, EXPECTED, allow_incomplete, source)

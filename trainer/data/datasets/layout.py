@@ -1,0 +1,161 @@
+"""Official layouts on disk: finding the files, refusing hostile paths, asserting the counts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from retrieval.errors import DmlError
+from trainer.data.datasets.records import DataSet, build, listed
+
+# A root, a Windows drive, a step upward, or NUL. Symbolic links are not looked at: whoever made
+# them on this disk chose where they lead, which cannot be said of a line in a downloaded file.
+_OUTSIDE = re.compile(r"^[/\\]|^[A-Za-z]:|(?:^|[/\\])\.\.(?:[/\\]|$)|\0")
+GO_ON = (
+    "Complete the files, or go on with what is there: --allow-incomplete "
+    "(allow_incomplete=True in Python). Scores are then not comparable with published ones."
+)
+
+
+def folder(root: Path) -> Path:
+    """The root, if it is a folder that can be listed."""
+    if not root.exists():
+        near = next((parent for parent in root.absolute().parents if parent.is_dir()), None)
+        raise DmlError(
+            f"There is no folder {root}.",
+            "" if near is None else f"{near} is there; it holds {_holding(near)}.",
+            "Give the place of the data set with --data FOLDER.",
+        )
+    if not root.is_dir():
+        raise DmlError(
+            f"{root} is not a folder.", "", "Unpack it, and give the folder with --data FOLDER."
+        )
+    _listing(root)
+    return root
+
+
+def locate(root: Path, name: str, *markers: str, inside: Sequence[str] = ()) -> Path:
+    """The first of root and its folders `inside` that holds one of the marker files."""
+    folder(root)
+    for place in (root, *(root / sub for sub in inside)):
+        if any((place / marker).is_file() for marker in markers):
+            return place
+    raise DmlError(
+        f"{root} does not look like {name}: there is no {' and no '.join(markers)}.",
+        f"It holds {_holding(root)}.",
+        f"Give the folder that holds {markers[0]} with --data FOLDER.",
+    )
+
+
+def relative(text: str, source: Path, line: int) -> str:
+    """The path as a file names it, if it stays under the root."""
+    if _OUTSIDE.search(text) or not text.strip():
+        raise DmlError(
+            f"{source}, entry {line}: the path {text!r} leads outside the data set.",
+            "Paths are relative to the data set's folder, without a leading / and without `..`.",
+            "Get the file from its source again, or correct this entry.",
+        )
+    return text.removeprefix("./")
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not blank, numbered from 1."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield number, line.strip()
+
+
+def fields(path: Path, line: int, text: str, count: int, form: str) -> list[str]:
+    """The words of a line; the last may hold spaces."""
+    words = text.split(maxsplit=count - 1)
+    if len(words) != count:
+        raise DmlError(
+            f"{path}, line {line}: {text[:80]!r} is not `{form}`.",
+            "The file is not the official one, or was cut short.",
+            "Get the file from its source again.",
+        )
+    return words
+
+
+def number(path: Path, line: int, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise DmlError(
+            f"{path}, line {line}: {text[:40]!r} is not a whole number.",
+            "The file is not the official one, or was cut short.",
+            "Get the file from its source again.",
+        ) from None
+
+
+def unreadable(path: Path, error: Exception) -> DmlError:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return DmlError(f"{path} cannot be read.", f"{type(error).__name__}: {why}")
+
+
+def official(
+    name: str,
+    root: Path,
+    rows: list[tuple[str, str, str]],
+    expected: dict[str, tuple[int, int]],
+    allow_incomplete: bool,
+    source: Path,
+) -> DataSet:
+    """The data set, if all files are there and each split has its published size."""
+    absent = set(missing(root, [path for path, _, _ in rows]))
+    kept = [row for place, row in enumerate(rows) if place not in absent]
+    found = build(name, root, kept).counts() if kept else {}
+    notes = []
+    if absent or found != expected:
+        why = _difference(expected, found)
+        if absent:
+            examples = listed(rows[place][0] for place in sorted(absent)[:3])
+            why += f" {len(absent):,} files that {source.name} names are missing: {examples}."
+        if not allow_incomplete or not kept:
+            raise DmlError(f"{name}: {root} is not the complete data set.", why, GO_ON)
+        notes = [f"Incomplete, not comparable with published scores. {why}"]
+    return build(name, root, kept, notes=notes)
+
+
+def _difference(expected: dict[str, tuple[int, int]], found: dict[str, tuple[int, int]]) -> str:
+    parts = []
+    for split in dict.fromkeys([*expected, *found]):
+        (images, classes), (here, of) = expected.get(split, (0, 0)), found.get(split, (0, 0))
+        parts.append(
+            f"{split}: expected {images:,} images of {classes:,} classes, found {here:,} of {of:,}."
+        )
+    return " ".join(parts)
+
+
+def missing(root: Path, paths: Sequence[str]) -> list[int]:
+    """Places in the list of the files that are not there; lists each folder once."""
+    inside: dict[str, set[str]] = {}
+    absent = []
+    for place, path in enumerate(paths):
+        parent, _, name = path.rpartition("/")
+        if parent not in inside:
+            try:
+                inside[parent] = set(os.listdir(root / parent))
+            except OSError:
+                inside[parent] = set()
+        # A disk may know a name under other letters: case, composed accents.
+        if name not in inside[parent] and not os.path.exists(root / path):
+            absent.append(place)
+    return absent
+
+
+def _listing(root: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(root))
+    except OSError as error:
+        raise unreadable(root, error) from error
+
+
+def _holding(root: Path) -> str:
+    return listed(name for name in _listing(root) if not name.startswith(".")) or "nothing"

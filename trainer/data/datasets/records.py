@@ -1,0 +1,183 @@
+"""What a data set is: columns of paths, labels and splits, and a way to read one image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import DmlError
+
+SPLITS = ("train", "val", "test", "query", "gallery")
+LISTED = 5
+
+# (path as in the record, wanted short side or None) -> (H, W, 3) uint8 RGB. Readers are small
+# frozen dataclasses, so that a data set can be sent to worker processes.
+Reader = Callable[[str, int | None], np.ndarray]
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """Images in files of their own under a root folder."""
+
+    root: str
+    background: tuple[int, int, int] = (255, 255, 255)
+    """What transparency shows."""
+
+    def __call__(self, path: str, short_side: int | None = None) -> np.ndarray:
+        from trainer.data.images import read_rgb
+
+        return read_rgb(f"{self.root}/{path}", short_side, self.background)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row: where the image is, the name of its class, and the split."""
+
+    path: str
+    label: str
+    split: str
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """N images in columns: 60,000 of them cost little more than their paths."""
+
+    name: str
+    root: Path | None
+    paths: tuple[str, ...]  # (N,) relative to root, with /; what the reader takes
+    labels: np.ndarray  # (N,) int64, index into label_names
+    label_names: tuple[str, ...]  # (C,)
+    splits: np.ndarray  # (N,) int8, index into SPLITS
+    reader: Reader
+    options: Mapping[str, object] = field(default_factory=dict)  # as loaded, for the record
+    notes: tuple[str, ...] = ()  # what the user should know, a sentence each
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(self.record, range(len(self)))
+
+    def record(self, row: int) -> Record:
+        label = self.label_names[self.labels[row]]
+        return Record(self.paths[row], label, SPLITS[self.splits[row]])
+
+    def rows(self, split: str) -> np.ndarray:
+        """(n,) rows of a split, in order; none where the data set has no such split."""
+        return np.flatnonzero(self.splits == _split_code(split))
+
+    def classes(self, split: str) -> np.ndarray:
+        """(c,) labels that occur in a split, sorted."""
+        return np.unique(self.labels[self.rows(split)])
+
+    def targets(self, split: str) -> np.ndarray:
+        """(n,) labels of a split renumbered 0 .. c-1 in the order of `classes`."""
+        return np.unique(self.labels[self.rows(split)], return_inverse=True)[1]
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Images and classes of each split that is there."""
+        found = ((s, len(self.rows(s)), len(self.classes(s))) for s in SPLITS)
+        return {split: (images, classes) for split, images, classes in found if images}
+
+    def image(self, row: int, short_side: int | None = None) -> np.ndarray:
+        """(H, W, 3) uint8 RGB; a JPEG may come smaller, its short side at least short_side."""
+        return self.reader(self.paths[row], short_side)
+
+    @property
+    def labelled(self) -> bool:
+        """Without names the labels mean nothing: such images can be embedded, not trained on."""
+        return bool(self.label_names)
+
+    def folder(self) -> str | None:
+        """The folder that paths begin at; None where images are not files of their own."""
+        return self.reader.root if isinstance(self.reader, FileReader) else None
+
+    def files(self) -> list[str] | None:
+        """The file of each row; None where images are not files of their own."""
+        if not isinstance(self.reader, FileReader):
+            return None
+        return [f"{self.reader.root}/{path}" for path in self.paths]
+
+    def on(self, background: tuple[int, int, int]) -> DataSet:
+        """The same with another colour behind transparent images."""
+        if not isinstance(self.reader, FileReader):
+            return self
+        return replace(self, reader=replace(self.reader, background=background))
+
+    def take(self, rows: np.ndarray, note: str = "") -> DataSet:
+        """These rows only, in this order; labels keep their numbers and names."""
+        rows = np.asarray(rows, dtype=np.int64)
+        return replace(
+            self,
+            paths=tuple(self.paths[row] for row in rows.tolist()),
+            labels=self.labels[rows],
+            splits=self.splits[rows],
+            notes=(*self.notes, note) if note else self.notes,
+        )
+
+    def without(self, rows: Iterable[int], note: str = "") -> DataSet:
+        """All rows but these, as after a check that found bad files."""
+        keep = np.ones(len(self), dtype=bool)
+        keep[np.fromiter(rows, dtype=np.int64)] = False
+        return self.take(np.flatnonzero(keep), note)
+
+
+def unlabelled(data: DataSet) -> DataSet:
+    """The same images without labels."""
+    return replace(data, labels=np.zeros(len(data), np.int64), label_names=())
+
+
+def build(
+    name: str,
+    root: Path | None,
+    rows: Iterable[tuple[str, str, str]],
+    reader: Reader | None = None,
+    notes: Iterable[str] = (),
+    names: Iterable[str] = (),
+) -> DataSet:
+    """Columns from (path, label, split); labels are numbered as in names, then as they appear."""
+    paths, labels, splits = [], [], []
+    numbers = {label: number for number, label in enumerate(names)}
+    for path, label, split in rows:
+        paths.append(path)
+        labels.append(numbers.setdefault(label, len(numbers)))
+        splits.append(_split_code(split))
+    if not paths:
+        raise DmlError(
+            f"{name}: there are no images{'' if root is None else f' in {root}'}.",
+            "Nothing is left to train on or to test.",
+            "Check the folder given with --data.",
+        )
+    if reader is None:
+        reader = FileReader(str(root))
+    return DataSet(
+        name,
+        root,
+        tuple(paths),
+        np.array(labels, dtype=np.int64),
+        tuple(numbers),
+        np.array(splits, dtype=np.int8),
+        reader,
+        notes=tuple(notes),
+    )
+
+
+def _split_code(split: str) -> int:
+    if split not in SPLITS:
+        raise DmlError(f"There is no split called {split!r}.", f"Known: {', '.join(SPLITS)}.")
+    return SPLITS.index(split)
+
+
+def listed(names: Iterable[str], limit: int = LISTED) -> str:
+    """`a, b, c and 7 more`"""
+    names = list(names)
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """`1 class`, `2,000 classes`"""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"

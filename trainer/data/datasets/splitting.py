@@ -1,0 +1,158 @@
+"""Which classes are held out, and whether those that are left can fill a batch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from trainer.data.datasets.records import SPLITS, DataSet, counted, listed
+
+# With a single class every answer is right, and with a single training class nothing is learnt.
+FEWEST = 2
+
+# Names of splits, as folders and tables spell them.
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    "query": "query",
+    "gallery": "gallery",
+}
+
+
+def shuffled(names: Iterable[str], seed: int) -> list[str]:
+    """An order that depends on names and seed alone, not on versions or on who else is there."""
+    return sorted(names, key=lambda name: hashlib.sha256(os.fsencode(f"{seed}\0{name}")).digest())
+
+
+def held_out(classes: int, fraction: float, option: str) -> int:
+    """How many of the classes a fraction is; at least two unless it is zero."""
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+        raise DmlError(
+            f"{option} is {fraction!r}.",
+            "It is the share of the classes to hold out: at least 0 and below 1.",
+            f"For example --set data.{'' if option == 'val_fraction' else 'options.'}{option}=0.2",
+        )
+    return 0 if fraction == 0 else max(FEWEST, round(fraction * classes))
+
+
+def divide(
+    source: Path, names: list[str], test_fraction: float, val_fraction: float, seed: int
+) -> dict[str, str]:
+    """The split of each class: whole classes are held out for test and val."""
+    test = held_out(len(names), test_fraction, "test_fraction")
+    val = held_out(len(names), val_fraction, "val_fraction")
+    if test + val and len(names) - test - val < FEWEST:
+        raise DmlError(
+            f"{source}: {len(names)} classes are too few to be divided.",
+            f"{test} would be held out for test and {val} for validation; "
+            f"training needs at least {FEWEST}.",
+            "Add classes."
+            if len(names) < FEWEST
+            else "Add classes, or train on all of them: --set data.options.test_fraction=0 "
+            "--select last",
+        )
+    order = shuffled(names, seed)
+    return {
+        name: "test" if place < test else "val" if place < test + val else "train"
+        for place, name in enumerate(order)
+    }
+
+
+def shared_classes(sides: dict[str, set[str]]) -> list[str]:
+    """A note if classes are trained on and tested too: such scores say little of new classes."""
+    asked = set().union(*(names for split, names in sides.items() if split != "train"))
+    both = sorted(sides.get("train", set()) & asked)
+    if not both:
+        return []
+    return [
+        f"{len(both):,} classes are in train and held out as well ({listed(both, 3)}): "
+        "the scores do not show how the network does on new classes."
+    ]
+
+
+def with_validation(data: DataSet, fraction: float = 0.1, seed: int = 0) -> DataSet:
+    """Moves a share of the training classes, whole, to `val`.
+
+    Only classes of two images and more are moved: a lone image has nothing to find. A data set
+    that already has a `val` split stays as it is.
+    """
+    if len(data.rows("val")):
+        return data
+    rows = data.rows("train")
+    sizes = np.bincount(data.labels[rows], minlength=len(data.label_names))
+    movable = {data.label_names[c]: c for c in np.flatnonzero(sizes >= 2)}
+    count = held_out(np.count_nonzero(sizes), fraction, "val_fraction")
+    if count == 0:
+        return data
+    left = np.count_nonzero(sizes) - count
+    if count > len(movable) or left < FEWEST:
+        raise DmlError(
+            f"{data.name}: too few classes to cut a validation set from.",
+            f"{count} of {np.count_nonzero(sizes)} training classes would be held out "
+            f"({len(movable)} have two images or more), and {FEWEST} must be left to train on.",
+            "Add classes, hold out a smaller share, or keep the last epoch: --select last",
+        )
+    chosen = [movable[name] for name in shuffled(movable, seed)[:count]]
+    splits = data.splits.copy()
+    splits[rows[np.isin(data.labels[rows], chosen)]] = SPLITS.index("val")
+    return replace(data, splits=splits)
+
+
+def check_batches(
+    data: DataSet, classes: int, images: int, *, repeat: bool = False, split: str = "train"
+) -> None:
+    """Raises unless the split can fill batches of `classes` classes x `images` images each.
+
+    repeat: a class with too few images gives some of them twice.
+    """
+    sizes = np.bincount(data.labels[data.rows(split)], minlength=len(data.label_names))
+    present = np.flatnonzero(sizes)
+    if min(classes, images) < 1:
+        raise DmlError(
+            f"A batch of {classes} classes x {images} images is empty.",
+            "Both numbers start at 1.",
+        )
+    if len(present) < classes:
+        raise DmlError(
+            f"{data.name}: a batch wants {classes} classes, {split} has {len(present)}.",
+            f"Batches are made of {classes} classes x {images} images each.",
+            f"Use at most {len(present)} classes in a batch, or add classes.",
+        )
+    small = present[sizes[present] < images]
+    if len(small) and not repeat:
+        names = listed(f"{data.label_names[c]} ({sizes[c]})" for c in small)
+        enough = int(np.count_nonzero(sizes >= images))
+        raise DmlError(
+            f"{data.name}: {len(small):,} of {len(present):,} training classes have fewer than "
+            f"{images} images.",
+            f"Too few: {names}.",
+            f"Use at most {sizes[small].min()} images of a class in a batch, add images, repeat "
+            f"them (--set batches.repeat=true), or leave these classes out (--min-images {images}: "
+            f"{enough:,} classes remain).",
+        )
+
+
+def without_small_classes(data: DataSet, images: int, split: str = "train") -> DataSet:
+    """Leaves out the classes of a split that have fewer than `images` images in it."""
+    rows = data.rows(split)
+    sizes = np.bincount(data.labels[rows], minlength=len(data.label_names))
+    small = (sizes > 0) & (sizes < images)
+    if not small.any():
+        return data
+    if not (sizes >= images).any():
+        raise DmlError(
+            f"{data.name}: no classes are left.",
+            f"None of the {np.count_nonzero(sizes):,} classes of {split} has {images} images; "
+            f"the largest has {sizes.max()}.",
+            "Ask for fewer images of a class, or add images.",
+        )
+    classes = counted(int(np.count_nonzero(small)), "class", "classes")
+    note = f"{classes} with fewer than {images} images left out."
+    return data.without(rows[small[data.labels[rows]]], note)

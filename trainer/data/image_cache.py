@@ -1,0 +1,346 @@
+"""Resized images kept in memory or in a file, so that later epochs and runs need not decode.
+
+The file: a header of 64 bytes (magic, version, N, bytes of pixels, bytes of notes), the pixels of
+all images one after another, N pairs of int32 (height, width), and the unreadable images as JSON.
+An unreadable image has no pixels and the shape 0 x 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import PIL
+
+from retrieval.errors import DmlError
+from retrieval.formats.arrays import available_memory
+from retrieval.resources import processors
+from trainer.config import Input
+from trainer.data.datasets.records import DataSet
+from trainer.data.images import Progress, check_images
+from trainer.data.transforms import resized, resized_size
+
+VERSION = 1
+_HEADER = struct.Struct("<16sIIQQQ16x")
+_MAGIC = b"dmltool images"
+_CHUNK = 16  # images in one task of a thread
+_SAMPLE = 256  # images after which the size of all is foretold
+_SURELY = 0.8  # of what is foretold
+
+Bad = list[tuple[int, str]]  # (row, reason), as of images.check_images
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """N images in one buffer, which worker processes share."""
+
+    pixels: np.ndarray  # (bytes,) uint8
+    shapes: np.ndarray  # (N, 2) int32, height and width
+    starts: np.ndarray  # (N,) int64
+    file: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def image(self, row: int) -> np.ndarray:
+        """(H, W, 3), a view"""
+        height, width = self.shapes[row].tolist()
+        start = self.starts[row]
+        return self.pixels[start : start + height * width * 3].reshape(height, width, 3)
+
+    def images(self, rows: np.ndarray) -> np.ndarray | None:
+        """(n, H, W, 3), a copy; None unless all images have one shape."""
+        if not self.uniform:
+            return None
+        height, width = self.shapes[0].tolist()
+        size = height * width * 3
+        return self.pixels.reshape(-1, height, width, 3)[self.starts[rows] // size]
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all images have one shape."""
+        return len(self) > 0 and bool((self.shapes == self.shapes[0]).all())
+
+    def take(self, rows: np.ndarray) -> Store:
+        return replace(self, shapes=self.shapes[rows], starts=self.starts[rows])
+
+    def __getstate__(self) -> dict:
+        """A mapped file is mapped again by the process that receives it."""
+        return self.__dict__ | ({} if self.file is None else {"pixels": len(self.pixels)})
+
+    def __setstate__(self, state: dict) -> None:
+        if state["file"] is not None:
+            state["pixels"] = _mapped(state["file"], state["pixels"])
+        self.__dict__.update(state)
+
+
+def in_memory(
+    data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
+) -> tuple[Store, Bad]:
+    pixels, used, bad = np.empty(0, np.uint8), 0, []
+    shapes = np.zeros((len(data), 2), np.int32)
+    for row, image in enumerate(_read_all(data, spec, workers, progress)):
+        if isinstance(image, str):
+            bad.append((row, image))
+            continue
+        if used + image.size > len(pixels):
+            # Memory that is not written to costs nothing: all of it is asked for early.
+            wanted = used + image.size if row < _SAMPLE else int(1.1 * used * len(data) / row)
+            larger = np.empty(max(wanted, 2 * used), np.uint8)
+            larger[:used] = pixels[:used]
+            pixels = larger
+        pixels[used : used + image.size] = image.reshape(-1)
+        used += image.size
+        shapes[row] = image.shape[:2]
+        if (row + 1) % _SAMPLE == 0:
+            left = used * (len(data) / (row + 1) - 1)
+            if _SURELY * left > available_memory():
+                raise DmlError(
+                    f"The resized images of {data.name} do not fit into memory.",
+                    f"They take about {_gigabytes(used + left)}; "
+                    f"{_gigabytes(used + available_memory())} are free.",
+                    "Keep them in a file: --cache disk",
+                )
+    return _store(pixels[:used], shapes), bad
+
+
+def on_disk(
+    data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
+) -> tuple[Store, Bad]:
+    """From the file that an earlier run has left, or into a new one."""
+    path = cache_folder() / f"{fingerprint(data, spec)}.images"
+    found = _opened(path, len(data))
+    if found is None or not _still_bad(data, spec, found[1]):
+        with _new_file(path) as file:
+            _write(file, data, spec, _read_all(data, spec, workers, progress))
+        found = _opened(path, len(data))
+        assert found is not None
+    elif progress is not None:
+        progress(len(data), len(data))
+    return found
+
+
+def _write(file: BinaryIO, data: DataSet, spec: Input, images: Iterator[np.ndarray | str]) -> None:
+    shapes, bad, used = np.zeros((len(data), 2), "<i4"), [], 0
+    file.write(bytes(_HEADER.size))
+    for row, image in enumerate(images):
+        if isinstance(image, str):
+            bad.append((row, image))
+            continue
+        file.write(np.ascontiguousarray(image).data)
+        used += image.size
+        shapes[row] = image.shape[:2]
+        if row + 1 == _SAMPLE:
+            left = used * (len(data) / (row + 1) - 1)
+            free = shutil.disk_usage(file.name).free
+            if _SURELY * left > free:
+                raise _no_room(
+                    Path(file.name).parent,
+                    f"They take about {_gigabytes(used + left)}; {_gigabytes(used + free)} "
+                    "are free.",
+                )
+    notes = json.dumps(bad).encode()
+    file.write(shapes.tobytes() + notes)
+    file.seek(0)
+    file.write(_HEADER.pack(_MAGIC, VERSION, 0, len(data), used, len(notes)))
+
+
+def _opened(path: Path, N: int) -> tuple[Store, Bad] | None:
+    """None if there is no such file, or if it is not whole."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEADER.size)
+            if len(head) < _HEADER.size:
+                return None
+            magic, version, _, count, used, notes = _HEADER.unpack(head)
+            size = _HEADER.size + used + 8 * count + notes
+            whole = os.fstat(file.fileno()).st_size == size
+            if (magic.rstrip(b"\0"), version, count) != (_MAGIC, VERSION, N) or not whole:
+                return None
+            file.seek(_HEADER.size + used)
+            shapes = np.frombuffer(file.read(8 * count), "<i4").reshape(count, 2)
+            bad = [(row, why) for row, why in json.loads(file.read(notes))]
+    except (OSError, ValueError, TypeError):
+        return None
+    if 3 * shapes.prod(axis=1, dtype=np.int64).sum() != used:
+        return None
+    return _store(_mapped(path, used), shapes, path), bad
+
+
+def _mapped(path: Path, used: int) -> np.ndarray:
+    if not used:
+        return np.empty(0, np.uint8)
+    return np.asarray(np.memmap(path, np.uint8, "r", _HEADER.size, (used,)))  # views cost less
+
+
+def _store(pixels: np.ndarray, shapes: np.ndarray, file: Path | None = None) -> Store:
+    sizes = 3 * shapes.prod(axis=1, dtype=np.int64)
+    pixels.flags.writeable = False
+    return Store(pixels, shapes, np.cumsum(sizes) - sizes, file)
+
+
+def _read_all(
+    data: DataSet, spec: Input, workers: int | None, progress: Progress | None
+) -> Iterator[np.ndarray | str]:
+    """Each image resized, or the reason why it cannot be read; in order."""
+
+    def chunk(start: int) -> list[np.ndarray | str]:
+        rows = range(start, min(start + _CHUNK, len(data)))
+        return [_resized_or_reason(data, spec, row) for row in rows]
+
+    done, starts = 0, range(0, len(data), _CHUNK)
+    # Decoders of files run outside Python's lock; other readers need not bear threads at all.
+    chunks = map(chunk, starts) if data.files() is None else _ahead(chunk, starts, workers)
+    for images in chunks:
+        yield from images
+        done += len(images)
+        if progress is not None:
+            progress(done, len(data))
+
+
+def _ahead(task: Callable[[int], list], starts: range, workers: int | None) -> Iterator[list]:
+    """Results in order, by threads; few run ahead, so that a slow disk does not fill the memory."""
+    workers = workers or processors()
+    with ThreadPoolExecutor(workers) as pool:
+        running: deque[Future[list]] = deque()
+        try:
+            for start in starts:
+                running.append(pool.submit(task, start))
+                if len(running) > 2 * workers:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _resized_or_reason(data: DataSet, spec: Input, row: int) -> np.ndarray | str:
+    try:
+        return resized(data.image(row, spec.short_side), spec)
+    except DmlError as error:
+        return error.why or error.what
+
+
+# The folder of the files
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "dmltool"
+
+
+def fingerprint(data: DataSet, spec: Input | None = None) -> str:
+    """A name that changes with the images, and with what is done to them before they are kept."""
+    digest = hashlib.sha256()
+    resize = () if spec is None else (spec.resize, spec.keep_ratio, spec.interpolation, spec.draft)
+    root = None if data.root is None else str(data.root.resolve())
+    options = json.dumps(dict(data.options), default=str, sort_keys=True)
+    head = (VERSION, PIL.__version__, data.name, root, repr(data.reader), options, resize)
+    digest.update(repr(head).encode())
+    states: dict[str, str] = {}
+    files: Sequence[str] = data.files() or [
+        f"{data.root}/{path.rpartition('#')[0]}" for path in data.paths
+    ]
+    for path, file in zip(data.paths, files, strict=True):
+        if file not in states:
+            states[file] = _state(file) if data.root is not None else ""
+        digest.update(f"{path}\0{states[file]}\n".encode("utf-8", "surrogateescape"))
+    return f"{data.name}-{digest.hexdigest()[:24]}"
+
+
+def _state(file: str) -> str:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return "missing"
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """Whole or not there. What a killed run has left of its own is removed first."""
+    mine = f".partial-{socket.gethostname()}-"
+    temporary = path.with_name(f"{path.name}{mine}{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob(f"*{mine}*"):
+            if not _alive(int(old.name.rpartition("-")[2])):
+                old.unlink(missing_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _no_room(path.parent, f"{error.strerror or error}.") from error
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _no_room(folder: Path, why: str) -> DmlError:
+    return DmlError(
+        f"The resized images cannot be kept in {folder}.",
+        why,
+        "Make room, choose another disk with XDG_CACHE_HOME, or decode every time: --cache none",
+    )
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB"
+
+
+# Checks of images that are not kept
+
+
+def check(
+    data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
+) -> Bad:
+    """Images that cannot be read, or not be resized; what an earlier check has found is reused."""
+    path = cache_folder() / f"{fingerprint(data, spec)}.checked"
+    with suppress(OSError, ValueError, TypeError):
+        bad = [(int(row), str(why)) for row, why in json.loads(path.read_text())]
+        if _still_bad(data, spec, bad):
+            return bad
+    bad = check_images(data.files() or (), workers, progress, spec.short_side, _fits(spec))
+    # So that the next run, or a resumed one, starts at once. A read-only disk does no harm.
+    with suppress(DmlError), _new_file(path) as file:
+        file.write(json.dumps(bad).encode())
+    return bad
+
+
+def _still_bad(data: DataSet, spec: Input, bad: Bad) -> bool:
+    """Whether all of these are: new permissions, or a disk that is back, change no file's date."""
+    files = data.files()
+    if files is None:
+        return True
+    again = [files[row] for row, _ in bad]
+    return len(check_images(again, None, None, spec.short_side, _fits(spec))) == len(bad)
+
+
+def _fits(spec: Input) -> Callable[[int, int], object]:
+    return lambda width, height: resized_size(width, height, spec)

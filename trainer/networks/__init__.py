@@ -1,0 +1,1 @@
+"""Networks that turn images into embeddings, and their weights."""

@@ -1,0 +1,179 @@
+"""Weights from a file or from the network into a backbone. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+import socket
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrieval.errors import DmlError
+from retrieval.formats import pt, safetensors
+from retrieval.formats.arrays import BFLOAT16
+from retrieval.formats.naming import Entry
+from trainer.data.datasets.records import listed
+from trainer.losses import nearest
+
+TIMEOUT = 20  # seconds without a byte until a download is given up
+SHOWN = 4
+# torchvision's DenseNet files are older than the names in its code.
+DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+
+
+def existing(source: str) -> Path:
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    words = ("imagenet", "none")
+    raise DmlError(
+        f"There are no weights {source!r}.",
+        "Weights are `imagenet`, `none`, or a file, and there is no such file.",
+        "Check the path."
+        if path.suffix or "/" in source
+        else f"--set network.weights={nearest(source, words)}?",
+    )
+
+
+def read(path: Path) -> dict[str, Entry]:
+    """The tensors in a file by their names, described but not yet read."""
+    try:
+        found = (safetensors if path.suffix == ".safetensors" else pt).catalogue(path)
+    except Exception as error:  # readers raise nearly anything when a file is damaged
+        why = f"It is damaged, or of another kind: {str(error).partition(chr(10))[0]}"
+        if isinstance(error.__cause__, pickle.UnpicklingError):
+            why = (
+                "It is damaged, of another kind, or holds Python objects; unpickling those can "
+                "run any code, so it is never done."
+            )
+        raise DmlError(
+            f"{path} cannot be read as weights.",
+            why,
+            "Fetch or copy it again, or save tensors only: torch.save(network.state_dict(), name)",
+        ) from error
+    return {DENSENET.sub(r"\1\2", name): entry for name, entry in found.items()}
+
+
+def load(
+    module: nn.Module,
+    content: Mapping[str, Entry],
+    source: str,
+    name: str,
+    heads: Collection[str] = (),
+    adapt: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+) -> list[str]:
+    """Fills the module from tensors named as in its state dict, after any common prefix.
+
+    `heads` are parts that the file may have and the module has not. Tensors of the names in
+    `adapt` may have another shape. Returns what was left out.
+    """
+    adapt = adapt or {}
+    wanted = module.state_dict()
+    prefix = _prefix(content, wanted)
+    here = {key.removeprefix(prefix): e for key, e in content.items() if key.startswith(prefix)}
+    missing = [k for k in wanted if k not in here and not k.endswith("num_batches_tracked")]
+    shapes = [
+        f"{key} {here[key].shape} instead of {tuple(value.shape)}"
+        for key, value in wanted.items()
+        if key in here and key not in adapt and here[key].shape != tuple(value.shape)
+    ]
+    # A part that the module lacks as a whole is some head; further layers of a part that it has
+    # are another network (resnet50 within resnet101).
+    parts = {key.partition(".")[0] for key in wanted}
+    extra = [key for key in here if key not in wanted]
+    unexpected = [
+        key
+        for key in extra
+        if key.partition(".")[0] in parts and not any(key.startswith(f"{h}.") for h in heads)
+    ]
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    if any(problems.values()):
+        raise DmlError(
+            f"{source} does not hold the weights of {name}.",
+            "\n".join(f"{k}: {listed(v, SHOWN)}" for k, v in problems.items() if v),
+            "Give the file of that network, or the network of that file: --set network.backbone",
+        )
+    values = tensors({key: here[key] for key in wanted if key in here})
+    for key, change in adapt.items():
+        if values[key].shape != wanted[key].shape:
+            values[key] = change(values[key])
+    with torch.no_grad():
+        module.load_state_dict({**wanted, **values})
+    outside = [key for key in content if not key.startswith(prefix)]
+    left = [*extra, *outside]
+    return [f"{source}: left out {listed(left, SHOWN)}"] if left else []
+
+
+def _prefix(content: Mapping[str, Entry], wanted: Mapping[str, Tensor]) -> str:
+    """`state_dict.`, `module.`, `backbone.` or whatever stands before most of the wanted names."""
+    candidates = {""}
+    for key in list(wanted)[:10]:
+        candidates |= {n.removesuffix(key) for n in content if n.endswith(f".{key}")}
+    return max(sorted(candidates), key=lambda p: sum(p + key in content for key in wanted))
+
+
+def tensors(content: Mapping[str, Entry]) -> dict[str, Tensor]:
+    return {name: _tensor(entry.read()) for name, entry in content.items() if entry.kind in "fiub"}
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    values = np.array(values)  # a copy: files are mapped read-only
+    if values.dtype == BFLOAT16:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
+def fetched(url: str, file_name: str = "") -> Path:
+    """The file behind the URL, from the folder of torch.hub or from the network."""
+    file_name = file_name or url.rpartition("/")[2]
+    path = Path(torch.hub.get_dir()) / "checkpoints" / file_name
+    found = re.search(r"-([0-9a-f]{8,})\.", file_name)
+    digits = found[1] if found else None
+    if not path.exists():
+        _download(url, path, digits)
+    elif digits and not _sha256(path).startswith(digits):
+        raise DmlError(
+            f"{path} is damaged.",
+            f"Its SHA-256 should start with {digits}.",
+            f"Delete it, or fetch it again from {url}",
+        )
+    return path
+
+
+def _download(url: str, path: Path, digits: str | None) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _socket_timeout(TIMEOUT):
+            torch.hub.download_url_to_file(url, str(path), digits, progress=sys.stderr.isatty())
+    except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: another hash
+        raise DmlError(
+            f"The weights {path.name} could not be downloaded.",
+            f"{url}: {getattr(error, 'reason', None) or error}",
+            f"Fetch that address elsewhere and put the file here: {path}\n"
+            "or name it: --set network.weights=FILE\n"
+            "or train from scratch: --set network.weights=none",
+        ) from error
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """torch.hub opens its addresses without a timeout: offline it could wait for ever."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,181 @@
+"""Checkpoints: everything that a run needs to go on and an export needs to start, in one file.
+
+They hold tensors, numbers, texts, lists and dicts, and are read with weights_only=True: no code in
+a file is ever run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrieval.errors import DmlError
+from retrieval.files import whole_file
+from trainer.config import Config
+from trainer.resolve import from_dict, read_toml
+
+FORMAT, VERSION = "dmltool-checkpoint", 1
+BEST, LAST = "best.pt", "last.pt"
+STARTING = ".starting.toml"  # the settings of a run before its first checkpoint
+KEYS = {
+    "epoch": int,
+    "config": dict,
+    "embedder": dict,
+    "loss": dict,
+    "optimizer": dict,
+    "scaler": dict,
+    "threads": int,
+    "processes": int,
+    "label_names": list,
+    "data_sha256": str,
+    "preprocessing": dict,
+    "versions": dict,
+    "best": dict,
+}
+
+
+def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
+    """Writes last.pt, and best.pt as another name of the same file.
+
+    The best is named first: if the run is killed in between, the epoch is repeated from the old
+    last.pt and names it again.
+    """
+    missing = KEYS.keys() - state.keys()
+    assert not missing, missing
+    pending = folder / ".next.pt"
+    try:
+        with whole_file(pending) as file:
+            torch.save(canonical({"format": FORMAT, "version": VERSION, **state}), file)
+        if best:
+            link = folder / ".best.pt"
+            link.unlink(missing_ok=True)
+            _second_name(pending, link)
+            os.replace(link, folder / BEST)
+        os.replace(pending, folder / LAST)
+        _sync(folder)
+    except (OSError, RuntimeError, DmlError) as error:
+        remove_leftovers(folder)
+        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+            raise KeyboardInterrupt from error
+        first = not (folder / LAST).exists()
+        raise DmlError(
+            f"The checkpoint of epoch {state['epoch']} cannot be written to {folder}.",
+            _reason(error) + ("" if first else " Earlier checkpoints are intact."),
+            "Make room there, or choose another --out."
+            if first
+            else f"Make room, then go on: dmltool train --resume {folder}",
+        ) from error
+
+
+def canonical(value: Any) -> Any:
+    """A copy whose bytes in a file depend on its content alone; tensors are not copied.
+
+    torch.save writes an object that occurs twice only once. Which equal texts and tuples are one
+    object is not the same in a resumed run, which has read some of them from a checkpoint.
+    """
+    if isinstance(value, str):
+        return sys.intern(str(value))
+    if isinstance(value, Mapping):
+        copied = type(value)((canonical(key), canonical(item)) for key, item in value.items())
+        if hasattr(value, "_metadata"):  # state dicts of torch keep versions of modules there
+            copied._metadata = canonical(value._metadata)
+        return copied
+    if isinstance(value, list | tuple):
+        return type(value)(canonical(item) for item in value)
+    return value
+
+
+def _second_name(path: Path, name: Path) -> None:
+    try:
+        os.link(path, name)
+    except OSError:  # exFAT and some network file systems have no links
+        with path.open("rb") as source, whole_file(name) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a killed run was writing."""
+    for pattern in (".*.pt", "..*.pt.*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The checkpoint at a path; a folder means its last.pt."""
+    if path.is_dir():
+        path = path / LAST
+    if not path.exists():
+        raise DmlError(
+            f"There is no checkpoint {path}.",
+            "A folder made by `dmltool train`, or a checkpoint in it, was expected.",
+            "Look for last.pt or best.pt: ls runs/*",
+        )
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises nearly anything for a damaged or hostile file
+        why = str(error).split("\n", 1)[0]
+        if "weights_only" in str(error) or "Unsupported" in str(error):
+            why = "It holds objects other than tensors and plain values; code in it is never run."
+        raise DmlError(
+            f"{path} cannot be read as a checkpoint.", why, "Use one written by `dmltool train`."
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise DmlError(
+            f"{path} is not a checkpoint of dmltool.",
+            "It was written by another program.",
+            "For the weights of a network: --set network.weights=FILE",
+        )
+    if state.get("version") != VERSION:
+        raise DmlError(
+            f"{path} is a checkpoint of version {state.get('version')}.",
+            f"This dmltool reads version {VERSION}.",
+            "Use the dmltool that wrote it, or update this one.",
+        )
+    wrong = [key for key, kind in KEYS.items() if not isinstance(state.get(key), kind)]
+    if "epoch" not in wrong and state["epoch"] < 0:
+        wrong.append("epoch")
+    if wrong:
+        raise DmlError(
+            f"{path} is damaged.",
+            f"Missing or odd in it: {', '.join(wrong)}.",
+            f"Use another checkpoint, such as {path.with_name(BEST)}, or train anew.",
+        )
+    if isinstance(state["config"].get("input"), dict):  # what was done before there was a choice
+        state["config"]["input"].setdefault("draft", 1)
+    return state
+
+
+def load_config(path: Path) -> Config:
+    """The config that a run was started with, also one that was stopped before its checkpoint."""
+    if (path / STARTING).exists() and not (path / LAST).exists():
+        return from_dict(read_toml(path / STARTING), f"{path / STARTING}")
+    return from_dict(load(path)["config"], f"The checkpoint in {path}")
+
+
+def _reason(error: BaseException) -> str:
+    """torch hides the error of the file behind its own."""
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{cause.strerror}."
+    return str(error).split("\n", 1)[0].rstrip(".") + "."
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _sync(folder: Path) -> None:
+    """The new names reach the disk as well."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

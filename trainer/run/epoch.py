@@ -1,0 +1,199 @@
+"""An epoch: batches in, a record of its means out."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrieval.errors import DmlError
+from trainer.config import Config
+from trainer.data import sampling
+from trainer.data.loading import Loader, Source
+from trainer.losses.monitor import Monitors
+from trainer.networks.embedder import Embedder
+from trainer.run import checkpoint, distributed, optimizers
+from trainer.run.device import precision, to_input
+from trainer.run.distributed import World
+from trainer.run.metrics_log import Board, draw_curves
+from trainer.run.watch import Watch
+
+MONITORED_STEPS = 20  # an epoch
+
+
+@dataclass
+class Training:
+    """The parts of a run that change or that steps need."""
+
+    config: Config
+    folder: Path
+    world: World
+    device: torch.device
+    watch: Watch
+    source: Source
+    targets: np.ndarray  # (n,) of the training rows, 0 .. C-1
+    embedder: Embedder
+    model: nn.Module  # the embedder, maybe compiled and wrapped for several processes
+    loss: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    loader: Loader
+    monitors: Monitors | None = None
+    board: Board | None = None
+    epoch: int = 0  # finished so far
+    best: dict[str, Any] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def close(self) -> None:
+        self.loader.close()
+        if self.board:
+            self.board.close()
+        if self.world.rank == 0:
+            with suppress(DmlError, OSError):  # a full disk has been told already
+                draw_curves(self.folder, self.records)
+
+
+def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
+    """One pass over the training images; what metrics.jsonl says of it."""
+    config, world = training.config, training.world
+    plan = epoch_plan(config, training.targets, epoch)
+    keys = sampling.keys(config.run.seed, epoch, *plan.shape)
+    torch.manual_seed(sampling.mix(config.run.seed, epoch))  # dropout and anchors; on every rank
+    training.model.train()
+    training.loss.train()
+    meter = Meter(training, epoch, *plan.shape)
+    for step, (images, targets) in enumerate(
+        training.loader.epoch(own_columns(plan, world), own_columns(keys, world))
+    ):
+        factor = optimizers.rate(config.schedule, epoch * len(plan) + step, len(plan))
+        optimizers.set_rate(training.optimizer, factor)
+        loss, parts, batch = train_step(training, images, targets, epoch)
+        meter.add(step, loss, parts, batch)
+    return meter.record() | {"lr": training.optimizer.param_groups[0]["lr"]}
+
+
+def train_step(
+    training: Training, images: Tensor, targets: Tensor, epoch: int
+) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, Tensor]]:
+    config, device, scaler = training.config, training.device, training.scaler
+    half = precision(config, device)
+    with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
+        embeddings = training.model(to_input(images, device))
+    targets = targets.to(device, non_blocking=True)
+    batch = distributed.gather_batch(embeddings.float(), targets, training.world, even=True)
+    if epoch < config.loss.classification_epochs:
+        parts = {"ce": classification(training.loss, *batch)}
+    else:
+        parts = training.loss.parts(*batch)
+    loss = sum(parts.values())
+    training.optimizer.zero_grad(set_to_none=True)
+    scaler.scale(loss).backward()
+    distributed.average_gradients(training.loss, training.world)
+    if config.optimizer.clip:
+        scaler.unscale_(training.optimizer)
+        everything = [p for g in training.optimizer.param_groups for p in g["params"]]
+        nn.utils.clip_grad_norm_(everything, config.optimizer.clip)
+    scaler.step(training.optimizer)
+    scaler.update()
+    return loss.detach(), {k: v.detach() for k, v in parts.items()}, batch
+
+
+def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
+    """(steps, B) places among the training rows."""
+    batches, seed = config.batches, config.run.seed
+    if batches.classes:
+        return sampling.balanced_batches(
+            targets, batches.classes, batches.images, seed, epoch, repeat=batches.repeat
+        )
+    return sampling.random_batches(len(targets), batches.size, seed, epoch)
+
+
+def own_columns(plan: np.ndarray, world: World) -> np.ndarray:
+    """The part of each batch that this process takes."""
+    size = plan.shape[1]
+    if size % world.size:
+        raise DmlError(
+            f"A batch of {size} images cannot be shared by {world.size} processes.",
+            "Each takes the same number.",
+            f"Use a number that {world.size} divides (of CxM, one of C and M): --batch N|CxM",
+        )
+    own = size // world.size
+    return plan[:, world.rank * own : (world.rank + 1) * own]
+
+
+def classification(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Plain cross-entropy on the head of another loss."""
+    with torch.autocast(embeddings.device.type, enabled=False):
+        return nn.functional.cross_entropy(loss.head(embeddings), labels)
+
+
+class Meter:
+    """Means over an epoch. Values are fetched from a GPU only now and then: fetching waits."""
+
+    def __init__(self, training: Training, epoch: int, steps: int, batch: int) -> None:
+        self.training, self.epoch, self.steps, self.batch = training, epoch, steps, batch
+        self.every = 1 if training.device.type == "cpu" else 20
+        self.monitor_every = max(1, steps // MONITORED_STEPS)
+        self.pending: list[dict[str, Tensor]] = []
+        self.sums: dict[str, float] = {}
+        self.monitored: dict[str, list[float]] = {}
+        self.done = 0
+        self.began = time.perf_counter()
+
+    def add(
+        self, step: int, loss: Tensor, parts: dict[str, Tensor], batch: tuple[Tensor, Tensor]
+    ) -> None:
+        self.pending.append({"loss": loss, **parts})
+        if self.training.monitors and step % self.monitor_every == 0:
+            for name, value in self.training.monitors.measure(*batch).items():
+                self.monitored.setdefault(name, []).append(value)
+            for text in self.training.monitors.news():
+                self.training.watch.note(text)
+        if len(self.pending) == self.every or step == self.steps - 1:
+            self.flush()
+
+    def flush(self) -> None:
+        names = list(self.pending[0])
+        values = torch.stack([torch.stack([p[n].float() for n in names]) for p in self.pending])
+        for row in values.tolist():
+            self.done += 1
+            if not np.isfinite(row[0]):
+                self.stop(row[0])
+            for name, value in zip(names, row, strict=True):
+                self.sums[name] = self.sums.get(name, 0.0) + value
+        self.pending.clear()
+        shown = dict(zip(names, row, strict=True))
+        shown["images_per_second"] = self.images_per_second()
+        self.training.watch.step(self.epoch + 1, self.done, self.steps, shown)
+
+    def stop(self, value: float) -> None:
+        step = self.epoch * self.steps + self.done
+        folder = self.training.folder
+        raise DmlError(
+            f"The loss is {value} at step {step:,} (epoch {self.epoch + 1}, step {self.done:,} of "
+            f"{self.steps:,}).",
+            f"Training has diverged. {folder / checkpoint.LAST} holds the end of epoch "
+            f"{self.training.epoch}, which was sound.",
+            "Start anew with a smaller --lr, or with --set optimizer.clip=1",
+        )
+
+    def images_per_second(self) -> float:
+        images = self.done * self.batch
+        return images / max(time.perf_counter() - self.began, 1e-9)
+
+    def record(self) -> dict[str, Any]:
+        means = {name: total / self.done for name, total in self.sums.items()}
+        return {
+            "epoch": self.epoch + 1,
+            "loss": means.pop("loss"),
+            "parts": means,
+            "monitor": {name: float(np.mean(v)) for name, v in self.monitored.items()},
+            "seconds": time.perf_counter() - self.began,
+            "images_per_second": self.images_per_second(),
+        }

@@ -1,0 +1,176 @@
+"""The run folder beside its checkpoints: metrics.jsonl, curves.png, environment.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from retrieval.errors import DmlError
+from retrieval.files import whole_file, write_text
+
+METRICS, CURVES, BOARD = "metrics.jsonl", "curves.png", "tensorboard"
+PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning", "numpy", "pillow")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """One record an epoch; a last line that was cut off by a kill is left out."""
+    try:
+        text = (folder / METRICS).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in text.split("\n"):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(record, dict):
+            break
+        records.append(record)
+    return records
+
+
+def write_metrics(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    try:
+        write_text(folder / METRICS, "".join(map(_line, records)), force=True)
+    except DmlError as error:
+        raise DmlError(error.what, error.why, "Make room there, then try again.") from error
+
+
+def _line(record: dict[str, Any]) -> str:
+    """JSON has no NaN, which monitored losses may be: null."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: known(item) for key, item in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(known(record), allow_nan=False) + "\n"
+
+
+def add_metrics(folder: Path, record: dict[str, Any]) -> None:
+    try:
+        with open(folder / METRICS, "a", encoding="utf-8") as file:
+            file.write(_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DmlError(
+            f"{folder / METRICS} cannot be written.",
+            f"{error.strerror}. Earlier checkpoints are intact.",
+            f"Make room, then go on: dmltool train --resume {folder}",
+        ) from error
+
+
+class Board:
+    """The same records for TensorBoard, under RUN/tensorboard."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise DmlError(
+                "--tensorboard needs TensorBoard.", f"{error}.", "pip install tensorboard"
+            ) from error
+        self.writer = SummaryWriter(str(folder / BOARD), purge_step=epoch + 1)
+
+    def add(self, record: dict[str, Any]) -> None:
+        for key in ("loss", "lr", "images_per_second", "parts", "monitor", "scores"):
+            value = record[key]
+            for name, number in (value if isinstance(value, dict) else {"": value}).items():
+                if number is not None and math.isfinite(number):
+                    self.writer.add_scalar(f"{key}/{name}".rstrip("/"), number, record["epoch"])
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def environment(device: str, world: int) -> dict[str, Any]:
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
+    return {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "device": device,
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "processes": world,
+        "command": sys.argv,
+        "git": _git(),
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit of the sources that run, if they are a working copy."""
+    where = str(Path(__file__).parent)
+    try:
+        ask = ["git", "-C", where]
+        options = {"capture_output": True, "text": True, "timeout": 10, "check": True}
+        commit = subprocess.run([*ask, "rev-parse", "HEAD"], **options).stdout.strip()
+        changed = subprocess.run([*ask, "status", "--porcelain"], **options).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "changed": bool(changed)}
+
+
+def draw_curves(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    """curves.png: the loss with its parts, the monitored losses if any, and Recall@1."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not records:
+        return
+    panels = {"loss": _series(records, ("loss", "parts"))}
+    if any(record["monitor"] for record in records):
+        panels["beside the loss"] = _series(records, ("loss", "monitor"))
+    if any(record["scores"] for record in records):
+        split = next(record["scores_of"] for record in records if record["scores"])
+        recalls = panels[f"Recall@1 ({split})"] = _series(records, ("scores",))
+        for distance, value in records[0].get("pixels", {}).items():
+            ends = [records[0]["epoch"], records[-1]["epoch"]]
+            recalls[f"{distance}, raw pixels"] = (ends, [value, value])
+    figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
+    for axes, (title, series) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        for name, (epochs, values) in series.items():
+            axes.plot(epochs, values, label=name, marker="." if len(epochs) < 40 else "")
+        axes.set(title=title, xlabel="epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    with whole_file(folder / CURVES) as file:
+        FigureCanvasAgg(figure).print_png(file)
+
+
+def _series(records: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str, tuple]:
+    """Curves by name: a number under its own key, a table of numbers under theirs."""
+    found: dict[str, tuple[list, list]] = {}
+    for record in records:
+        for key in keys:
+            value = record[key]
+            for name, number in (value if isinstance(value, dict) else {key: value}).items():
+                epochs, values = found.setdefault(name, ([], []))
+                epochs.append(record["epoch"])
+                values.append(math.nan if number is None else number)
+    return found

@@ -1,0 +1,99 @@
+"""Recall of a network on held-out images, by the engine of `retrieval`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrieval.errors import DmlError
+from retrieval.metrics import recall_at
+from trainer.data.datasets import DataSet
+from trainer.networks.embedder import Embedder
+
+BASELINES = {
+    "pixels": "raw images of 8 x 8 pixels",
+    "untrained": "the network before training",
+}
+PIXELS = 8  # sides of the raw images that training is compared with
+
+
+class Embeds(Protocol):
+    """A module that gives embeddings of length `dim`."""
+
+    dim: int
+    training: bool
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+    def train(self, mode: bool = True) -> nn.Module: ...
+    def eval(self) -> nn.Module: ...
+
+
+class WithPixels(nn.Module):
+    """A network whose embeddings are followed by the image itself at 8 x 8 pixels."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__()
+        self.embedder = embedder
+        self.dim = embedder.dim + 3 * PIXELS**2
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = nn.functional.adaptive_avg_pool2d(images, PIXELS).flatten(1)
+        return torch.cat([self.embedder(images).float(), pixels.float()], dim=1)
+
+
+def embed(
+    embedder: Embeds, batches: Iterable[Tensor], to_input: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """(n, D) float32 on the CPU, in evaluation mode."""
+    training = embedder.training
+    embedder.eval()
+    try:
+        with torch.inference_mode():
+            found = [embedder(to_input(images)).float().cpu() for images in batches]
+            return torch.cat([torch.empty(0, embedder.dim), *found])
+    finally:
+        embedder.train(training)
+
+
+def sides(data: DataSet, split: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows that are searched, and rows that ask; None: each asks all others."""
+    if split == "test" and not len(data.rows("test")):
+        return data.rows("gallery"), data.rows("query")
+    return data.rows(split), None
+
+
+def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) -> dict[str, float]:
+    """Recall@1 by l2 and by cos; the first `gallery` rows are searched by the rest if it is given.
+
+    Vectors that are not finite stop training with a clear message instead of a score.
+    """
+    if not np.isfinite(vectors).all():
+        raise DmlError(
+            "The network gives NaN or infinite embeddings.",
+            "Training has diverged, although the loss was finite.",
+            "Try a smaller learning rate: --lr, or clipping: --set optimizer.clip=1",
+        )
+    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
+
+    asking = (None, None) if gallery is None else (vectors[gallery:], labels[gallery:])
+    searched = slice(None, gallery)
+    ranks = count_ranks(vectors[searched], labels[searched], *asking)
+    return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
+
+
+def verdict(best: dict[str, Any], baselines: dict[str, dict[str, float]], epochs: int) -> str:
+    """What to say where training was of no use; nothing where it was."""
+    score = best["scores"]["cos"]
+    for name, found in baselines.items():
+        if score < found["cos"]:
+            return (
+                f"No epoch is better than {BASELINES[name]}: Recall@1 {100 * score:.2f} against "
+                f"{100 * found['cos']:.2f} (cos). Try another --lr, or more --epochs"
+            )
+    if best["epoch"] == 1 and epochs > 1:
+        return "The best epoch is the first: what followed was of no use. Try a smaller --lr"
+    return ""

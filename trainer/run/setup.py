@@ -1,0 +1,174 @@
+"""What is checked and built before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from retrieval.errors import DmlError
+from trainer import listing, losses
+from trainer.config import Config
+from trainer.data import datasets
+from trainer.data.datasets.records import counted
+from trainer.data.datasets.splitting import check_batches, with_validation, without_small_classes
+from trainer.data.loading import Source, open_images
+from trainer.networks.embedder import Embedder
+from trainer.resolve import from_dict
+from trainer.run import distributed
+from trainer.run.distributed import World
+from trainer.run.scoring import sides
+from trainer.run.watch import Watch
+
+
+def open_data(config: Config, watch: Watch) -> Source:
+    """The data set with its validation classes, every image of it seen to be readable."""
+    source = open_images(
+        load_data(config),
+        config.input,
+        cache=config.data.cache,
+        skip_bad=config.data.skip_bad,
+        progress=lambda done, total: watch.stage("reading images", done, total),
+    )
+    data = source.data
+    check_splits(data, config.run.select)
+    if config.batches.classes:
+        check_batches(
+            data, config.batches.classes, config.batches.images, repeat=config.batches.repeat
+        )
+    batch, classes = config.batches.size, len(data.classes("train"))
+    if (
+        losses.find(config.loss.name).compares
+        and not (config.batches.classes or config.batches.balance)
+        and batch < 2 * classes
+    ):
+        watch.note(
+            f"{config.loss.name} compares images of a batch; random ones of {batch} hold few of "
+            f"each of {classes:,} classes: --batch 16x4 draws 4 of each of 16"
+        )
+    for text in data.notes:
+        watch.note(text)
+    counts = (
+        f"{counted(n, f'{split} image')} of {counted(c, 'class', 'classes')}"
+        for split, (n, c) in data.counts().items()
+    )
+    watch.note(f"{data.name}: {', '.join(counts)}")
+    return source
+
+
+def balanced(config: Config, data: datasets.DataSet, processes: int, watch: Watch) -> Config:
+    """The classes and images of a batch where they are left to dmltool; says what is repeated."""
+    sizes = np.unique(data.targets("train"), return_counts=True)[1]
+    batches = config.batches
+    if batches.balance and not batches.classes:
+        typical = max(2, int(np.median(sizes)))
+        classes = max(2, min(len(sizes), batches.size // min(4, typical)))
+        classes -= classes % processes if classes > processes else 0
+        images = max(2, min(typical, batches.size // classes))
+        batches = replace(batches, classes=classes, images=images, repeat=True)
+        watch.note(f"{config.loss.name} compares images of a batch: {classes} classes x {images}")
+    small = int(np.count_nonzero(sizes < batches.images))
+    if small and batches.repeat:
+        watch.note(
+            f"{counted(small, 'class has', 'classes have')} fewer than {batches.images} images: "
+            f"some are repeated in a batch; --min-images {batches.images} leaves such classes out"
+        )
+    return replace(config, batches=batches)
+
+
+def check_names(config: Config, folder: Path) -> None:
+    """What can be known to be wrong before any image is read."""
+    listing.check_names(config)
+    if config.data.dataset == "folder" and config.data.root:
+        root = Path(config.data.root).expanduser().resolve()
+        if folder.resolve().is_relative_to(root):
+            raise DmlError(
+                f"The run {folder} would lie inside its data set {root}.",
+                "Its pictures would be taken for images of one more class.",
+                "Choose another --out.",
+            )
+
+
+def load_data(config: Config) -> datasets.DataSet:
+    """The data set, its validation classes cut off where they pick the best epoch."""
+    data = datasets.load(config.data.dataset, config.data.root or None, **config.data.options)
+    if config.data.min_images > 1:
+        data = without_small_classes(data, config.data.min_images)
+    if config.run.select == "val":
+        data = with_validation(data, config.data.val_fraction, config.data.val_seed)
+    return data
+
+
+def check_splits(data: datasets.DataSet, select: str) -> None:
+    images, classes = data.counts().get("train", (0, 0))
+    if images < 2 or classes < 2:
+        raise DmlError(
+            f"{data.name}: {images} training images of {classes} classes are too few.",
+            "Training compares images of at least two classes.",
+            "Add images, or hold out fewer classes.",
+        )
+    sides_there = [split for split in ("query", "gallery") if len(data.rows(split))]
+    if len(sides_there) == 1:
+        raise DmlError(
+            f"{data.name} has {sides_there[0]} images, but none to go with them.",
+            "Queries are searched in a gallery.",
+            "Name both splits, query and gallery, or one, test.",
+        )
+    if select != "last" and not len(sides(data, select)[0]):
+        raise DmlError(
+            f"{data.name} has no images to pick the best epoch by.",
+            f"--select {select} needs a {'validation' if select == 'val' else 'test'} set.",
+            "Hold out classes with --set data.val_fraction=0.1, or keep the last: --select last",
+        )
+
+
+def build_embedder(config: Config, pretrained: bool) -> Embedder:
+    """The network; a checkpoint brings its own weights, so none are fetched for it."""
+    network = config.network
+    return Embedder(
+        network.backbone,
+        weights=network.weights if pretrained else "none",
+        dim=network.dim,
+        batchnorm=network.batchnorm,
+        freeze_batchnorm=network.freeze_batchnorm,
+        channels=network.channels,
+        image_size=config.input.crop,
+    )
+
+
+def load_embedder(state: dict[str, Any]) -> Embedder:
+    """The trained network of a checkpoint, in evaluation mode."""
+    embedder = build_embedder(from_dict(state["config"], "The checkpoint"), pretrained=False)
+    load_weights(embedder, state["embedder"])
+    return embedder.eval()
+
+
+def load_weights(module: nn.Module, weights: dict[str, Any]) -> None:
+    try:
+        module.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError) as error:  # missing, odd or misshapen ones
+        raise DmlError(
+            "The checkpoint's weights do not fit its network.",
+            " ".join(str(error).split())[:300],
+            "The file is damaged, or from another version of dmltool; see its `versions`.",
+        ) from error
+
+
+def wrapped(embedder: Embedder, config: Config, world: World, device: torch.device) -> nn.Module:
+    model = distributed.wrap(embedder, world, device)
+    return torch.compile(model) if config.run.compile else model
+
+
+def head_of(loss: nn.Module, name: str) -> nn.Linear:
+    head = getattr(loss, "head", None)
+    if not isinstance(head, nn.Linear):
+        raise DmlError(
+            f"The loss {name!r} has no head to classify with.",
+            "loss.classification_epochs starts with plain cross-entropy on it.",
+            "--set loss.classification_epochs=0, or --loss group",
+        )
+    return head
