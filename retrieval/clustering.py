@@ -98,7 +98,7 @@ def _run(
     points: np.ndarray, k: int, seed: int, iterations: int, tick: Callable[[int], None]
 ) -> tuple[np.ndarray, float]:
     faiss = load_faiss()
-    trainer = faiss.Kmeans(
+    faiss_kmeans = faiss.Kmeans(
         points.shape[1],
         k,
         niter=1,
@@ -113,13 +113,13 @@ def _run(
     )
     centroids = None
     for iteration in range(iterations):
-        trainer.run.train(points, init_centroids=centroids)
-        if centroids is not None and np.array_equal(centroids, trainer.centroids):
+        faiss_kmeans.train(points, init_centroids=centroids)
+        if centroids is not None and np.array_equal(centroids, faiss_kmeans.centroids):
             tick(iterations - iteration)  # a fixed point: the rest would repeat it
             break
-        centroids = trainer.centroids
+        centroids = faiss_kmeans.centroids
         tick(1)
-    squared, assignment = trainer.assign(points)
+    squared, assignment = faiss_kmeans.assign(points)
     return assignment, float(squared.sum(dtype=np.float64))
 
 
