@@ -268,3 +268,55 @@ def exported_embeddings(folder: Path) -> object:
             "rows": file["test/embeddings"][...].astype(np.float64).tolist(),
             "labels": file["test/labels"][...].tolist(),
         }
+
+
+def summary_of(path: str) -> object:
+    """The rows of an embedding file: their digest, their sum by column, and the first two."""
+    with h5py.File(path) as file:
+        rows, labels = file["test/embeddings"][...], file["test/labels"][...]
+    return {
+        "dtype": str(rows.dtype),
+        "shape": list(rows.shape),
+        "sum": rows.astype(np.float64).sum(axis=0).tolist(),
+        "first": rows[:2].astype(np.float64).tolist(),
+        "labels": labels.tolist(),
+        "sha256": hashlib.sha256(rows.tobytes()).hexdigest(),
+    }
+
+
+def exported(*args: str, out: str) -> object:
+    """What an export says and writes, without times, sizes and hashes of the model."""
+    told = json.loads(call("export", *args, "--out", out, "--threads", "1", "--json"))
+    found: dict[str, object] = {"rows": summary_of(f"{out}/embeddings.h5")}
+    if "model" in told:
+        found["parity"] = told["model"]["parity"]
+        rows = told["model"]["precisions"]
+        found["recalls"] = [[row["precision"], row["recall"], row["changed"]] for row in rows]
+    if told["embeddings"]["recall"]:
+        found["half"] = told["embeddings"]["recall"]
+    return found
+
+
+@measured
+def exported_in_several_ways(folder: Path) -> object:
+    trained("ce", "--batch", "16")
+    found = {
+        "half": exported("run", "--half", out="half"),
+        "normalized": exported("run", "--normalize", "--input", "float-nchw", out="unit"),
+        "fp16": exported("run", "--precision", "fp16", "--max-recall-drop", "50", out="fp16"),
+        "torch": exported("run", "--no-onnx", "--backend", "torch", out="torch"),
+    }
+    model = "half/model.onnx"
+    call("embed", model, "photos", "--out", "all.h5", "--threads", "1", "--batch-size", "7")
+    return found | {"embedded": summary_of("all.h5")}
+
+
+@measured
+def exported_ensemble(folder: Path) -> object:
+    trained("ce", "--batch", "16")
+    other = ("--out", "other", "--seed", "7", "--set", "network.dim=8")
+    call("train", *PHOTOS, "--loss", "spce", "--batch", "16", *other)
+    return {
+        "plain": exported("run", "other", out="both"),
+        "normalized": exported("run", "other", "--normalize", out="unit"),
+    }
