@@ -81,7 +81,11 @@ def _best_of(
 ) -> tuple[np.ndarray, float]:
     N = len(points)
     if not 1 <= k <= N:
-        raise DmlError(f"{k} clusters of {N} points.", f"Between 1 and {N} are possible.")
+        raise DmlError(
+            f"{k} clusters of {N} points cannot be made.",
+            f"Between 1 and {N} are possible.",
+            "Ask for fewer clusters.",
+        )
     runs = (_run(points, k, _derived(seed, r), iterations, tick) for r in range(restarts))
     assignment, objective = min(runs, key=lambda run: run[1])  # holds the best and one more
     return assignment, objective / scale / scale

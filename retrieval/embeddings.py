@@ -155,6 +155,7 @@ def _named(split: Split, source: Embeddings) -> Split:
         raise DmlError(
             f"{source.source} has labels that are not among its {len(names)} label names.",
             f"They go from {values.min()} to {values.max()}.",
+            "Write the file again with a name for each label.",
         )
     return replace(split, labels=label_arrays.named(values, names, str(source.source)))
 
@@ -167,6 +168,7 @@ def _attach(data: Embeddings, split: str, source: str | Path) -> Embeddings:
         raise DmlError(
             f"{source} has {len(values):,} labels for {len(part.vectors):,} vectors.",
             f"Every item of {split} needs exactly one.",
+            "Give a file of labels with one for each vector, in the same order.",
         )
     part = replace(part, labels=values, taken=part.taken | {"labels": str(source)})
     return replace(data, label_names=None, splits=data.splits | {split: part})

@@ -70,7 +70,7 @@ class Settings:
             if not good
         ]
         if wrong:
-            raise DmlError("These settings do not work.", "; ".join(wrong) + ".")
+            raise DmlError("These settings do not work.", "; ".join(wrong) + ".", "Change them.")
 
 
 @dataclass(frozen=True)

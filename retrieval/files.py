@@ -6,6 +6,7 @@ import errno
 import glob
 import os
 import secrets
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,7 +48,7 @@ def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> 
         raise DmlError(
             f"{path} cannot be written.",
             f"The folder {path.parent} does not exist.",
-            f"mkdir -p {path.parent}",
+            f"Create it: mkdir -p {shlex.quote(str(path.parent))}",
         )
     if not os.access(path.parent, os.W_OK):
         raise DmlError(

@@ -50,7 +50,7 @@ def merge(
         raise DmlError(
             f"{len(paths)} file cannot be merged.",
             "At least two are needed.",
-            "dmltool merge A.h5 B.h5 --out C.h5",
+            "Give two or more: dmltool merge A.h5 B.h5 --out C.h5",
         )
     check_name(target)
     sources = Sources(*map(str, paths))
@@ -98,7 +98,11 @@ def _sha256(path: Path, progress: StageProgress | None) -> str:
 def _dim(data: Embeddings) -> int:
     dims = {split: part.vectors.shape[1] for split, part in data.splits.items()}
     if len(set(dims.values())) != 1:
-        raise DmlError(f"The splits of {data.source} differ in dimension.", f"{dims}")
+        raise DmlError(
+            f"The splits of {data.source} differ in dimension.",
+            f"They have {dims}.",
+            "Embed all splits with the same model.",
+        )
     return next(iter(dims.values()))
 
 
@@ -183,12 +187,14 @@ def _matched(split: str, first: Embeddings, other: Embeddings) -> np.ndarray | N
             f"{split} has {len(a.vectors):,} items in {first.source} and {len(b.vectors):,} in "
             f"{other.source}.",
             "Without paths in both files items are matched by position.",
+            "Embed the same images with both models.",
         )
     elif a.labels is None or b.labels is None:
         raise DmlError(
             f"{first.source} and {other.source} cannot be matched.",
             f"Items of {split} have neither paths nor labels in both files: nothing tells whether "
             "they are the same.",
+            "Store paths in both files.",
         )
     if a.labels is not None and b.labels is not None:
         _check_labels(split, order, first, other)
@@ -205,6 +211,7 @@ def _by_path(split: str, a: np.ndarray, b: np.ndarray, files: tuple[Path, Path])
             raise DmlError(
                 f"{file} has {twice[0]} more than once in {split}.",
                 "The files have their items in different orders, so paths must tell them apart.",
+                "Give every item a path of its own.",
             )
     alone = [(np.setdiff1d(a, b), files[0]), (np.setdiff1d(b, a), files[1])]
     if any(len(paths) for paths, _ in alone):

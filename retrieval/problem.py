@@ -82,8 +82,8 @@ def from_arrays(
     if (gallery is None) != (gallery_labels is None):
         raise DmlError(
             "A gallery and its labels come together.",
-            f"gallery is {'missing' if gallery is None else 'given'}, gallery_labels not.",
-            "Pass both, or neither to let every item ask all others.",
+            "Only gallery_labels is given." if gallery is None else "Only gallery is given.",
+            "Pass both, or neither to search each item among all others.",
         )
     vectors, labels = _checked(vectors, labels, "embeddings")
     rows, dropped = _finite(vectors, "embeddings", drop_nonfinite)

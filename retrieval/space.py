@@ -46,7 +46,11 @@ class Space:
 
 def space_of(queries: np.ndarray, gallery: np.ndarray, distance: str, memory: int) -> Space:
     if distance not in ("cos", "l2"):
-        raise DmlError(f'Unknown distance "{distance}".', "Known: cos, l2.")
+        raise DmlError(
+            f'The distance "{distance}" is not known.',
+            "Distances are cos and l2.",
+            "Choose one of these.",
+        )
     sides = [gallery] if queries is gallery else [gallery, queries]
     total, top, apart = np.zeros(gallery.shape[1]), 0.0, False
     for side in sides:

@@ -50,9 +50,9 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
             return np.memmap(file, dtype, "w+", shape=shape)
     except OSError as error:
         raise DmlError(
-            f"no room for an array of shape {shape} and dtype {dtype} ({size / 1e9:.1f} GB)",
-            f"it is too large for memory, and {tempfile.gettempdir()} gave: {error.strerror}",
-            "set TMPDIR to a folder on a disk with room",
+            f"There is no room for an array of {size / 1e9:.1f} GB (shape {shape}, dtype {dtype}).",
+            f"It is too large for memory, and {tempfile.gettempdir()} says: {error.strerror}.",
+            "Set TMPDIR to a folder on a disk with room.",
         ) from error
 
 
@@ -95,9 +95,9 @@ def vectors(array: np.ndarray, where: str) -> np.ndarray:
     """Vectors as they are if the engine takes their dtype, else converted without loss."""
     if array.ndim != 2 or 0 in array.shape:
         raise DmlError(
-            f"{where} has shape {array.shape}",
-            "embeddings are a 2-D array: one row for each item, one column for each dimension",
-            "choose another array with file::key, or flatten it with .reshape(len(x), -1)",
+            f"{where} has the shape {array.shape}.",
+            "Embeddings are a 2-D array: one row for each item, one column for each dimension.",
+            "Choose another array with FILE::KEY, or save it as x.reshape(len(x), -1).",
         )
     dtype = array.dtype
     if dtype.name in KEPT and dtype.isnative:
@@ -111,9 +111,9 @@ def vectors(array: np.ndarray, where: str) -> np.ndarray:
     if dtype.kind in "iu":
         return _convert(array, np.dtype(np.float64), where, _exact_float64)
     raise DmlError(
-        f"{where} has dtype {dtype}",
-        "embeddings are float16, bfloat16, float32, float64 or integers",
-        "convert it first, for example with .astype('float32')",
+        f"{where} has the dtype {dtype}.",
+        "Embeddings are float16, bfloat16, float32, float64 or integers.",
+        "Convert them, for example with .astype('float32'), and save them again.",
     )
 
 
@@ -124,9 +124,9 @@ def _convert(array: np.ndarray, dtype: np.dtype, where: str, change=None) -> np.
             out[rows] = change(array[rows]) if change else array[rows]
         except ArithmeticError as error:
             raise DmlError(
-                f"{where} holds {array.dtype} values beyond 2^53",
-                "they cannot become float64 without rounding",
-                "scale them, or save them as floats",
+                f"{where} holds {array.dtype} values beyond 2^53.",
+                "They cannot be converted to float64 without rounding.",
+                "Scale them, or save them as floats.",
             ) from error
     return out
 

@@ -178,7 +178,7 @@ def _vectors(pa, path: Path, table: Table, names: list[str], found: Roles) -> np
     parts = _parts(pa, path, table, names, found.is_list)
     first = next(parts, None)
     if first is None:
-        raise DmlError(f"{path} has no rows.", "There is nothing to read.")
+        raise DmlError(f"{path} has no rows.", "There is nothing to read.", "Write it again.")
     if len(first) == table.rows:
         return first
     size = table.rows * first.shape[1] * first.itemsize
@@ -192,7 +192,11 @@ def _vectors(pa, path: Path, table: Table, names: list[str], found: Roles) -> np
         out[at : at + len(part)] = part
         at += len(part)
     if at != table.rows:
-        raise DmlError(f"{path} claims {table.rows:,} rows and holds {at:,}.", "It is damaged.")
+        raise DmlError(
+            f"{path} claims {table.rows:,} rows and holds {at:,}.",
+            "It is damaged.",
+            "Copy or write the file again.",
+        )
     return out
 
 
@@ -204,7 +208,9 @@ def _parts(pa, path: Path, table: Table, names: list[str], is_list: bool) -> Ite
             if column.null_count and is_list:  # a null number is read as NaN
                 row = at + column.is_null().to_numpy(zero_copy_only=False).argmax()
                 raise DmlError(
-                    f"{path}, row {row}: {name} is null.", "Every item needs its vector."
+                    f"{path}, row {row}: {name} is null.",
+                    "Every item needs its vector.",
+                    "Fill in the value or remove the row.",
                 )
         if batch.num_rows:
             yield _lists(pa, path, columns[0], at) if is_list else _wide(path, columns, names)
@@ -229,7 +235,7 @@ def _refuse_rounded(where: str, column) -> None:
             raise DmlError(
                 f"{where} holds {low if low < -(2**53) else high}, which is beyond 2^53.",
                 "Beside columns of floats it cannot be kept without rounding.",
-                "Scale it, or rename the column if it is no part of the vector.",
+                "Scale it, or rename the column if it is not part of the vector.",
             )
 
 
@@ -246,12 +252,20 @@ def _lists(pa, path: Path, column, at: int) -> np.ndarray:
             raise _ragged(path, at + row, int(lengths[row]), dim)
     values = column.flatten()
     if values.null_count or len(values) != dim * len(column) or not dim:
-        raise DmlError(f"{path}: a vector holds nulls or nothing.", "Every item needs its vector.")
+        raise DmlError(
+            f"{path}: a vector holds nulls or is empty.",
+            "Every item needs its vector.",
+            "Fill in the values or remove the row.",
+        )
     return values.to_numpy(zero_copy_only=False).reshape(len(column), dim)
 
 
 def _ragged(path: Path, row: int, found: int, first: int) -> DmlError:
-    return DmlError(f"{path}, row {row}: a vector of {found} numbers.", f"The first has {first}.")
+    return DmlError(
+        f"{path}, row {row}: the vector has {found} numbers.",
+        f"The first vector has {first}.",
+        "Mend the row or remove it.",
+    )
 
 
 def _text_or_numbers(pa, path: Path, table: Table, name: str) -> np.ndarray:
@@ -261,7 +275,11 @@ def _text_or_numbers(pa, path: Path, table: Table, name: str) -> np.ndarray:
     for batch in table.batches([name]):
         column = batch.column(name)
         if column.null_count:
-            raise DmlError(f"{path}::{name} has empty cells.", "Every item needs a value.")
+            raise DmlError(
+                f"{path}::{name} has empty cells.",
+                "Every item needs a value.",
+                "Fill them in, or remove these rows.",
+            )
         if kind != "text":
             decoded = isinstance(column, pa.DictionaryArray)
             column = column.dictionary_decode() if decoded else column
@@ -277,5 +295,6 @@ def _text_or_numbers(pa, path: Path, table: Table, name: str) -> np.ndarray:
         raise DmlError(
             f"{path}::{name} has type {table.schema.field(name).type}.",
             "Labels are integers or strings.",
+            "Choose another column: --labels FILE::COLUMN",
         )
     return np.concatenate(chunks)

@@ -82,13 +82,13 @@ def _open(file: TextIO, path: Path) -> _Table:
     rows = _rows(csv.reader(file, delimiter=delimiter), path)
     sample = list(islice(rows, 2))
     if not sample:
-        raise DmlError(f"{path} has no rows", "it holds blank lines only")
+        raise DmlError(f"{path} has no rows.", "It holds blank lines only.", "Write it again.")
     sample += islice(rows, _height(len(sample[-1][1]), SAMPLE_ROWS))
     comma = _decimal_comma(sample)
     names = _header(sample, comma)
     body = sample[1:] if names else sample
     if not body:
-        raise DmlError(f"{path} has a header and no rows", "nothing to read")
+        raise DmlError(f"{path} has no rows.", "It holds a header only.", "Write it again.")
     width = len(body[0][1])
     for line, row in sample:
         _check_width(row, width, path, line)
@@ -140,7 +140,11 @@ def _rows(reader, path: Path) -> Iterator[Row]:
             if row:
                 yield reader.line_num, row
     except csv.Error as error:
-        raise DmlError(f"{path}, line {reader.line_num}: {error}", "not valid CSV") from error
+        raise DmlError(
+            f"{path}, line {reader.line_num}: the line is not valid CSV.",
+            f"The reader says: {error}.",
+            "Mend the line.",
+        ) from error
 
 
 def _header(sample: list[Row], comma: bool) -> list[str] | None:
@@ -191,8 +195,9 @@ def _name_columns(kinds: list[str]) -> list[Column]:
 def _check_width(row: list[str], width: int, path: Path, line: int) -> None:
     if len(row) != width:
         raise DmlError(
-            f"{path}, line {line}: {len(row)} cells where other rows have {width}",
-            "the line is cut short, or a text cell holds the delimiter without quotes",
+            f"{path}, line {line}: there are {len(row)} cells where other rows have {width}.",
+            "The line is cut short, or a text holds the delimiter without quotes.",
+            "Mend the line, or put texts that hold the delimiter in double quotes.",
         )
 
 
@@ -252,8 +257,9 @@ class _Reader:
         values = list(map(float, texts))
         if len(values) != self.dim:
             raise DmlError(
-                f"{self.path}, line {line}: a vector of {len(values)} numbers",
-                f"the first has {self.dim}",
+                f"{self.path}, line {line}: the vector has {len(values)} numbers.",
+                f"The first vector has {self.dim}.",
+                "Mend the line or remove it.",
             )
         return values
 
@@ -266,9 +272,11 @@ class _Reader:
                     if text.strip() and (mixed or not NUMBER.match(*_pointed([text], self.comma))):
                         raise DmlError(
                             f"{self.path}, line {line}, column {at + 1} "
-                            f"({self.columns[at].name}): {text[:40]!r} is not a number",
-                            "every item needs all of its vector"
-                            + ("; other numbers have a decimal comma" if mixed else ""),
+                            f"({self.columns[at].name}): {text[:40]!r} is not a number.",
+                            "Other numbers have a decimal comma."
+                            if mixed
+                            else "Every item needs all numbers of its vector.",
+                            "Mend the cell, or leave it empty for NaN.",
                         )
 
     def _refuse_rounded(self, block: list[Row], values: np.ndarray) -> None:
@@ -277,9 +285,9 @@ class _Reader:
             text, value = self._texts(cells)[at].strip(), values[row, at]
             if WHOLE.match(text) and (np.isinf(value) or int(text) != int(value)):
                 raise DmlError(
-                    f"{self.path}, line {line}: {text[:40]} is beyond 2^53",
-                    "it cannot become float64 without rounding",
-                    "scale such numbers, or rename the column if it is no part of the vector",
+                    f"{self.path}, line {line}: {text[:40]} is beyond 2^53.",
+                    "It cannot be converted to float64 without rounding.",
+                    "Scale such numbers, or rename the column if it is not part of the vector.",
                 )
 
     def result(self) -> Embeddings:

@@ -94,7 +94,7 @@ def _file(path: Path) -> DmlError | None:
         return DmlError(
             f"{path} is an ONNX model, not embeddings.",
             "Embeddings come from running it on images.",
-            f"dmltool embed {shlex.quote(text)} IMAGES --out embeddings.h5",
+            f"Run it: dmltool embed {shlex.quote(text)} IMAGES --out embeddings.h5",
         )
     if suffix in (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst") and not _starts(
         path, b"PK"
@@ -154,7 +154,7 @@ def _folder(path: Path) -> DmlError:
         return DmlError(
             f"{path} is a run without embeddings.",
             "Its embeddings.h5 is written by export.",
-            f"dmltool export {here}",
+            f"Export it: dmltool export {here}",
         )
     if runs := [name for name in names[:SPLITS] if (path / name / "config.toml").is_file()]:
         done = [name for name in runs if (path / name / "embeddings.h5").is_file()]
@@ -162,7 +162,7 @@ def _folder(path: Path) -> DmlError:
         return DmlError(
             f"{path} is a folder of runs.",
             f"It holds {', '.join(runs[:5])}{', ...' * (len(runs) > 5)}. One run is expected.",
-            f"dmltool eval {run}" if done else f"dmltool export {run}",
+            f"Choose one: dmltool eval {run}" if done else f"Export one: dmltool export {run}",
         )
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} & set(names):
         return _hugging_face(path, names)
@@ -172,14 +172,15 @@ def _folder(path: Path) -> DmlError:
         return DmlError(
             f"{path} is a Hugging Face model, not embeddings.",
             "Embeddings come from running it on images.",
-            f"optimum-cli export onnx --model {here} onnx; "
-            "then dmltool embed onnx/model.onnx IMAGES --out embeddings.h5",
+            f"Convert and run it: optimum-cli export onnx --model {here} onnx && "
+            "dmltool embed onnx/model.onnx IMAGES --out embeddings.h5",
         )
     return _shards(path, names) or DmlError(
         f"{path} is a folder.",
-        "An embedding file is expected."
-        + (f" It holds {', '.join(names[:5])}{', ...' * (len(names) > 5)}." if names else ""),
-        "Give one of the files in it." if names else "It is empty.",
+        f"It holds {', '.join(names[:5])}{', ...' * (len(names) > 5)}."
+        if names
+        else "It is empty.",
+        "Give one embedding file.",
     )
 
 
@@ -190,7 +191,7 @@ def _hugging_face(path: Path, names: list[str]) -> DmlError:
         return DmlError(
             what,
             "Its rows are in one Arrow file.",
-            f"dmltool eval {shlex.quote(str(path / arrow[0]))}",
+            f"Give that file: dmltool eval {shlex.quote(str(path / arrow[0]))}",
         )
     out = quoted(f"{path.name}.parquet")
     if arrow:
@@ -215,14 +216,14 @@ def _shards(path: Path, names: list[str]) -> DmlError | None:
         return DmlError(
             f"{path} is a folder of images, not embeddings.",
             "Embeddings come from running a model on them.",
-            f"dmltool embed model.onnx {shlex.quote(str(path))} --out embeddings.h5",
+            f"Run one: dmltool embed model.onnx {shlex.quote(str(path))} --out embeddings.h5",
         )
     if counts[suffix] == 1:
         name = next(name for name in names if name.lower().endswith(suffix))
         return DmlError(
             f"{path} is a folder.",
             f"It holds one embedding file, {name}.",
-            f"dmltool eval {shlex.quote(str(path / name))}",
+            f"Give that file: dmltool eval {shlex.quote(str(path / name))}",
         )
     if not counts[suffix]:
         return None

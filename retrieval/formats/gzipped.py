@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import os
+import shlex
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -34,8 +35,8 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     if not hasattr(module, "read"):
         raise DmlError(
             f"{path} holds labels only.",
-            "The embeddings come first.",
-            f"dmltool eval embeddings.npy --labels {path}",
+            "A file of embeddings comes first.",
+            f"Give both: dmltool eval embeddings.npy --labels {shlex.quote(str(path))}",
         )
     with inflated(path) as file:
         found = module.read(file, key, with_labels)
@@ -54,7 +55,7 @@ def _module(path: Path) -> ModuleType:
         raise DmlError(
             f"{path} is compressed by gzip.",
             f"Of such files {', '.join(f'{s}.gz' for s in INSIDE)} are read as they are.",
-            f"Inflate it: gunzip -k {path}",
+            f"Unpack it: gunzip -k {shlex.quote(str(path))}",
         )
     (format,) = (format for format in FORMATS if suffix in format.suffixes)
     return importlib.import_module(format.module)
@@ -86,7 +87,7 @@ def _inflate(path: Path, target: Path) -> None:
                     raise DmlError(
                         f"{path} stores {stored:,} bytes and inflates to more than {written:,}.",
                         f"More than {ROOM_RATIO}-fold growth is not plausible for embeddings.",
-                        f"If you trust the file, inflate it first: gunzip -k {path}",
+                        f"If you trust the file, unpack it: gunzip -k {shlex.quote(str(path))}",
                     )
                 out.write(block)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -68,7 +68,7 @@ def _first(file: TextIO, path: Path) -> dict:
         if text.strip():
             file.seek(0)
             return next(_records([text], path))[1]
-    raise DmlError(f"{path} has no rows", "it holds blank lines only")
+    raise DmlError(f"{path} has no rows.", "It holds blank lines only.", "Write it again.")
 
 
 def _records(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict]]:
@@ -78,9 +78,17 @@ def _records(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict]]:
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise DmlError(f"{path}, line {line}: not valid JSON", str(error)) from error
+            raise DmlError(
+                f"{path}, line {line}: the line is not valid JSON.",
+                f"The reader says: {error}.",
+                "Mend the line or remove it.",
+            ) from error
         if not isinstance(record, dict):
-            raise DmlError(f"{path}, line {line}: not a JSON object", "one object a line")
+            raise DmlError(
+                f"{path}, line {line}: this is not a JSON object.",
+                "Every line is one object: {...}.",
+                "Mend the line.",
+            )
         yield line, record
 
 
@@ -92,13 +100,19 @@ def _vectors(
         if is_list:
             (values,) = values
         if not isinstance(values, list) or len(values) != size:
-            found = len(values) if isinstance(values, list) else type(values).__name__
+            found = f"a list of {len(values)}" if isinstance(values, list) else "not a list"
             raise DmlError(
-                f"{path}, line {line}: {names[0]} has {found} numbers", f"the first has {size}"
+                f"{path}, line {line}: {names[0]} is {found}.",
+                f"The first has {size} numbers.",
+                "Mend the line or remove it.",
             )
         kinds = set(map(type, values))
         if not kinds <= {float, int}:
-            raise DmlError(f"{path}, line {line}: {names[0]} holds something else than numbers")
+            raise DmlError(
+                f"{path}, line {line}: {names[0]} holds values that are not numbers.",
+                "A vector is a list of numbers.",
+                "Mend the line or remove it.",
+            )
         if int in kinds:
             _refuse_rounded(values, f"{path}, line {line}")
         yield values, record, line
@@ -109,16 +123,20 @@ def _refuse_rounded(values: list, where: str) -> None:
         whole = type(value) is int and abs(value) > EXACT
         if whole and (abs(value) >= 2**1023 or int(float(value)) != value):
             raise DmlError(
-                f"{where}: {str(value)[:40]} is beyond 2^53",
-                "it cannot become float64 without rounding",
-                "scale such numbers",
+                f"{where}: {str(value)[:40]} is beyond 2^53.",
+                "It cannot be converted to float64 without rounding.",
+                "Scale such numbers.",
             )
 
 
 def _field(record: dict, name: str, path: Path, line: int) -> object:
     value = record.get(name)
     if value is None:
-        raise DmlError(f"{path}, line {line}: {name} is missing", "every line needs it")
+        raise DmlError(
+            f"{path}, line {line}: {name} is missing.",
+            "Every line needs it.",
+            "Add it, or remove the line.",
+        )
     return value
 
 

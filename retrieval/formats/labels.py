@@ -41,9 +41,9 @@ def column(array: np.ndarray, where: str) -> np.ndarray:
         array = array.reshape(-1)
     if array.ndim != 1:
         raise DmlError(
-            f"{where} has shape {array.shape}",
-            "labels are a 1-D array, one for each item",
-            "choose another array with file::key; for one-hot rows save .argmax(1)",
+            f"{where} has the shape {array.shape}.",
+            "Labels are a 1-D array, one for each item.",
+            "Choose another array with FILE::KEY; for one-hot rows save y.argmax(1).",
         )
     return array
 
@@ -57,9 +57,9 @@ def _whole(array: np.ndarray, where: str) -> np.ndarray:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise DmlError(
-            f"{where} has the label {array[row]} in row {row}",
-            f"labels stored as {array.dtype} must be whole numbers of at most {limit:.0f}",
-            "save the labels as integers or strings",
+            f"{where} has the label {array[row]} in row {row}.",
+            f"Labels stored as {array.dtype} must be whole numbers of at most {limit:.0f}.",
+            "Save the labels as integers or strings.",
         )
     return wide.astype(np.int64)
 
@@ -79,11 +79,15 @@ def strings(array: np.ndarray, where: str, errors: str = "strict") -> np.ndarray
         if kind in "SOT":
             return _from_objects(array.tolist(), errors, where)
     except (UnicodeDecodeError, TypeError) as error:
-        raise DmlError(f"{where} holds text that is not UTF-8", str(error)) from error
+        raise DmlError(
+            f"{where} holds text that is not UTF-8.",
+            f"The reader says: {error}.",
+            "Save it as UTF-8.",
+        ) from error
     raise DmlError(
-        f"{where} has dtype {array.dtype}",
-        "labels are integers or strings",
-        "save the labels as integers or strings",
+        f"{where} has the dtype {array.dtype}.",
+        "Labels are integers or strings.",
+        "Save the labels as integers or strings.",
     )
 
 
@@ -148,8 +152,9 @@ def parsed(cells: Sequence[str], where: str, first_line: int = 1) -> np.ndarray:
     """Labels from text: integers if every cell is one, otherwise the text itself."""
     if "" in cells:
         raise DmlError(
-            f"{where}, line {first_line + list(cells).index('')}: the label is empty",
-            "every item needs a label",
+            f"{where}, line {first_line + list(cells).index('')}: the label is empty.",
+            "Every item needs a label.",
+            "Fill it in, or remove the item.",
         )
     bare = [cell.strip() for cell in cells]  # of text, spaces are part of the label
     if all(map(INTEGER.match, bare)):
@@ -171,7 +176,11 @@ def from_values(values: Iterable[object], where: str) -> np.ndarray:
     if kinds <= {int, float} and _within([v for v in values if type(v) is int], 2**53):
         return labels(np.array(values, np.float64), where)
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise DmlError(f"{where} has labels of type {names}", "labels are all integers or all strings")
+    raise DmlError(
+        f"{where} has labels of the types {names}." if kinds else f"{where} has no labels.",
+        "Labels are all integers or all strings.",
+        "Save the labels as integers or strings.",
+    )
 
 
 def _integer(cell: str) -> int:

@@ -89,7 +89,7 @@ def describe(entries: dict[str, Entry]) -> str:
     lines = [f"  {name or '(unnamed)'}  {e.shape} {e.dtype}" for name, e in entries.items()]
     if len(lines) > LISTED:
         lines = [*lines[:LISTED], f"  and {len(lines) - LISTED} more"]
-    return "it holds:\n" + "\n".join(lines) if lines else "it holds no arrays"
+    return "It holds:\n" + "\n".join(lines) if lines else "It holds no arrays."
 
 
 def choose(
@@ -111,9 +111,9 @@ def choose(
         chosen = list(named)
     if not chosen:
         raise DmlError(
-            f"{source} has no 2-D array of numbers",
+            f"{source} has no 2-D array of numbers.",
             describe(entries),
-            "embeddings are one row for each item, one column for each dimension",
+            "Save the embeddings as one array: a row for each item, a column for each dimension.",
         )
     result = {}
     for split in chosen:
@@ -140,9 +140,9 @@ def _choose_by_key(
         return {"test": Choice(choice.vectors, label or choice.labels, choice.paths)}
     if label:
         raise DmlError(
-            f"{source} holds several sets of vectors",
+            f"{source} holds several sets of vectors.",
             describe(entries),
-            f"choose one: {source}::KEY,{label}",
+            f"Choose one: {source}::KEY,{label}",
         )
     return found
 
@@ -151,8 +151,8 @@ def _existing(entries: dict[str, Entry], key: str, source: Path) -> str:
     if key in entries:
         return key
     near = difflib.get_close_matches(key, entries, 1)
-    hint = f"did you mean {near[0]}?" if near else f"choose one: {source}::KEY"
-    raise DmlError(f"{source} has no array called {key}", describe(entries), hint)
+    hint = f"Did you mean {near[0]}?" if near else f"Choose one of these: {source}::KEY"
+    raise DmlError(f"{source} has no array called {key}.", describe(entries), hint)
 
 
 def _vectors(group: dict[str, Entry], source: Path) -> str:
@@ -166,9 +166,9 @@ def _vectors(group: dict[str, Entry], source: Path) -> str:
             return narrowed[0]
     example = pool[0]
     raise DmlError(
-        f"{source} holds several arrays that could be the embeddings",
+        f"{source} holds several arrays that could be the embeddings.",
         describe(group),
-        f"choose one: dmltool eval '{source}::{example}'",
+        f"Choose one: dmltool eval '{source}::{example}'",
     )
 
 
@@ -200,9 +200,9 @@ def _complete(
             return Choice(vectors, same[0], path)
         if same:
             raise DmlError(
-                f"{source} holds several arrays that could be the labels of {vectors}",
+                f"{source} holds several arrays that could be the labels of {vectors}.",
                 describe(group),
-                f"choose one: dmltool eval '{source}::{vectors},{same[0]}'",
+                f"Choose one: dmltool eval '{source}::{vectors},{same[0]}'",
             )
     for name in flat:
         if group[name].dtype == "object" and len(group[name].shape) == 1 and name not in paths:
@@ -210,10 +210,9 @@ def _complete(
     unfit = [n for n in group if parts(n)[1] in LABEL_NAMES and parts(n)[0] in (split, None)]
     if unfit and unfit != [vectors]:
         raise DmlError(
-            f"{source}::{unfit[0]} cannot be the labels of {vectors}",
-            describe(group),
-            f"labels are {count:,} integers or strings, one for each vector; "
-            "or give another file: --labels FILE",
+            f"{source}::{unfit[0]} cannot be the labels of {vectors}.",
+            f"Labels are {count:,} integers or strings, one for each vector. {describe(group)}",
+            "Give the labels in another file: --labels FILE",
         )
     return Choice(vectors, None, path)
 
@@ -230,9 +229,13 @@ def choose_labels(entries: dict[str, Entry], key: str | None, source: Path) -> s
     if len(entries) == 1:
         return next(iter(entries))
     what = "several arrays that could be labels" if fits else "no 1-D array of labels"
-    example = (known or fits or ["KEY"])[0]
+    example = (known or fits or [""])[0]
     raise DmlError(
-        f"{source} holds {what}", describe(entries), f"choose one: --labels '{source}::{example}'"
+        f"{source} holds {what}.",
+        describe(entries),
+        f"Choose one: --labels '{source}::{example}'"
+        if fits
+        else "Give a file that holds the labels.",
     )
 
 
@@ -253,8 +256,9 @@ def read_chosen(
             label = label_arrays.labels(entries[choice.labels].read(), where)
             if len(label) != len(vectors):
                 raise DmlError(
-                    f"{where} has {len(label):,} labels for {len(vectors):,} vectors",
+                    f"{where} has {len(label):,} labels for {len(vectors):,} vectors.",
                     describe(entries),
+                    "Give one label for each vector, or another file: --labels FILE",
                 )
         if choice.paths is not None:
             where = f"{source}::{choice.paths}"

@@ -13,7 +13,7 @@ from retrieval.errors import DmlError
 from retrieval.formats import labels, naming
 from retrieval.formats.arrays import mapped, refuse_overrun
 
-REFUSED = "its header is not that of a plain array"
+REFUSED = "Its header is not that of a plain array"
 
 
 def read(path: Path, key: str | None, with_labels: bool):
@@ -50,12 +50,18 @@ def header(
         else:
             raise ValueError(f".npy version {version[0]}.{version[1]}")
     except Exception as error:  # NumPy evaluates the header as a literal: anything may come
-        raise DmlError(f"{where} cannot be read", f"{REFUSED}: {error}", "save it again") from error
+        raise DmlError(
+            f"{where} cannot be read.", f"{REFUSED}: {error}.", "Save it again with numpy.save."
+        ) from error
     if dtype.hasobject and not allow_objects:
         raise pickled(where)
     # Texts of no length would be any number of labels in no bytes.
     if any(length < 0 for length in shape) or (not dtype.itemsize and math.prod(shape)):
-        raise DmlError(f"{where} cannot be read", f"{REFUSED}: shape {shape}, dtype {dtype}")
+        raise DmlError(
+            f"{where} cannot be read.",
+            f"{REFUSED}: the shape is {shape}, the dtype {dtype}.",
+            "Save it again with numpy.save.",
+        )
     return shape, fortran, dtype
 
 

@@ -42,7 +42,11 @@ def catalogue(archive: zipfile.ZipFile, path: Path) -> dict[str, naming.Entry]:
 def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> naming.Entry:
     where = f"{path}::{info.filename.removesuffix('.npy')}"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DmlError(f"{where} is compressed in a way that NumPy does not write", "refused")
+        raise DmlError(
+            f"{where} is compressed in a way that NumPy does not use.",
+            "Only deflated and uncompressed arrays are read.",
+            "Save it again with numpy.savez.",
+        )
     refuse_overrun(where, info.compress_size, os.path.getsize(path))
     with archive.open(info) as member:
         try:

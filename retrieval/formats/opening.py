@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import shlex
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -62,7 +63,7 @@ def read(source: str | Path, with_labels: bool = True):
         raise DmlError(
             f"{path} is a {format.suffixes[0]} file.",
             f"Such a file holds labels only: {format.summary}.",
-            "give the embeddings first: dmltool eval embeddings.npy --labels " + str(path),
+            f"Give both: dmltool eval embeddings.npy --labels {shlex.quote(str(path))}",
         )
     return _call(format, path, lambda module: module.read(path, key, with_labels))
 
@@ -89,8 +90,8 @@ def _call(format: Format, path: Path, function):
         lines = str(error).strip().splitlines() or [""]
         raise DmlError(
             f"{path} cannot be read as {format.name}.",
-            f"{type(error).__name__}: {lines[0][:300]}",
-            "The file may be damaged, truncated, or of another format than its suffix says.",
+            f"The reader says: {type(error).__name__}: {lines[0][:300].rstrip('.')}.",
+            "Copy or write the file again, or give it the suffix of its format.",
         ) from error
 
 
@@ -122,8 +123,8 @@ def find_format(path: Path) -> Format:
     near = difflib.get_close_matches(suffix, by_suffix, 1)
     raise DmlError(
         f"{path} has the suffix {suffix or '(none)'}, and its first bytes are not familiar either.",
-        "accepted: " + " ".join(by_suffix),
-        f"did you mean {near[0]}?" if near else "",
+        f"These suffixes are read: {' '.join(by_suffix)}.",
+        f"Did you mean {near[0]}?" if near else "Convert the file to one of these formats.",
     )
 
 
@@ -158,13 +159,19 @@ def check_file(path: Path) -> None:
         if not path.exists() or path.is_dir():
             raise explain(path) or _missing(path)
         if not path.is_file():
-            raise DmlError(f"{path} is not a regular file.", "Pipes and devices are not read.")
+            raise DmlError(
+                f"{path} is not a regular file.",
+                "Pipes and devices are not read.",
+                "Save the data as a file first.",
+            )
         if path.stat().st_size == 0:
             raise DmlError(f"{path} is empty.", "It has no bytes at all.", "Write it again.")
         with path.open("rb"):
             pass
     except (OSError, ValueError) as error:
-        raise DmlError(f"{path} cannot be opened.", str(error)) from error
+        raise DmlError(
+            f"{path} cannot be opened.", f"{error}.", "Check its permissions."
+        ) from error
 
 
 def _missing(path: Path) -> DmlError:
@@ -178,6 +185,8 @@ def _missing(path: Path) -> DmlError:
     near = difflib.get_close_matches(path.name, names, 3)
     return DmlError(
         f"{path} does not exist.",
-        "" if path.parent.is_dir() else f"nor does the folder {path.parent}",
+        "There is no such file."
+        if path.parent.is_dir()
+        else f"The folder {path.parent} does not exist either.",
         f"Did you mean {' or '.join(near)}?" if near else f"Look there: ls {path.parent}",
     )

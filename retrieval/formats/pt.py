@@ -70,7 +70,7 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
         raise DmlError(
             f"{path} is a checkpoint of dmltool, not embeddings.",
             "The embeddings of a run are written by export.",
-            f"dmltool export {shlex.quote(str(path.parent))}",
+            f"Export it: dmltool export {shlex.quote(str(path.parent))}",
         )
     return _Collector(torch, path, os.path.getsize(path)).collect(content)
 

@@ -46,7 +46,11 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
         refuse_overrun(f"the header of {path}", length, min(size - 8, HEADER_BYTES))
         header = json.loads(file.read(length))
     if not isinstance(header, dict):
-        raise DmlError(f"{path} has a header that is not a JSON object", "the file is damaged")
+        raise DmlError(
+            f"{path} has a header that is not a JSON object.",
+            "The file is damaged.",
+            "Copy or write the file again.",
+        )
     header.pop("__metadata__", None)
     return {name: _entry(path, name, info, 8 + length, size) for name, info in header.items()}
 
@@ -56,7 +60,11 @@ def _entry(path: Path, name: str, info: dict, start: int, size: int) -> naming.E
     shape, (begin, end) = tuple(info["shape"]), info["data_offsets"]
     numbers = (*shape, begin, end)
     if not all(type(n) is int and 0 <= n < 2**63 for n in numbers) or begin > end:
-        raise DmlError(f"{where} has shape {shape} and offsets {begin}, {end}", "impossible")
+        raise DmlError(
+            f"{where} has the shape {shape} and the offsets {begin} and {end}.",
+            "The header is damaged.",
+            "Copy or write the file again.",
+        )
     refuse_overrun(where, end, size - start)
     dtype = DTYPES.get(info["dtype"])
     if dtype is None:
@@ -64,9 +72,9 @@ def _entry(path: Path, name: str, info: dict, start: int, size: int) -> naming.E
     claimed = math.prod(shape) * dtype.itemsize
     if claimed != end - begin:
         raise DmlError(
-            f"{where} claims {claimed:,} bytes but its offsets enclose {end - begin:,}",
-            "the header is damaged",
-            "write the file again",
+            f"{where} claims {claimed:,} bytes but its offsets enclose {end - begin:,}.",
+            "The header is damaged.",
+            "Copy or write the file again.",
         )
     example = naming.entry(np.empty(0, dtype))
     return naming.Entry(
@@ -76,5 +84,7 @@ def _entry(path: Path, name: str, info: dict, start: int, size: int) -> naming.E
 
 def _unsupported(where: str, info: dict) -> np.ndarray:
     raise DmlError(
-        f"{where} has dtype {info['dtype']}", "accepted: " + " ".join(DTYPES), "convert it first"
+        f"{where} has the dtype {info['dtype']}.",
+        f"These are read: {' '.join(DTYPES)}.",
+        "Convert it to one of these and save it again.",
     )

@@ -86,7 +86,7 @@ def describe(columns: Sequence[Column]) -> str:
         lines += [f"  {name or '(unnamed)'}  {kind}" for name in names]
     if len(lines) > LISTED:
         lines = [*lines[:LISTED], f"  and {len(lines) - LISTED} more"]
-    return "its columns are:\n" + "\n".join(lines)
+    return "Its columns are:\n" + "\n".join(lines)
 
 
 def roles(
@@ -137,7 +137,9 @@ def find(columns: Sequence[Column], name: str, source: Path) -> int:
     for number, column in enumerate(columns):
         if column.name == name:
             return number
-    raise DmlError(f"{source} has no column called {name}", describe(columns))
+    raise DmlError(
+        f"{source} has no column called {name}.", describe(columns), "Choose one of these columns."
+    )
 
 
 def label_column(columns: Sequence[Column], key: str | None, source: Path) -> int:
@@ -151,9 +153,9 @@ def label_column(columns: Sequence[Column], key: str | None, source: Path) -> in
     if len(columns) == 1 or len(free) == 1:
         return free[0] if free else 0
     raise DmlError(
-        f"{source} has several columns and none called label",
+        f"{source} has several columns and none called label.",
         describe(columns),
-        f"choose one: --labels '{source}::{columns[-1].name}'",
+        f"Choose one: --labels '{source}::{columns[-1].name}'",
     )
 
 
@@ -188,9 +190,9 @@ def _left_over(columns: Sequence[Column], left: list[int], source: Path, wanted:
 
 def _ambiguous(columns: Sequence[Column], fits: list[int], source: Path, wanted: str) -> None:
     raise DmlError(
-        f"{source} has several columns that could be the label",
+        f"{source} has several columns that could be the label.",
         describe(columns),
-        f"choose one: dmltool eval '{source}::{wanted},{columns[fits[0]].name}'",
+        f"Choose one: dmltool eval '{source}::{wanted},{columns[fits[0]].name}'",
     )
 
 
@@ -207,8 +209,9 @@ def _vectors(
             return groups[wanted], False
         _refuse_gaps(columns, free, source)
         raise DmlError(
-            f"{source} has neither a list column called {wanted} nor columns {wanted}0, {wanted}1",
+            f"{source} has neither a list column called {wanted} nor columns {wanted}0, {wanted}1.",
             describe(columns),
+            "Choose a list column, or what the names of the numbered columns begin with.",
         )
     known = [n for n in lists if columns[n].key in VECTOR_NAMES]
     for fits in (lists, known):
@@ -216,9 +219,9 @@ def _vectors(
             return fits, True
     if lists:
         raise DmlError(
-            f"{source} has several columns that could be the embeddings",
+            f"{source} has several columns that could be the embeddings.",
             describe(columns),
-            f"choose one: dmltool eval '{source}::{columns[lists[0]].name}'",
+            f"Choose one: dmltool eval '{source}::{columns[lists[0]].name}'",
         )
     return _wide(columns, free, source), False
 
@@ -232,14 +235,19 @@ def _wide(columns: Sequence[Column], free: list[int], source: Path) -> list[int]
     if groups:
         raise DmlError(
             f"{source} has several series of columns that could be the embeddings: "
-            + ", ".join(f"{prefix}0..." for prefix in groups),
+            + ", ".join(f"{prefix}0" for prefix in groups)
+            + ".",
             describe(columns),
-            f"choose one: dmltool eval '{source}::{next(iter(groups))}'",
+            f"Choose one: dmltool eval '{source}::{next(iter(groups))}'",
         )
     _refuse_gaps(columns, free, source)
     numbers = [n for n in free if columns[n].kind in NUMBERS]
     if not numbers:
-        raise DmlError(f"{source} has no columns of numbers", describe(columns))
+        raise DmlError(
+            f"{source} has no columns of numbers.",
+            describe(columns),
+            "Give a file with a column for each dimension, or one column of [lists].",
+        )
     return numbers
 
 
@@ -274,7 +282,7 @@ def _refuse_gaps(columns: Sequence[Column], free: list[int], source: Path) -> No
                 raise DmlError(
                     f"{source}: the column {column.name} is mostly not numbers{cell}.",
                     f"It stands in the middle of {names}, and a vector needs all of them.",
-                    "Mend the column; or rename it, and it is left out.",
+                    "Mend the column, or rename it to leave it out.",
                 )
 
 
@@ -295,9 +303,9 @@ def assemble(
     for name in sorted(set(split.tolist())):
         if name.strip().lower() not in SPLIT_NAMES:
             raise DmlError(
-                f"{source} has a split called {name!r}",
-                "splits are " + ", ".join(sorted(set(SPLIT_NAMES.values()))),
-                "rename it, or rename the split column if it means something else",
+                f"{source} has a split called {name!r}.",
+                f"Splits are {', '.join(sorted(set(SPLIT_NAMES.values())))}.",
+                "Rename it, or rename the split column if it means something else.",
             )
         at = np.flatnonzero(split == name)
         splits[SPLIT_NAMES[name.strip().lower()]] = Split(

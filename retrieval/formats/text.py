@@ -23,5 +23,9 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
         entries = {k: naming.Entry((len(v),), "list", "S", np.empty) for k, v in lists.items()}
         value = lists[naming.choose_labels(entries, key, path)]
     if not isinstance(value, list):
-        raise DmlError(f"{path} holds no list", "labels are a JSON list of integers or strings")
+        raise DmlError(
+            f"{path} holds no list.",
+            "Labels are a JSON list of integers or strings.",
+            "Write them as [1, 2, 3].",
+        )
     return labels.from_values(value, str(path))

@@ -25,7 +25,7 @@ SWITCH = "DMLTOOL_TRIAL"
 MEMORY_RATIO, MEMORY_BYTES = 10, 200_000_000
 CPU_SECONDS, WALL_SECONDS = 1, 60
 BYTES_PER_SECOND = 5_000_000  # of a slow disk; the limits of time grow with the file
-DAMAGED = "The file may be damaged, or of another format than its suffix says."
+DAMAGED = "Copy or write the file again, or give it the suffix of its format."
 
 
 def attempt(work: Callable[[], object], path: Path, format: str) -> None:
@@ -134,4 +134,8 @@ def _judge(answer: bytes | None, status: int, path: Path, format: str, size: int
             f"{DAMAGED} To open it all the same, set {SWITCH}=0.",
         )
     if kind:
-        raise DmlError(f"{path} cannot be read as {format}.", f"{kind}: {texts[0]}", DAMAGED)
+        raise DmlError(
+            f"{path} cannot be read as {format}.",
+            f"The reader says: {kind}: {texts[0].rstrip('.')}.",
+            DAMAGED,
+        )

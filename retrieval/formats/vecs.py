@@ -33,14 +33,18 @@ def array(path: Path) -> np.ndarray:
     stride = 4 + dim * dtype.itemsize
     if size < 4 or dim < 1 or size % stride:
         raise DmlError(
-            f"{path} is {size:,} bytes long and its first row claims {dim:,} values",
-            f"rows of {stride:,} bytes do not fill the file" if dim > 0 else "",
-            "the file is truncated or of another format",
+            f"{path} is {size:,} bytes long and its first row claims {dim:,} values.",
+            f"Rows of {stride:,} bytes do not fill the file." if dim > 0 else "No row has so few.",
+            "Copy or write the file again: it is truncated or of another format.",
         )
     raw = np.memmap(path, np.uint8, "r", shape=(size // stride, stride))
     # Reading the length of every row would read the whole file: very long ones are sampled.
     sample = raw[:: max(1, len(raw) // CHECKED_ROWS), :4]
     lengths = np.ascontiguousarray(sample).view("<i4")
     if (lengths != dim).any():
-        raise DmlError(f"{path} has rows of different lengths", f"the first has {dim}")
+        raise DmlError(
+            f"{path} has rows of different lengths.",
+            f"The first has {dim} values.",
+            "Copy or write the file again.",
+        )
     return raw[:, 4:].view(dtype)

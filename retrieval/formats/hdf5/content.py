@@ -37,8 +37,9 @@ def integer_labels(
             continue
         if not labels.is_text(values) or not np.isin(values, names).all():
             raise DmlError(
-                f"the labels of {split} are not all among the label names",
-                "labels of one file are all integers, or all strings",
+                f"The labels of {split} are not all among the label names.",
+                "The labels of one file are all integers or all strings.",
+                "Give every label a name, or write all labels as integers.",
             )
         given[split] = order[np.searchsorted(names, values, sorter=order)].astype(np.int64)
     return given, names
@@ -55,8 +56,13 @@ def length(
     sizes |= set() if told is None else {told}
     if len(sizes) != 1 or split in ("progress", "label_names") or "/" in split:
         raise DmlError(
-            f"cannot write the split {split!r}",
-            f"labels, paths and vectors have lengths {sorted(sizes)}",
+            f"The split {split!r} cannot be written.",
+            f"Its labels, paths and vectors have the lengths {sorted(sizes)}."
+            if len(sizes) != 1
+            else "This name is used for something else in the file.",
+            "Give one label and one path for each vector."
+            if len(sizes) != 1
+            else "Choose another name, without a slash.",
         )
     return sizes.pop()
 
@@ -120,14 +126,18 @@ def cast(rows: np.ndarray, dtype: np.dtype, path: Path) -> np.ndarray:
     if rows.dtype == dtype:
         return rows
     if dtype.kind in "iu" or rows.dtype.kind not in "fiu":
-        raise DmlError(f"{path} takes {dtype} rows, not {rows.dtype}", "they would lose value")
+        raise DmlError(
+            f"{path} takes {dtype} rows, not {rows.dtype}.",
+            "They would be rounded.",
+            f"Convert them to {dtype} first, or write a file of another dtype.",
+        )
     with np.errstate(over="ignore"):
         out = rows.astype(dtype)
     if (np.isinf(out) & np.isfinite(rows)).any():
         raise DmlError(
-            f"{path}: a value does not fit {dtype}",
-            f"the largest that does is {np.finfo(dtype).max}",
-            "write float32",
+            f"{path}: a value does not fit {dtype}.",
+            f"The largest that does is {np.finfo(dtype).max}.",
+            "Write float32.",
         )
     return out
 

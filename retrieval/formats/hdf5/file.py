@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def check_name(path: str | Path) -> None:
         raise DmlError(
             f"{path} is not the name of an embedding file.",
             f"HDF5 is written, so the name ends in {', '.join(suffixes)}.",
-            f"--out {Path(path).with_suffix(suffixes[0])}",
+            f"Change the name: --out {shlex.quote(str(Path(path).with_suffix(suffixes[0])))}",
         )
 
 
@@ -84,8 +85,9 @@ class Writer:
         self.force, self.resume = force, resume
         if self.dtype.name not in KEPT or dim < 1 or not splits:
             raise DmlError(
-                f"cannot write {len(splits)} splits of {dim} dimensions as {dtype}",
-                "dtypes are " + ", ".join(KEPT),
+                f"{path} cannot hold {len(splits)} splits of {dim} dimensions as {dtype}.",
+                f"The dtypes of files are {', '.join(KEPT)}.",
+                "Give at least one split, one dimension, and one of these dtypes.",
             )
         labels, names = integer_labels(splits, label_names)
         paths = {s: None if p is None else encode(p) for s, (_, p) in splits.items()}
@@ -151,14 +153,16 @@ class Writer:
 
     def _refuse_overwriting(self) -> None:
         if self.path.exists() and not self.force:
-            raise DmlError(f"{self.path} exists", "it is not overwritten", "add --force")
+            raise DmlError(
+                f"{self.path} exists.", "It is not overwritten.", "Add --force to overwrite it."
+            )
 
     def _refuse_losing(self) -> None:
         if not self.force and h5py.is_hdf5(self.partial):
             raise DmlError(
-                f"{self.partial} is there from an export that has not finished",
-                "it is not thrown away unasked",
-                "add --resume to continue it, or --force to start again",
+                f"{self.partial} is left from a command that did not finish.",
+                "It may hold most of the work.",
+                "Add --resume to continue it, or --force to start again.",
             )
 
     def _reserve(self) -> None:
@@ -215,9 +219,9 @@ class Writer:
             different = [f"its structure, which is damaged ({error})"]
         if different:
             raise DmlError(
-                f"{self.partial} cannot be resumed",
-                "it differs from what is to be written in " + ", ".join(different),
-                "start again with --force, or give the same model and images as before",
+                f"{self.partial} cannot be resumed.",
+                f"It differs from what is to be written in: {', '.join(different)}.",
+                "Add --force to start again, or give the same model and images as before.",
             )
 
     def done(self, split: str) -> np.ndarray:
@@ -231,8 +235,9 @@ class Writer:
         count = self.lengths[split]
         if rows.shape != (len(at), self.dim) or (len(at) and not 0 <= at.min() <= at.max() < count):
             raise DmlError(
-                f"rows of shape {rows.shape} do not fit {split}, ({count}, {self.dim})",
-                f"they were meant for {len(at)} rows of {self.path}",
+                f"Rows of shape {rows.shape} do not fit {split}, which is ({count}, {self.dim}).",
+                f"They were meant for {len(at)} rows of {self.path}.",
+                f"Give each row {self.dim} values and a place below {count}.",
             )
         if not len(at) or split not in self.places:
             return
@@ -261,9 +266,9 @@ class Writer:
         missing = {split: int((~marks).sum()) for split, marks in self.marks.items()}
         if any(missing.values()):
             raise DmlError(
-                f"{self.path} is not finished",
-                ", ".join(f"{n:,} rows of {s} are missing" for s, n in missing.items() if n),
-                f"what has arrived is in {self.partial}; add --resume to continue",
+                f"{self.path} is not finished.",
+                ", ".join(f"{n:,} rows of {s} are missing" for s, n in missing.items() if n) + ".",
+                f"The other rows are in {self.partial}; add --resume to continue.",
             )
         os.fsync(self.raw.fileno())
         with h5py.File(self.partial, "r+", locking=False) as file:
@@ -285,11 +290,13 @@ class Writer:
             text = str(error)
             if getattr(error, "errno", None) in FULL or any(f"errno = {n}" in text for n in FULL):
                 raise DmlError(
-                    f"{self.partial} could not be written: the disk is full",
+                    f"{self.partial} could not be written: the disk is full.",
                     text.splitlines()[0],
-                    "make room and run it again; export and embed go on with --resume",
+                    "Make room and run it again; export and embed continue with --resume.",
                 ) from error
-            raise DmlError(f"{self.partial} could not be written", text) from error
+            raise DmlError(
+                f"{self.partial} could not be written.", text, "Choose another folder."
+            ) from error
 
 
 def write(
@@ -302,7 +309,11 @@ def write(
     """A whole file at once, in the dtype that holds all the splits without loss."""
     dims = {split: part.vectors.shape[1] for split, part in splits.items()}
     if len(set(dims.values())) != 1:
-        raise DmlError(f"cannot write {path}", f"the splits differ in dimension: {dims}")
+        raise DmlError(
+            f"{path} cannot be written.",
+            f"Its splits differ in dimension: {dims}.",
+            "Embed all splits with the same model.",
+        )
     dtype = np.result_type(*(part.vectors.dtype for part in splits.values()))
     dtype = dtype if dtype.name in KEPT else np.dtype(np.float32)  # int8 beside uint8
     given = {split: (part.labels, part.paths) for split, part in splits.items()}

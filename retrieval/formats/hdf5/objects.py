@@ -108,7 +108,7 @@ def array(found: Found, path: Path, name: str) -> np.ndarray:
     """Memory-mapped if it lies in the file as NumPy would have it, else read in blocks."""
     dataset, where = found[name], f"{path}::{name}"
     if dataset.shape is None:
-        raise DmlError(f"{where} is empty.", "It holds no values at all.")
+        raise DmlError(f"{where} is empty.", "It holds no values at all.", "Write it again.")
     dtype, shape = dataset.dtype, dataset.shape
     layout = dataset.id.get_create_plist().get_layout()
     if layout == h5py.h5d.VIRTUAL:

@@ -108,8 +108,9 @@ def _read_own(
             splits[split] = _read_split(found, split, path)
     if not splits:
         raise DmlError(
-            f"{path} has no split called {key}" if key else f"{path} has no splits",
+            f"{path} has no split called {key}." if key else f"{path} has no splits.",
             naming.describe(entries(found, path)),
+            "Choose one that it holds with FILE::SPLIT." if found else "Write the file again.",
         )
     names = None
     if "label_names" in found:
@@ -121,7 +122,11 @@ def _read_own(
 def _check_version(attrs: dict[str, object], path: Path) -> None:
     version = attrs.get("version")
     if not isinstance(version, int) or version < 1:
-        raise DmlError(f"{path} has version {version!r}.", f"Versions 1 to {VERSION} are known.")
+        raise DmlError(
+            f"{path} has the version {version!r}.",
+            f"Versions 1 to {VERSION} are known: the file is damaged.",
+            "Copy or write the file again.",
+        )
     if version > VERSION:
         raise DmlError(
             f"{path} has version {version}, written by dmltool {attrs.get('dmltool', 'unknown')}.",
@@ -150,6 +155,8 @@ def _read_split(found: dict[str, h5py.Dataset], split: str, path: Path) -> Split
     for role, values in (("labels", result.labels), ("paths", result.paths)):
         if values is not None and len(values) != len(result.vectors):
             raise DmlError(
-                f"{path}::{split} has {len(values):,} {role} for {len(result.vectors):,} vectors."
+                f"{path}::{split} has {len(values):,} {role} for {len(result.vectors):,} vectors.",
+                "Every vector needs exactly one.",
+                "Write the file again.",
             )
     return result

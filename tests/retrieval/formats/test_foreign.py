@@ -98,7 +98,7 @@ def test_two_possible_labels_are_an_error_and_a_key_picks(tmp_path):
 
 def test_an_unknown_key_names_the_nearest(tmp_path):
     np.savez(tmp_path / "x.npz", embeddings=X, labels=Y)
-    with pytest.raises(DmlError, match="did you mean embeddings"):
+    with pytest.raises(DmlError, match="Did you mean embeddings"):
         load(f"{tmp_path / 'x.npz'}::embedings")
 
 
@@ -250,9 +250,9 @@ def test_an_unknown_split_is_an_error(tmp_path):
     ("text", "message"),
     [
         ("f0,f1,label\n1,2,a\n1,x,a\n", "line 3, column 2"),
-        ("f0,f1,label\n1,2,a\n1,2\n", "line 3: 2 cells"),
+        ("f0,f1,label\n1,2,a\n1,2\n", "line 3: there are 2 cells"),
         ("f0,f1,label\n1,2,a\n1,2,\n", "line 3: the label is empty"),
-        ("e,label\n[1 2],a\n[1 2 3],b\n", "line 3: a vector of 3"),
+        ("e,label\n[1 2],a\n[1 2 3],b\n", "line 3: the vector has 3 numbers"),
         ("f0,f1,label\n", "no rows"),
         ("\n\n", "no rows"),
     ],
@@ -274,12 +274,12 @@ def test_csv_error_far_down_carries_the_line(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: not valid JSON"),
-        ("[1]", "line 2: not a JSON object"),
-        ('{"e": [1, 2, 3], "label": 1}', "line 2: e has 3 numbers"),
-        ('{"e": [1, "2"], "label": 1}', "line 2: e holds something else"),
+        ("{", "line 2: the line is not valid JSON"),
+        ("[1]", "line 2: this is not a JSON object"),
+        ('{"e": [1, 2, 3], "label": 1}', "line 2: e is a list of 3"),
+        ('{"e": [1, "2"], "label": 1}', "line 2: e holds values that are not numbers"),
         ('{"e": [1, 2]}', "line 2: label is missing"),
-        ('{"e": [1, 2], "label": "x"}', "labels of type int, str"),
+        ('{"e": [1, 2], "label": "x"}', "labels of the types int, str"),
     ],
 )
 def test_jsonl_errors_carry_the_line(tmp_path, line, message):

@@ -125,7 +125,7 @@ def test_hugging_face_folders_are_named(tmp_path):
     (tmp_path / "dataset_info.json").write_text("{}")
     (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"x")
     error = refused(tmp_path, "Hugging Face's datasets")
-    assert error.fix == f"dmltool eval {tmp_path / 'data-00000-of-00001.arrow'}"
+    assert error.fix == f"Give that file: dmltool eval {tmp_path / 'data-00000-of-00001.arrow'}"
     (tmp_path / "data-00001-of-00002.arrow").write_bytes(b"x")
     assert "load_from_disk" in refused(tmp_path, "Hugging Face's datasets").fix
     model = tmp_path / "model"
@@ -144,18 +144,18 @@ def test_other_folders_are_named(tmp_path):
     for folder in (run, images / "mug", one, tmp_path / "empty"):
         folder.mkdir(parents=True)
     (run / "config.toml").write_text("")
-    assert refused(run, "a run without embeddings").fix == f"dmltool export {run}"
+    assert refused(run, "a run without embeddings").fix == f"Export it: dmltool export {run}"
     (run / "curves.png").write_bytes(b"x")
-    assert refused(tmp_path, "a folder of runs").fix == f"dmltool export {run}"
+    assert refused(tmp_path, "a folder of runs").fix == f"Export one: dmltool export {run}"
     other = tmp_path / "with embeddings"
     other.mkdir()
     (other / "config.toml").write_text("")
     (other / "embeddings.h5").write_bytes(b"x")
-    assert refused(tmp_path, "a folder of runs").fix == f"dmltool eval '{other}'"
+    assert refused(tmp_path, "a folder of runs").fix == f"Choose one: dmltool eval '{other}'"
     (images / "mug" / "1.jpg").write_bytes(b"x")
     assert "dmltool embed" in refused(images, "folder of images").fix
     np.save(one / "x.npy", X)
-    assert refused(one, "is a folder").fix == f"dmltool eval {one / 'x.npy'}"
+    assert refused(one, "is a folder").fix == f"Give that file: dmltool eval {one / 'x.npy'}"
     refused(tmp_path / "empty", "is a folder")
 
 
@@ -209,4 +209,4 @@ def test_a_checkpoint_is_not_taken_for_embeddings(tmp_path):
     weights = {"head.weight": torch.zeros(6, 4)}
     torch.save({"format": FORMAT, "version": 1, "loss": weights}, tmp_path / "best.pt")
     error = refused(tmp_path / "best.pt", "a checkpoint of dmltool")
-    assert error.fix == f"dmltool export {tmp_path}"
+    assert error.fix == f"Export it: dmltool export {tmp_path}"

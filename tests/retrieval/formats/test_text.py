@@ -203,7 +203,7 @@ def test_labels_that_differ_as_text_stay_different(tmp_path, cells, labels):
 def test_json_labels_of_two_kinds_are_refused(tmp_path, pair):
     np.save(tmp_path / "v.npy", X[:2])
     (tmp_path / "y.json").write_text(f"[{pair}]")
-    refused(tmp_path / "v.npy", "labels of type|zero character", labels=tmp_path / "y.json")
+    refused(tmp_path / "v.npy", "labels of the types|zero character", labels=tmp_path / "y.json")
 
 
 def test_one_long_label_does_not_fill_the_memory(tmp_path):

@@ -1,0 +1,71 @@
+"""Error messages are full sentences: what happened, why, and what to do about it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "retrieval").rglob("*.py"))
+
+
+def _piece(part: ast.expr) -> str | None:
+    """A part of an f-string; what `describe` returns and the texts of another error are whole."""
+    value = part.value if isinstance(part, ast.FormattedValue) else part
+    if isinstance(value, ast.Constant):
+        return str(value.value)
+    called = value.func if isinstance(value, ast.Call) else value
+    name = getattr(called, "id", getattr(called, "attr", ""))
+    return "(text)." if name in ("describe", "what", "why") else None
+
+
+def _texts(node: ast.expr) -> Iterator[list[str | None]]:
+    """The pieces of each text that an expression may give; None for one known only at run time."""
+    if isinstance(node, ast.Constant):
+        yield [str(node.value)]
+    elif isinstance(node, ast.JoinedStr):
+        yield [_piece(part) for part in node.values]
+    elif isinstance(node, ast.IfExp):
+        yield from _texts(node.body)
+        yield from _texts(node.orelse)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from ([*a, *b] for a in _texts(node.left) for b in _texts(node.right))
+    else:
+        yield [None]
+
+
+def _fault(pieces: list[str | None], fix: bool) -> str | None:
+    if pieces in ([""], [None]):
+        return None
+    first, last = pieces[0], pieces[-1]
+    if first is not None and first[:1].islower():
+        return "begins with a small letter"
+    whole = "".join("x" if piece is None else piece for piece in pieces)
+    if fix and ": " in whole:  # a command is not followed by a full stop: it is copied
+        return None
+    return None if (last or "").endswith((".", "?")) else "ends without a full stop"
+
+
+def _faults(path: Path) -> Iterator[str]:
+    for call in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(call, ast.Call) or getattr(call.func, "id", "") != "DmlError":
+            continue
+        names = ("what", "why", "fix")
+        if isinstance(call.args[0], ast.Starred):  # another error's parts
+            continue
+        given = dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords}
+        if missing := set(names) - set(given):
+            yield f"{path.name}:{call.lineno}: {', '.join(missing)} missing"
+        for name, node in given.items():
+            if name in names:
+                for pieces in _texts(node):
+                    if fault := _fault(pieces, name == "fix"):
+                        yield f"{path.name}:{node.lineno}: {name} {fault}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_error_messages_are_full_sentences(path: Path) -> None:
+    assert not list(_faults(path))
