@@ -26,9 +26,9 @@ ROOT = Path(__file__).parent.parent
 def cli_reference() -> str:
     """The help of every command, as `dmltool COMMAND --help` prints it."""
     parts = ["# Command line\n\nGenerated from the help texts by `make docs`.\n"]
-    commands = {"": main} | {f" {name}": main.commands[name] for name in sorted(main.commands)}
+    commands = {"": main} | {f" {name}": command for name, command in main.commands.items()}
     for name, command in commands.items():
-        context = click.Context(command, info_name=f"dmltool{name}", terminal_width=100, **CONTEXT)
+        context = click.Context(command, info_name=f"dmltool{name}", terminal_width=80, **CONTEXT)
         parts.append(f"## dmltool{name}\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
 

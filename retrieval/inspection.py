@@ -26,6 +26,17 @@ def inspect(data: Embeddings, progress: StageProgress | None = None) -> dict:
     }
 
 
+def provenance(data: Embeddings) -> dict:
+    """Where embeddings came from: the file, what was taken of it and its own metadata."""
+    return {
+        "file": str(data.source),
+        "format": data.format,
+        "attrs": {name: plain(value) for name, value in data.attrs.items()},
+        "taken": {name: split.taken for name, split in data.splits.items()},
+        "notes": list(data.notes),
+    }
+
+
 def _split(split: Split, name: str, progress: StageProgress | None) -> dict:
     vectors = split.vectors
     norms = np.empty(len(vectors))

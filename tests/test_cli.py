@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import cli
-from cli import Size, main, progress_bar
+from cli import main
+from retrieval.console import progress_bar, warn
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.file import write
+from retrieval.options import Size
 from retrieval.tables import evaluation_table
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"
@@ -287,8 +290,15 @@ def test_mistakes_get_a_clear_message_and_exit_code_1(files, args, message, monk
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("args", [["eval"], ["eval", "a.h5", "--recall-at", "0"],
-                                  ["eval", "a.h5", "--memory", "lots"], ["evil"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["eval"],
+        ["eval", "a.h5", "--recall-at", "0"],
+        ["eval", "a.h5", "--memory", "lots"],
+        ["evil"],
+    ],
+)
 def test_usage_errors_exit_with_2(args):
     assert call(*args).exit_code == 2
 
@@ -314,22 +324,40 @@ def test_sizes_are_read_as_people_write_them(text, size):
 
 def test_the_commands_are_summarised_in_full_at_80_columns():
     shown = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout
-    listed = shown[shown.index("Commands:") :].splitlines()[1:]
-    assert len(listed) == len(main.commands)
-    for line in listed:
-        assert not line.rstrip().endswith("..."), line
-        assert len(line) <= 80, line
+    listed = re.findall(r"^  ([a-z]+)  +(.*)$", shown[shown.index("\nTrain:") :], re.M)
+    assert [name for name, _ in listed] == list(main.commands)
+    for name, summary in listed:
+        first = main.commands[name].help.split("\n")[0]
+        assert summary == first.removesuffix(".") or summary == first
+
+
+@pytest.mark.parametrize("name", ["", *main.commands])
+def test_help_fits_80_columns_and_ends_with_an_example(name):
+    shown = CliRunner().invoke(main, [*name.split(), "--help"], terminal_width=80).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(r"  Examples?:\n    (dmltool|torchrun) ", shown)
+
+
+def test_a_command_loads_no_other_package():
+    """`dmltool eval` must not pay for, or need, what training and exporting need."""
+    for layer, names in {
+        "retrieval": ("trainer", "exporter"),
+        "trainer": ("exporter",),
+        "exporter": (),
+    }.items():
+        code = f"import sys, {layer}.commands; sys.exit(any(n in sys.modules for n in {names}))"
+        assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_messages_are_folded_between_words_on_a_terminal_and_whole_elsewhere(monkeypatch, capsys):
     words = "a message of many words " * 8
     monkeypatch.setenv("COLUMNS", "80")
-    cli.warn(words.strip())
+    warn(words.strip())
     assert capsys.readouterr().err.count("\n") == 1
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    cli.warn(words.strip())
+    warn(words.strip())
     error = DmlError(words + "what.", words + "why.", "dmltool " + "--option " * 12)
-    cli._fail(error)
+    cli.show_error(error)
     shown = click.unstyle(capsys.readouterr().err)
     lines = [line for line in shown.splitlines() if "Fix:" not in line]
     assert max(map(len, lines)) <= 80

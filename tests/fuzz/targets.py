@@ -104,7 +104,7 @@ def embedding(path: Path, rng: random.Random) -> str:
 
 
 def _evaluated(path: Path, labels: Path | None) -> str:
-    from cli import to_json
+    from retrieval.console import to_json
     from retrieval.embeddings import load
     from retrieval.evaluation import Settings, run
     from retrieval.problem import from_embeddings

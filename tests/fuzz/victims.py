@@ -19,9 +19,21 @@ from tests.fuzz import seeds
 
 Command = tuple[str, ...] | Callable[[], None]  # words of the command line, or a function
 MODULES = (
-    *("cli", "exporter.export", "exporter.embed", "exporter.tables", "trainer.run.train"),
-    *("trainer.tables", "trainer.reporting", "onnxruntime", "retrieval.merging"),
-    *("retrieval.report.gather", "retrieval.report.page", "matplotlib.figure", "sklearn.manifold"),
+    "cli",
+    "trainer.commands",
+    "exporter.commands",
+    "exporter.export",
+    "exporter.embed",
+    "exporter.tables",
+    "trainer.run.train",
+    "trainer.tables",
+    "trainer.reporting",
+    "onnxruntime",
+    "retrieval.merging",
+    "retrieval.report.gather",
+    "retrieval.report.page",
+    "matplotlib.figure",
+    "sklearn.manifold",
 )
 TIMINGS = ("seconds", "images_per_second")
 DATE = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d UTC")

@@ -1,0 +1,386 @@
+"""The commands export, embed, inspect, doctor and demo; `inspect` shows models and embeddings.
+
+What they call is imported when they run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+import click
+
+from retrieval import interrupts
+from retrieval.console import (
+    GOES_ON,
+    given_options,
+    next_step,
+    on_interrupt,
+    print_json,
+    progress_bar,
+    resumable,
+    stdout_console,
+    tell,
+    warn,
+)
+from retrieval.options import Numbers, force_option, json_option, labels_option, options
+
+PYTHON = (sys.executable, "-P", "-m", "cli")  # -P: a cli.py in the present folder is not ours
+TO_GO_ON = "To go on, run the demo again: what is finished is kept."
+
+three_numbers = Numbers("R,G,B", "three numbers such as 0.485,0.456,0.406", float, 3)
+colour = Numbers(
+    "R,G,B", "three whole numbers from 0 to 255 such as 255,255,255", int, 3, low=0, high=255
+)
+embedding_options = options(
+    click.option(
+        "--split",
+        "splits",
+        multiple=True,
+        type=click.Choice(["train", "val", "test", "query", "gallery"]),
+        help="A part of a divided data set; may be repeated.  [default: test, or query and "
+        "gallery; all images where nothing is divided]",
+    ),
+    click.option(
+        "--provider",
+        type=click.Choice(["auto", "cpu", "cuda", "tensorrt"]),
+        default="auto",
+        show_default=True,
+        help="What runs the model; auto: a GPU if one works.",
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Threads of a CPU.  [default: a trial]",
+    ),
+    click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True),
+    click.option("--half", is_flag=True, help="Store float16; says what that does to Recall@1."),
+    click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read."),
+    click.option("--resume", is_flag=True, help="Compute only what an interrupted run left out."),
+    force_option,
+    json_option,
+)
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option("--onnx/--no-onnx", default=True, help="Write model.onnx, the default.")
+@click.option(
+    "--embeddings/--no-embeddings", default=True, help="Write embeddings.h5.  [default: yes]"
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "int8"]),
+    default="fp32",
+    show_default=True,
+    help="Precision of the model; int8 is calibrated on training images.",
+)
+@click.option("--normalize", is_flag=True, help="Embeddings of length 1, inside the graph.")
+@click.option(
+    "--input",
+    type=click.Choice(["uint8-nhwc", "float-nchw"]),
+    default="uint8-nhwc",
+    show_default=True,
+    help="What the model takes; scaling and mean are inside either way.",
+)
+@click.option(
+    "--max-recall-drop",
+    type=float,
+    metavar="POINTS",
+    help="How much worse the model may retrieve.  [default: 0.1, fp16 0.5, int8 1.0]",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["onnx", "torch"]),
+    default="onnx",
+    show_default=True,
+    help="What computes the embeddings.",
+)
+@click.option("--data", metavar="PATH", help="Where the data set is now, if it has moved.")
+@click.option("--out", metavar="FOLDER", help="Output folder.  [default: the folder of the run]")
+@embedding_options
+def export(runs, out, as_json, **given) -> None:
+    """Export a trained run: a checked model.onnx and embeddings.h5.
+
+    The model is compared with the network on real and random images, down to Recall@1 and the
+    nearest neighbours; where it falls short, no model is left behind. Several runs become one
+    model whose embeddings are theirs side by side.
+
+    \b
+    Examples:
+      dmltool export runs/glyphs-ce
+      dmltool export runs/glyphs-ce --precision int8 --no-embeddings --force
+      dmltool export runs/a runs/b runs/c --out ensemble
+    """
+    from exporter.export import EMBEDDINGS, MODEL, Settings, output_folder
+    from exporter.export import export as run_export
+    from exporter.tables import export_tables
+
+    runs, out = [Path(run) for run in runs], out and Path(out)
+    folder = output_folder(runs, out)
+    left = resumable(folder / MODEL, folder / f"{EMBEDDINGS}.partial", resume=given["resume"])
+    with on_interrupt(left), progress_bar() as report:
+        result = run_export(runs, out, Settings(**given), report)
+    _tell_embedding(result.get("embeddings") or result["model"], result.get("threads"))
+    if as_json:
+        print_json(result)
+        return
+    stdout_console().print(export_tables(result))
+    if given["embeddings"]:
+        next_step("eval", folder / EMBEDDINGS)
+    else:
+        next_step("embed", folder / MODEL, "photos", "--out", "photos.h5")
+
+
+@click.command()
+@click.argument("model", metavar="MODEL.onnx")
+@click.argument("data", metavar="DATA")
+@click.option("--out", metavar="FILE", required=True, help="The embedding file (.h5).")
+@click.option("--size", type=click.IntRange(1), help="Side of the input in pixels.")
+@click.option("--resize", type=click.IntRange(1), help="Short side before cropping.")
+@click.option("--squash", is_flag=True, help="Resize both sides alike instead of cropping.")
+@click.option(
+    "--interpolation",
+    type=click.Choice(["bilinear", "bicubic", "lanczos", "box", "nearest"]),
+    help="Interpolation of the resizing.  [default: bilinear]",
+)
+@click.option("--mean", type=three_numbers, help="Subtracted from colours in 0 to 1.")
+@click.option("--std", type=three_numbers, help="Divided by after that.")
+@click.option(
+    "--scale",
+    type=click.Choice(["1", "255"]),
+    callback=lambda _ctx, _param, value: value and int(value),
+    help="255: --mean and --std are of colours in 0 to 255.",
+)
+@click.option("--bgr", is_flag=True, help="Blue comes first; --mean, --std stay R,G,B.")
+@click.option("--background", type=colour, help="Behind transparency.  [default: white]")
+@click.option("--no-draft", is_flag=True, help="Decode large JPEGs at full size.")
+@click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Order of the input's axes.")
+@click.option("--output-name", metavar="NAME", help="Which output holds the embeddings.")
+@embedding_options
+def embed(model, data, out, as_json, **given) -> None:
+    """Embed images with any ONNX model, also of other programs.
+
+    DATA is a folder with a folder for each class, a table (.csv with path and label), `glyphs`, or
+    NAME:FOLDER of a data set (cub:CUB_200_2011). `photos` embeds all its images; `folder:photos`
+    is divided as for training, and --split picks the part. Images without labels, a flat folder or
+    a table of paths, can be embedded too. A model of dmltool says itself how images are prepared;
+    for others --size, --mean and --std say it.
+
+    \b
+    Examples:
+      dmltool embed runs/glyphs-ce/model.onnx photos --out photos.h5
+      dmltool embed model.onnx folder:photos --split train --out train.h5
+      dmltool embed net.onnx photos --out p.h5 --mean .5,.5,.5 --std .5,.5,.5
+    """
+    from exporter.embed import embed_with
+    from exporter.tables import embeddings_table
+
+    left = resumable(Path(out).with_name(f"{Path(out).name}.partial"), resume=given["resume"])
+    with on_interrupt(left), progress_bar() as report:
+        result = embed_with(Path(model), data, Path(out), progress=report, **given)
+    _tell_embedding(result)
+    if as_json:
+        print_json({"embeddings": result})
+        return
+    stdout_console().print(embeddings_table(result))
+    next_step("eval", out, *([] if result["labelled"] else ["--labels", "labels.txt"]))
+
+
+def _tell_embedding(found: dict[str, Any], threads: str | None = None) -> None:
+    """Say on stderr what computed the embeddings and which images were left out."""
+    if by := found.get("run_by") or found.get("provider_why"):
+        tell(f"Runs on {by}")
+    if threads:
+        tell(f"With {threads}")
+    for path, reason in found.get("skipped", ()):
+        warn(f"left out: {path}: {reason}")
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@labels_option
+@click.option("--check", is_flag=True, help="Run a model on random images.")
+@click.option(
+    "--run",
+    "runs",
+    multiple=True,
+    metavar="RUN",
+    help="Compare a model with the training it came from; of an ensemble, repeat it.",
+)
+@click.option("--data", metavar="PATH", help="With --run: where the data set is now.")
+@json_option
+@click.pass_context
+def inspect(ctx, file, labels, check, runs, data, as_json) -> None:
+    """Show what is in an embedding file or a model.
+
+    Of an embedding file: splits, labels, norms, metadata, checks. Of MODEL.onnx: input, output,
+    preprocessing, precision, where it came from and how it compared with its network. --check
+    runs the model on random images; --run repeats the comparison with the network.
+
+    \b
+    Examples:
+      dmltool inspect embeddings.h5
+      dmltool inspect runs/mine/model.onnx --run runs/mine
+    """
+    if file.lower().endswith(".onnx"):
+        if not _inspect_model(file, bool(check or runs), runs, data, as_json):
+            ctx.exit(1)
+        return
+    if check or runs or data:
+        raise click.UsageError("--check, --run and --data are for models (.onnx).")
+    _inspect_embeddings(file, labels, as_json)
+
+
+def _inspect_embeddings(file: str, labels: str | None, as_json: bool) -> None:
+    from retrieval.embeddings import load
+    from retrieval.inspection import inspect
+    from retrieval.tables import inspection_table
+
+    with progress_bar() as report:
+        data = load(file, labels=labels)
+        result = inspect(data, report)
+    if as_json:
+        print_json(result)
+        return
+    stdout_console().print(inspection_table(result))
+    for line in data.notes:
+        warn(line)
+    labelled = all(split["labels"] for split in result["splits"].values())
+    next_step("eval", file, *given_options(labels=labels if labelled else "labels.txt"))
+
+
+def _inspect_model(file: str, check: bool, runs, data: str | None, as_json: bool) -> bool:
+    """Show a model; return whether all checks hold."""
+    from exporter.inspection import check_model, inspect_model
+    from exporter.tables import model_table
+
+    found = inspect_model(Path(file))
+    if check:
+        with progress_bar() as report:
+            found["check"] = check_model(Path(file), [Path(run) for run in runs], data, report)
+    if as_json:
+        print_json(found)
+    else:
+        stdout_console().print(model_table(found))
+    if not as_json and "problem" not in found:
+        # A model of another program does not say how its images are prepared.
+        said = "preprocessing" in found or found["input"]["dtype"] == "uint8"
+        given = () if said else ("--mean", "R,G,B", "--std", "R,G,B")
+        embed_step = ("embed", file, "photos", "--out", "photos.h5", *given)
+        next_step(*(embed_step if check else ("inspect", file, "--check")))
+    return not check or all(found["check"]["passed"].values())
+
+
+@click.command()
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Show what is installed, what works here and what is missing.
+
+    Everything is tried, not listed. Exit code 0: `dmltool demo` can run.
+
+    \b
+    Example:
+      dmltool doctor
+    """
+    from dataclasses import asdict
+
+    from exporter.doctor import examine, ready, table
+
+    checks = examine()
+    good = ready(checks)
+    if as_json:
+        print_json({"ready": good, "checks": [asdict(check) for check in checks]})
+    else:
+        stdout_console().print(table(checks))
+        verdict = "Ready: dmltool demo" if good else "Not ready: the lines with ✗ say what to do."
+        click.secho(f"\n{verdict}", bold=True)
+    ctx.exit(0 if good else 1)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="One loss instead of three: a minute or so.")
+@click.option(
+    "--epochs", type=click.IntRange(1), help="Epochs of each training.  [default: the preset's]"
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False),
+    default="demo",
+    show_default=True,
+    help="Folder of the demo.",
+)
+@click.option("--as-child", is_flag=True, hidden=True)
+@click.option("--goes-on", is_flag=True, hidden=True)
+@click.pass_context
+def demo(
+    ctx: click.Context, quick: bool, epochs: int | None, out: str, as_child: bool, goes_on: bool
+) -> None:
+    """From images to a report: train, export, evaluate, compare.
+
+    The images are letters drawn from fonts: nothing is downloaded. Each command is shown, then
+    run. Interrupted, it goes on where it was: what is finished is kept.
+
+    \b
+    Examples:
+      dmltool demo
+      dmltool demo --quick --out try
+    """
+    args = ["demo", "--out", out, *["--quick"] * quick]
+    args += ["--epochs", str(epochs)] if epochs else []
+    with on_interrupt(lambda: GOES_ON):
+        if not as_child and not interrupts.deaf():
+            # Ctrl-C reaches this process at once, whatever the other is busy with.
+            code = interrupts.run_child([*PYTHON, *args, "--as-child"])
+            if code == interrupts.INTERRUPTED:
+                click.echo(TO_GO_ON, err=True)
+            ctx.exit(code)
+        with interrupts.raised(always=as_child):
+            _demo(ctx, out, quick, epochs, goes_on, [*args, *["--as-child"] * as_child])
+
+
+def _demo(
+    ctx: click.Context, out: str, quick: bool, epochs: int | None, goes_on: bool, again: list[str]
+) -> None:
+    """Run the steps that are not finished; `again` are the arguments to go on with."""
+    from exporter.demo import LOSSES, open_folder, steps, summary, write_baselines
+
+    folder, losses = Path(out), LOSSES[: 1 if quick else None]
+    open_folder(folder, epochs)
+    with progress_bar() as report:
+        fresh = not write_baselines(folder, report)
+    group = ctx.find_root().command
+    for step in steps(folder, losses, epochs):
+        if step.finished():
+            if fresh and not goes_on:
+                click.secho(f"kept: {step.made}", dim=True, err=True)
+            continue
+        if step.heavy and not fresh:
+            _begin_anew([*again, "--goes-on"])
+        fresh = False
+        step.clear()
+        args = step.command()
+        click.secho(f"\n$ dmltool {join(args)}", bold=True)
+        if code := group.main(list(args), "dmltool", standalone_mode=False, obj="demo"):
+            if code != interrupts.INTERRUPTED:
+                click.echo(TO_GO_ON, err=True)
+            ctx.exit(code)
+    click.echo()
+    stdout_console().print(summary(folder, losses))
+    click.echo(f"{(folder / 'report.html').resolve()}")
+    click.echo("Open it in a browser. Next, your own images: dmltool train --help", err=True)
+
+
+def _begin_anew(args: list[str]) -> None:
+    """Go on in a new process: all memory that the steps so far have taken is free again."""
+    import signal
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the new process handles it
+    os.execv(PYTHON[0], [*PYTHON, *args])

@@ -1,0 +1,228 @@
+"""The commands eval, compare and merge. What they call is imported when they run."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from retrieval import interrupts
+from retrieval.console import (
+    GOES_ON,
+    given_options,
+    next_step,
+    on_interrupt,
+    progress_bar,
+    stdout_console,
+    tell,
+    warn,
+)
+from retrieval.options import (
+    Output,
+    force_option,
+    gallery_options,
+    labels_option,
+    output_options,
+    scoring_options,
+    scoring_settings,
+)
+
+if TYPE_CHECKING:
+    from retrieval.embeddings import Embeddings
+    from retrieval.evaluation import Evaluation, Settings
+    from retrieval.problem import Problem
+
+
+@click.command("eval")
+@click.argument("file", metavar="FILE")
+@gallery_options
+@scoring_options
+@click.option(
+    "--nmi/--no-nmi",
+    default=None,
+    help="k-means NMI and AMI.  [default: if that takes less than 30 s]",
+)
+@click.option("--kmeans-iterations", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--kmeans-restarts", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--drop-nonfinite", is_flag=True, help="Leave out rows with NaN or Inf (else an error)."
+)
+@click.option("--per-class", metavar="FILE", help="Write Recall@1 of every class as CSV.")
+@output_options
+def eval_command(
+    file, gallery, labels, gallery_labels, drop_nonfinite, per_class, as_json, out, force, **scoring
+) -> None:
+    """Evaluate an embedding file: Recall@K, MRR, MAP@R and NMI.
+
+    Scores are given by l2 and by cosine. FILE is .h5, .npy, .npz, .csv, .parquet, .jsonl, .pt,
+    .safetensors, .fvecs or another format of the README's table; FILE::key picks an array inside.
+    Every item is a query against all others; a file with query and gallery splits, or --gallery,
+    is scored query -> gallery.
+
+    \b
+    Examples:
+      dmltool eval embeddings.h5
+      dmltool eval features.npy --labels labels.txt --recall-at 1,10,100
+      dmltool eval query.npz --gallery gallery.npz --json > result.json
+    """
+    from retrieval.embeddings import load
+    from retrieval.evaluation import score
+    from retrieval.files import check_target, write_text
+    from retrieval.formats.opening import Sources
+    from retrieval.ground_truth import has_lists
+    from retrieval.inspection import provenance
+    from retrieval.problem import from_embeddings
+    from retrieval.tables import evaluation_table, evaluation_warnings, nmi_table, per_class_csv
+
+    settings = scoring_settings(**scoring)
+    sources = Sources(file, gallery, labels, gallery_labels)
+    output = Output.checked(as_json, out, force, sources.files)
+    classes = check_target(per_class, force, sources.files) if per_class else None
+    if classes and classes == output.target:
+        raise click.UsageError("--out and --per-class name the same file.")
+    with progress_bar() as report:
+        data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+        if not has_lists(data):
+            problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
+            evaluation = score(problem, settings, report)
+    if has_lists(data):
+        if per_class:
+            raise click.UsageError("--per-class needs labels, and the file has none.")
+        _compare_lists(data, settings, sources, output)
+        return
+    sources.check_unchanged()
+    console = stdout_console()
+    if not as_json:
+        console.print(evaluation_table(evaluation.result, console.width))
+        sys.stdout.flush()  # k-means may take long: the scores are seen, and stay, before it
+    evaluation, interrupted = _with_nmi(evaluation, problem, settings)
+    sources.check_unchanged()
+    result = evaluation.result | {"source": provenance(data)}
+    if classes:
+        write_text(classes, per_class_csv(evaluation, data.label_names), force)
+    output.write(result)
+    if not as_json:
+        if result["settings"]["nmi"]:
+            console.print(nmi_table(result, console.width))
+        console.print()
+        _tell_source(data)
+    for line in evaluation_warnings(result) if not as_json else result["notes"]:
+        warn(line)
+    if interrupted:
+        raise click.exceptions.Exit(interrupts.INTERRUPTED)
+    if not as_json:
+        given = given_options(gallery=gallery, labels=labels, gallery_labels=gallery_labels)
+        next_step("report", file, *given)
+
+
+def _with_nmi(
+    evaluation: Evaluation, problem: Problem, settings: Settings
+) -> tuple[Evaluation, bool]:
+    """Add NMI where that is wanted; also return whether Ctrl-C has cut it short."""
+    from retrieval.clustering import LONG
+    from retrieval.evaluation import add_nmi, duration, nmi_left_out, nmi_seconds, noted
+
+    why = nmi_left_out(problem, settings)
+    if why is not None:
+        return noted(evaluation, why) if why else evaluation, False
+    seconds = nmi_seconds(problem, settings)
+    if seconds > LONG:
+        tell(
+            f"k-means for NMI takes about {duration(seconds)} on two cores; "
+            "Ctrl-C leaves it out and keeps the rest."
+        )
+    try:
+        with interrupts.patient(), progress_bar() as report:
+            return add_nmi(evaluation, problem, settings, report), False
+    except KeyboardInterrupt:
+        return noted(evaluation, "NMI was left out: k-means was interrupted"), True
+
+
+def _compare_lists(data: Embeddings, settings: Settings, sources, output: Output) -> None:
+    """Evaluate a file that lists neighbours and has no labels."""
+    from retrieval.ground_truth import agreement, warnings
+    from retrieval.inspection import provenance
+    from retrieval.tables import neighbours_table
+
+    with progress_bar() as report:
+        result = agreement(data, settings, report)
+    sources.check_unchanged()
+    output.write(result | {"source": provenance(data)})
+    if output.as_json:
+        return
+    stdout_console().print(neighbours_table(result))
+    _tell_source(data)
+    for line in warnings(result):
+        warn(line)
+
+
+def _tell_source(data: Embeddings) -> None:
+    """Say which arrays or columns of a file were taken, and what came up with it."""
+    from retrieval.tables import taken
+
+    if line := taken(data):
+        tell(line)
+    for line in data.notes:
+        warn(line)
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@labels_option
+@scoring_options
+@click.option("--nmi/--no-nmi", default=False, help="k-means NMI and AMI as well.")
+@output_options
+def compare(a, b, labels, as_json, out, force, **scoring) -> None:
+    """Compare two embedding files of the same items: is B better?
+
+    Each difference comes with a paired interval that resamples classes and a p value, and with
+    the queries that flipped. Rows are matched by path where both files have paths.
+
+    \b
+    Example:
+      dmltool compare old.h5 new.h5 --distance cos
+    """
+    from retrieval.comparison import compare as paired
+    from retrieval.embeddings import load
+    from retrieval.formats.opening import Sources
+    from retrieval.tables import comparison_table
+
+    settings = scoring_settings(**scoring)
+    sources = Sources(a, b, labels)
+    output = Output.checked(as_json, out, force, sources.files)
+    with progress_bar() as report:
+        first, second = load(a, labels=labels), load(b, labels=labels)
+        result = paired(first, second, settings, report)
+    sources.check_unchanged()
+    output.write(result)
+    if as_json:
+        return
+    console = stdout_console()
+    console.print(comparison_table(result, console.width))
+    for line in dict.fromkeys((*first.notes, *second.notes)):
+        warn(line)
+    next_step("report", b, "--compare", a, *given_options(labels=labels))
+
+
+@click.command()
+@click.argument("files", metavar="FILE FILE...", nargs=-1, required=True)
+@click.option("--out", metavar="FILE", required=True, help="The new embedding file (.h5).")
+@force_option
+def merge(files, out, force) -> None:
+    """Join embedding files of the same items: an ensemble.
+
+    Rows are l2-normalised and put side by side, after items and labels have been found to agree.
+
+    \b
+    Example:
+      dmltool merge a.h5 b.h5 --out both.h5
+    """
+    from retrieval.merging import merge as join
+
+    with on_interrupt(lambda: GOES_ON), progress_bar() as report:
+        found = join(files, out, force, report)
+    rows = ", ".join(f"{n:,} {split}" for split, n in found.splits.items())
+    click.echo(f"{found.path}: {rows} rows of {' + '.join(map(str, found.dims))} dimensions")
+    next_step("eval", out)

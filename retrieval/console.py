@@ -1,0 +1,235 @@
+"""What commands show on a terminal: safe text, warnings, JSON, rich consoles, the progress bar.
+
+`rich` is imported by the functions that need it: `dmltool --help` does without it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import shutil
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from shlex import join
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+import click
+
+from retrieval import interrupts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NOTHING = "nothing was written"
+GOES_ON = "the same command goes on"
+
+# Control characters except tab and newline, marks that reverse the direction of text, and
+# surrogates.
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+# Replacements of signs that tables and messages use, for encodings without them.
+PLAIN_SIGNS = {"·": "-", "→": "->", "±": "+/-", "…": "...", "✓": "+", "✗": "x"}
+
+
+def visible(text: str) -> str:
+    r"""Replace each control character by an escape such as \x1b."""
+    return HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def use_safe_encodings() -> None:
+    """Write characters that the encoding of stdout or stderr lacks as plain signs or escapes."""
+    codecs.register_error("dmltool", _replace_unencodable)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="dmltool")
+
+
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """Handle an encoding error as `codecs.register_error` wants it."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    plain = (PLAIN_SIGNS.get(c) or c.encode("ascii", "backslashreplace").decode() for c in signs)
+    return "".join(plain), error.end
+
+
+def folded(text: str, used: int = 0, stream: TextIO | None = None) -> str:
+    """Break text between words to fit a terminal whose first `used` columns are taken.
+
+    Text for a file or a pipe is not broken. The stream is stderr by default.
+    """
+    if not (stream or sys.stderr).isatty():
+        return text
+    width = max(20, shutil.get_terminal_size().columns - used)
+    lines = [textwrap.wrap(line, width, break_long_words=False) for line in text.splitlines()]
+    return "\n".join(chain.from_iterable(lines))
+
+
+def indented(text: str, columns: int, stream: TextIO | None = None) -> str:
+    """Fold text that begins at a column, its further lines below its first."""
+    return folded(text, columns, stream).replace("\n", "\n" + " " * columns)
+
+
+# Messages on stderr
+
+
+def tell(line: str) -> None:
+    """Print a line about the work on stderr."""
+    click.echo(folded(visible(line)), err=True)
+
+
+def warn(line: str) -> None:
+    """Print a warning on stderr."""
+    click.secho("! ", fg="yellow", nl=False, err=True)
+    click.echo(indented(visible(line), 2), err=True)
+
+
+def next_step(*args: object) -> None:
+    """Name the command that usually follows."""
+    say_next(f"dmltool {join(map(str, args))}")
+
+
+def say_next(text: str) -> None:
+    """Name the next step on stderr, unless the demo takes it by itself."""
+    if click.get_current_context().find_root().obj != "demo":
+        click.echo(f"Next: {text}", err=True)
+
+
+def given_options(**given: str | None) -> list[str]:
+    """Return the options that were given, as words of a command line."""
+    pairs = ((f"--{name.replace('_', '-')}", value) for name, value in given.items() if value)
+    return [word for pair in pairs for word in pair]
+
+
+# Ctrl-C
+
+
+def end_interrupted(left: str) -> NoReturn:
+    """Say that Ctrl-C was pressed and what is left behind, and exit with code 130."""
+    click.echo(f"\nInterrupted: {left}.", err=True)
+    raise click.exceptions.Exit(interrupts.INTERRUPTED)
+
+
+@contextmanager
+def on_interrupt(left: Callable[[], str]) -> Iterator[None]:
+    """Say on Ctrl-C what `left()` returns: what is there to go on from."""
+    try:
+        yield
+    except click.exceptions.Exit:
+        raise
+    except (KeyboardInterrupt, Exception) as error:
+        if not isinstance(error, KeyboardInterrupt) and not interrupts.happened():
+            raise  # else a library has made another error of Ctrl-C
+        end_interrupted(left())
+
+
+def resumable(*files: Path, resume: bool) -> Callable[[], str]:
+    """Return what to say on Ctrl-C: --resume, if one of the files has been written by then."""
+
+    def state() -> list[tuple[int, int] | None]:
+        found = (path.stat() if path.exists() else None for path in files)
+        return [stat and (stat.st_ino, stat.st_mtime_ns) for stat in found]
+
+    before = [None] * len(files) if resume else state()
+
+    def left() -> str:
+        written = any(now and now != was for now, was in zip(state(), before, strict=True))
+        return "add --resume to go on" if written else NOTHING
+
+    return left
+
+
+# Results on stdout
+
+
+def to_json(result: dict[str, Any], encoding: str = "utf-8") -> str:
+    """Return JSON that is as readable as the encoding allows."""
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:  # also for stray bytes of file names, which UTF-8 lacks
+        text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+    return text
+
+
+def print_json(result: dict[str, Any]) -> None:
+    click.echo(to_json(result, getattr(sys.stdout, "encoding", None) or "utf-8"), nl=False)
+
+
+def stdout_console() -> Console:
+    """Return a console for tables; where stdout is no terminal, it is 200 columns wide."""
+    console = safe_console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    return console
+
+
+def safe_console(**options: Any) -> Console:
+    """Return a console that shows control characters in names instead of sending them."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        def render(self, renderable, options=None):
+            for segment in super().render(renderable, options):
+                if segment.control:
+                    yield segment
+                else:
+                    yield Segment(visible(segment.text), segment.style)
+
+    return SafeConsole(**options)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A callback (stage, done, total) that shows what takes longer than a second, on stderr.
+
+    A bar with the time left on a terminal, else a plain line every ten seconds.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = safe_console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        transient=True,
+    )
+    stage, task = "reading", bar.add_task("reading", total=None)
+    began = said = time.monotonic()
+
+    def report(name: str, done: int, total: int) -> None:
+        nonlocal stage, task, began, said
+        now = time.monotonic()
+        if name != stage:
+            bar.remove_task(task)
+            stage, task, began = name, bar.add_task(name, total=total), now
+        bar.update(task, completed=done, total=total)
+        if not console.is_terminal and now - said > 10 and done:
+            left = (now - began) * (total - done) / done
+            click.echo(f"{stage}: {100 * done // total}%, about {left:.0f} s left", err=True)
+            said = now
+
+    # By a timer, so that work that reports nothing yet is seen as well.
+    timer = threading.Timer(1.0, bar.start)
+    timer.daemon = True
+    if console.is_terminal:
+        timer.start()
+    try:
+        yield report
+    finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join()
+        if bar.live.is_started:
+            bar.stop()

@@ -1,0 +1,194 @@
+"""Types of command-line values, and options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from retrieval.console import print_json, to_json
+
+if TYPE_CHECKING:
+    from retrieval.evaluation import Settings
+
+
+class Numbers(click.ParamType):
+    """Numbers separated by commas, such as 1,2,4,8."""
+
+    def __init__(
+        self,
+        name: str,
+        expected: str,
+        kind: type = int,
+        count: int | None = None,
+        low: float = float("-inf"),
+        high: float = float("inf"),
+    ) -> None:
+        self.name, self.expected = name, expected
+        self.kind, self.count, self.low, self.high = kind, count, low, high
+
+    def convert(self, value, param, ctx) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(self.kind(part) for part in value.split(","))
+        except ValueError:
+            numbers = ()
+        right = numbers if self.count is None else len(numbers) == self.count
+        if not right or not all(self.low <= number <= self.high for number in numbers):
+            self.fail(f"{value!r} is not {self.expected}.", param, ctx)
+        return numbers
+
+
+class Size(click.ParamType):
+    """A number of bytes, such as 2GB or 512MB."""
+
+    name = "SIZE"
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # noqa: RUF012
+
+    def convert(self, value, param, ctx) -> int:
+        if isinstance(value, int):
+            return value
+        text = value.strip().upper().removesuffix("B").removesuffix("I")
+        unit = text[-1:] if text[-1:] in self.units else ""
+        try:
+            size = float(text.removesuffix(unit)) * self.units[unit]
+        except ValueError:
+            self.fail(f"{value!r} is not a size such as 2GB or 512MB.", param, ctx)
+        if not 64 << 20 <= size < 1 << 50:
+            self.fail(f"{value!r} is not between 64MB and 1000TB.", param, ctx)
+        return int(size)
+
+
+def options(*decorators: Callable) -> Callable:
+    """Join several click options into one decorator."""
+
+    def apply(command: Callable) -> Callable:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return apply
+
+
+labels_option = click.option(
+    "--labels",
+    metavar="FILE",
+    help="Labels, one per row, from a file of their own (.npy, .txt, .csv, FILE::key, ...).",
+)
+gallery_options = options(
+    click.option(
+        "--gallery", metavar="FILE", help="Gallery embeddings; FILE then holds the queries."
+    ),
+    labels_option,
+    click.option(
+        "--gallery-labels", metavar="FILE", help="Labels of the gallery, if not in its file."
+    ),
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+force_option = click.option("--force", is_flag=True, help="Overwrite existing output files.")
+output_options = options(
+    json_option,
+    click.option("--out", metavar="FILE", help="Write the JSON to FILE as well."),
+    force_option,
+)
+scoring_options = options(
+    click.option(
+        "--distance",
+        type=click.Choice(["l2", "cos", "both"]),
+        default="both",
+        show_default=True,
+        help="l2: Euclidean distance of the vectors as they are; cos: cosine similarity.",
+    ),
+    click.option(
+        "--recall-at",
+        type=Numbers("K,K,...", "a list of whole numbers from 1 such as 1,2,4,8", low=1),
+        default="1,2,4,8",
+        show_default=True,
+        callback=lambda _ctx, _param, ks: tuple(dict.fromkeys(ks)),
+        help="The K of Recall@K.",
+    ),
+    click.option(
+        "--map/--no-map",
+        "map_at_r",
+        default=True,
+        show_default=True,
+        help="Compute MAP@R and R-precision.",
+    ),
+    click.option(
+        "--seeds",
+        type=click.IntRange(1),
+        default=3,
+        show_default=True,
+        metavar="N",
+        help="Runs of k-means; NMI is their mean and standard deviation.",
+    ),
+    click.option(
+        "--queries",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Use only N queries, drawn at random; the interval shows what that costs.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        help="Seed of the drawn queries and of the bootstrap.",
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["count", "faiss"]),
+        default="count",
+        show_default=True,
+        help="count: exact ranks; faiss: from neighbour lists of length max K.",
+    ),
+    click.option(
+        "--memory",
+        type=Size(),
+        default="2GB",
+        show_default=True,
+        help="Working memory beyond the embeddings.",
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Threads, at most one per processor.  [default: one per processor]",
+    ),
+)
+
+
+def scoring_settings(distance: str, **given: Any) -> Settings:
+    """Return the settings that `scoring_options` describe."""
+    from retrieval.evaluation import DISTANCES, Settings
+
+    return Settings(distances=DISTANCES if distance == "both" else (distance,), **given)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where `output_options` want a result to go."""
+
+    as_json: bool
+    target: Path | None
+    force: bool
+
+    @classmethod
+    def checked(cls, as_json: bool, out: str | None, force: bool, inputs: list[Path]) -> Output:
+        """Refuse a target that exists or is one of the inputs before the work begins."""
+        from retrieval.files import check_target
+
+        return cls(as_json, check_target(out, force, inputs) if out else None, force)
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Write the result to the target, and print it if JSON is wanted."""
+        from retrieval.files import write_text
+
+        if self.target:
+            write_text(self.target, to_json(result), self.force)
+        if self.as_json:
+            print_json(result)

@@ -1,0 +1,343 @@
+"""The commands train, list and report; `report` also shows a run and reads images.
+
+What they call is imported when they run.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from retrieval import interrupts
+from retrieval.console import (
+    indented,
+    next_step,
+    print_json,
+    progress_bar,
+    safe_console,
+    say_next,
+    stdout_console,
+    tell,
+    warn,
+)
+from retrieval.options import force_option, gallery_options, json_option
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+FLAGS = {  # options of `dmltool train` that are keys of the configuration
+    "dataset": "data.dataset",
+    "data": "data.root",
+    "loss": "loss.name",
+    "backbone": "network.backbone",
+    "weights": "network.weights",
+    "dim": "network.dim",
+    "epochs": "schedule.epochs",
+    "lr": "optimizer.lr",
+    "seed": "run.seed",
+    "select": "run.select",
+    "monitor": "loss.monitor",
+    "min_images": "data.min_images",
+    "skip_bad": "data.skip_bad",
+    "cache": "data.cache",
+    "workers": "data.workers",
+    "device": "run.device",
+    "threads": "run.threads",
+    "precision": "run.precision",
+    "deterministic": "run.deterministic",
+    "compile": "run.compile",
+    "tensorboard": "run.tensorboard",
+}
+
+# How error messages name a key: by the option that sets it.
+OPTION_OF = {key: f"--{name.replace('_', '-')}" for name, key in FLAGS.items()} | dict.fromkeys(
+    ("batches.size", "batches.classes", "batches.images"), "--batch"
+)
+
+
+class Batch(click.ParamType):
+    """128 images at random, or 6x9: classes x images of each."""
+
+    name = "N|CxM"
+
+    def convert(self, value, param, ctx) -> dict[str, int]:
+        try:
+            numbers = [int(part) for part in value.lower().split("x")]
+        except ValueError:
+            numbers = []
+        if len(numbers) not in (1, 2) or min(numbers) < 1:
+            self.fail(f"{value!r} is neither a number of images nor CxM such as 6x9.", param, ctx)
+        if len(numbers) == 1:
+            return {"batches.size": numbers[0], "batches.classes": 0, "batches.images": 0}
+        return {"batches.classes": numbers[0], "batches.images": numbers[1]}
+
+
+@click.command()
+@click.option("--preset", metavar="NAME", help="Settings of a paper: dmltool list presets.")
+@click.option("--config", "file", metavar="FILE", help="Settings from a TOML file.")
+@click.option("--dataset", metavar="NAME", help="See dmltool list datasets.  [default: glyphs]")
+@click.option("--data", metavar="PATH", help="A folder with a folder for each class, or a table.")
+@click.option("--loss", metavar="NAME", help="See dmltool list losses; also pml:NAME.")
+@click.option("--backbone", metavar="NAME", help="See dmltool list backbones; also timm:NAME.")
+@click.option("--weights", metavar="NAME|FILE", help="imagenet, none, or a file.")
+@click.option("--dim", type=click.IntRange(0), help="Length of the embedding; 0: the backbone's.")
+@click.option("--epochs", type=click.IntRange(1))
+@click.option("--batch", type=Batch(), help="128 images at random, or 6x9: classes x images.")
+@click.option("--lr", type=float, help="Learning rate.")
+@click.option("--seed", type=click.IntRange(0))
+@click.option(
+    "--select",
+    type=click.Choice(["val", "test", "last"]),
+    help="What picks the best epoch: held-out training classes; the test set, as the papers do; "
+    "nothing, the last is kept.  [default: val]",
+)
+@click.option("--monitor", metavar="NAME,...", help="Log these beside the loss: spce, pce.")
+@click.option("--min-images", type=click.IntRange(1), help="Leave out classes with fewer.")
+@click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read.")
+@click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images.")
+@click.option(
+    "--cache",
+    type=click.Choice(["none", "ram", "disk"]),
+    help="Where to cache resized images.",
+)
+@click.option("--workers", type=click.IntRange(0), help="Processes that read images.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the best there is]")
+@click.option(
+    "--threads", type=click.IntRange(1), metavar="N", help="Threads of a CPU.  [default: a trial]"
+)
+@click.option(
+    "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Precision of the network."
+)
+@click.option("--deterministic", is_flag=True, help="Use only operations that repeat exactly.")
+@click.option("--compile", is_flag=True, help="Compile the network with torch.compile.")
+@click.option("--tensorboard", is_flag=True, help="Log for TensorBoard as well.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
+@click.option("--out", metavar="RUN", help="Folder of the run.  [default: runs/NAME]")
+@click.option("--resume", metavar="RUN", help="Continue a run; --epochs N: up to N in all.")
+@click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
+@json_option
+def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplete, **given) -> None:
+    """Train an embedding network: CE, SPCE, Group Loss and others.
+
+    Without options it learns letters drawn from fonts: no download, two minutes. The run folder
+    holds checkpoints (best.pt, last.pt), config.toml, metrics.jsonl, curves.png and result.json.
+
+    \b
+    Examples:
+      dmltool train
+      dmltool train --preset cub-ce --data CUB_200_2011
+      dmltool train --data photos --loss group --batch 6x4
+      dmltool train --resume runs/cub-ce
+      torchrun --nproc-per-node=4 -m cli train --preset sop-ce --data SOP
+    """
+    if resume and (preset or file or out):
+        raise click.UsageError(
+            "--resume continues a run as it was: no --preset, --config or --out."
+        )
+    flags = _flags(**given)
+    if allow_incomplete:
+        settings = (*settings, "data.options.allow_incomplete=true")
+    if resume:
+        config, folder = _resumed(Path(resume), flags, settings)
+        name = folder.name
+    else:
+        config, name = _resolved(preset, file and Path(file), flags, settings)
+        folder = Path(out) if out else None
+    if dry_run:
+        from trainer.listing import check_names
+
+        check_names(config)
+        click.echo(config.to_toml(), nl=False)
+        return
+    result = _run(config, folder, name, bool(resume))
+    if result is None:  # another process of the same run shows it
+        return
+    if as_json:
+        print_json(result)
+        return
+    from trainer.tables import result_table
+
+    stdout_console().print(result_table(result))
+    next_step("export", result["run"])
+
+
+def _flags(batch: dict[str, int] | None, monitor: str | None, **given: Any) -> dict[str, Any]:
+    """Return dotted keys of the configuration for the options that were given."""
+    flags = {
+        FLAGS[name]: value
+        for name, value in given.items()
+        if value is not None and value is not False  # 0 is a value
+    }
+    if monitor:
+        flags["loss.monitor"] = [part.strip() for part in monitor.split(",")]
+    return flags | (batch or {})
+
+
+def _resumed(run: Path, flags: dict[str, Any], settings: tuple[str, ...]) -> tuple[Config, Path]:
+    """Return the settings of an interrupted run, and its folder."""
+    from trainer.resolve import resumed
+    from trainer.run.checkpoint import load_config
+
+    folder = run.parent if run.is_file() else run
+    return resumed(load_config(folder), flags, settings, OPTION_OF), folder
+
+
+def _resolved(
+    preset: str | None, file: Path | None, flags: dict[str, Any], settings: tuple[str, ...]
+) -> tuple[Config, str]:
+    """Return the settings of a new run, and its name."""
+    from trainer.resolve import needs_weights, preset_path, resolve, starting_preset
+
+    config, name = resolve(preset, file, flags, settings, OPTION_OF)
+    start = file or preset or starting_preset(flags, settings)
+    if not preset and not file:
+        tell(f"Settings of the preset {start}; --dry-run shows them")
+    if config.network.weights == "none" and needs_weights(file or preset_path(start)):
+        warn(
+            f"The settings of {start} are for pretrained weights. Own images without any "
+            "learn with --preset photos-scratch-ce"
+        )
+    return config, name
+
+
+def _run(config: Config, folder: Path | None, name: str, resume: bool) -> dict | None:
+    """Train and show it on stderr. Without a folder, the run gets a new one called `name`."""
+    from trainer.tables import Display
+
+    with Display(safe_console(stderr=True)) as watch:
+        from trainer.run.folder import FolderTaken
+        from trainer.run.train import run
+
+        while True:
+            target = folder or new_folder(Path("runs"), name)
+            try:
+                return run(config, target, watch, resume=resume)
+            except FolderTaken:
+                if folder:
+                    raise  # else another run, started at the same moment, has taken the name
+            except KeyboardInterrupt:
+                watch.interrupted(target)
+                raise click.exceptions.Exit(interrupts.INTERRUPTED) from None
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Return PARENT/NAME, or PARENT/NAME-2 and so on where that is taken."""
+    folder, number = parent / name, 1
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
+
+
+@click.command("list")
+@click.argument("kind", type=click.Choice(["presets", "losses", "datasets", "backbones"]))
+@json_option
+def list_command(kind: str, as_json: bool) -> None:
+    """List what `dmltool train` can use, with a line about each.
+
+    \b
+    Example:
+      dmltool list losses
+    """
+    from trainer.listing import listing
+
+    found = listing(kind)
+    if as_json:
+        print_json(found)
+        return
+    indent = max(map(len, found)) + 2
+    for name, summary in found.items():
+        title = click.style(name.ljust(indent), bold=True)
+        click.echo(title + indented(summary, indent, sys.stdout))
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--compare",
+    "others",
+    multiple=True,
+    metavar="FILE",
+    help="Another file of the same items, to compare with; may be repeated.",
+)
+@click.option("--run", metavar="RUN", help="Folder of the training: its curves and its images.")
+@click.option("--images", metavar="ROOT", help="Folder that the paths in FILE begin at.")
+@click.option("--out", metavar="FILE", default="report.html", show_default=True)
+@click.option(
+    "--distance",
+    type=click.Choice(["l2", "cos"]),
+    default="cos",
+    show_default=True,
+    help="Distance of the rows, the confusions and the map; the scores are by both.",
+)
+@gallery_options
+@click.option(
+    "--nmi/--no-nmi", default=None, help="k-means NMI and AMI.  [default: if that is quick]"
+)
+@click.option(
+    "--map",
+    type=click.Choice(["tsne", "pca", "none"]),
+    default="tsne",
+    show_default=True,
+    help="How 2,000 of the queries are laid out in the plane.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of what is drawn at random, and of the map.",
+)
+@force_option
+def report(file, others, run, images, out, gallery, labels, gallery_labels, force, **given) -> None:
+    """Show an embedding file as one HTML page.
+
+    It shows what is found and what is not: scores, retrieved rows with images, confused classes,
+    near-duplicates, distances and a map. The page is one file that needs no network. FILE says
+    where its images are; --images does where they have moved or FILE is of another program.
+
+    \b
+    Examples:
+      dmltool report embeddings.h5
+      dmltool report features.npz --images photos
+      dmltool report b/embeddings.h5 --compare a/embeddings.h5 --run b
+    """
+    from retrieval.embeddings import load
+    from retrieval.files import check_target, write_text
+    from retrieval.formats.opening import Sources
+    from retrieval.inspection import provenance
+    from retrieval.report.gather import Options, gather
+    from retrieval.report.page import render
+    from trainer.reporting import pictures_of, run_view
+
+    sources = Sources(file, gallery, labels, gallery_labels, *others)
+    run, images = (Path(path) if path else None for path in (run, images))
+    inputs = [run / "config.toml", run / "metrics.jsonl"] if run else []
+    target = check_target(out, force, [*sources.files, *inputs])
+    with progress_bar() as progress:
+        data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+        compared = [load(name, labels=labels, gallery_labels=gallery_labels) for name in others]
+        pictures, note = pictures_of(data, images, run)
+        if images is None and hasattr(pictures, "root"):
+            tell(f"Images from {pictures.root}")
+        view = gather(
+            data,
+            provenance(data),
+            compared,
+            Options(**given),
+            pictures=pictures,
+            run_view=run and run_view(run),
+            notes=[note] if note else [],
+            progress=progress,
+        )
+        progress("page", 0, 1)
+        page = render(view)
+    sources.check_unchanged()
+    write_text(target, page, force)
+    for line in (*data.notes, *view["warnings"]):
+        warn(line)
+    click.echo(str(target))
+    say_next(f"open {target} in a browser")
