@@ -7,9 +7,7 @@ tests/test_docs.py compares the files with what this module says.
 from __future__ import annotations
 
 import ast
-import inspect
 import re
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -17,7 +15,7 @@ import click
 from cli import CONTEXT, main
 from retrieval.formats import FORMATS
 from trainer.config import Config, toml
-from trainer.losses import LOSSES, PML
+from trainer.losses import LOSSES, PML, options_of
 from trainer.resolve import preset_names, resolve
 
 ROOT = Path(__file__).parent.parent
@@ -161,9 +159,7 @@ def loss_reference() -> str:
     for entry in LOSSES:
         options = {k: v for k, v in entry.defaults.items() if k != "loss"}
         if entry.path != PML:
-            module, _, name = entry.path.partition(":")
-            parameters = inspect.signature(getattr(import_module(module), name)).parameters
-            options = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
+            options = options_of(entry.load())
         shown = ", ".join(f"`{key} = {toml(value)}`" for key, value in options.items())
         if entry.path == PML:
             shown = f"those of `{entry.defaults['loss']}`" + (f"; {shown}" if shown else "")

@@ -83,7 +83,7 @@ def find_data(text: str) -> DataSet:
     `photos/` is all images, labelled or not; `folder:photos` is divided as for training.
     """
     name, colon, root = text.partition(":")
-    names = {entry.name: entry for entry in DATASETS}
+    names = DATASETS.entries
     if colon and name in names:
         return load(name, root) if names[name].needs_root else load(name, variant=root)
     path = Path(text)

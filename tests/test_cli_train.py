@@ -76,7 +76,7 @@ def test_a_dry_run_prints_settings_that_can_be_used_again(dmltool, tmp_path):
     [
         (["--dataset", "folder", "--data", "nowhere"], "nowhere"),
         (["--dataset", "folder"], "--dataset folder --data FOLDER"),
-        (["--dataset", "foldr"], "Did you mean folder?"),
+        (["--dataset", "foldr"], "Did you mean 'folder'? --dataset folder"),
         (["--loss", "grup"], "Did you mean 'group'? --loss group"),
         (["--loss", "pml:TripletMarginLos"], "--loss pml:TripletMarginLoss"),
         (["--backbone", "resnet5"], "Did you mean 'resnet50'? --backbone resnet50"),
@@ -91,7 +91,7 @@ def test_a_dry_run_prints_settings_that_can_be_used_again(dmltool, tmp_path):
         (["--set", "optimiser.lr=1"], "Error: --set optimiser.lr cannot be used."),
         (["--preset", "cub-group", "--epochs", "3"], "10 is more than --epochs 3"),
         (["--batch", "1"], "Error: --batch cannot be used.\n  --batch 1: from 2"),
-        (["--preset", "cub"], "--preset cub-ce?"),
+        (["--preset", "cub"], "--preset cub-ce"),
         (["--config", "none.toml"], "There is no configuration none.toml"),
         (["--set", "lr=1"], "did you mean optimizer.lr?"),
         (["--resume", "nowhere"], "There is no checkpoint nowhere"),

@@ -139,7 +139,7 @@ def check_settings(args):
     assert done.exit_code == 0, done.output
     config = tomllib.loads(done.stdout)
     losses.build(config["loss"]["name"], 2, 4, **config["loss"]["options"])
-    backbones.find(config["network"]["backbone"])
+    backbones.BACKBONES.find(config["network"]["backbone"])
     known = datasets.options_of(config["data"]["dataset"])
     assert config["data"]["options"].keys() <= known.keys(), known
 
@@ -288,7 +288,7 @@ def test_the_steps_of_extending_work_on_a_copy(tmp_path):
     for name in ("retrieval", "trainer", "exporter"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "cli.py", tmp_path)
-    with (tmp_path / "trainer" / "datasets" / "glyphs.py").open("a") as file:
+    with (tmp_path / "trainer" / "data" / "datasets" / "glyphs.py").open("a") as file:
         file.write(f"\nTRAIN, TEST = TRAIN[::{FEWER}], TEST[::{FEWER}]\n")
     for language, text in blocks(ROOT / "docs" / "extending.md", "bash", "python"):
         step = STEP.match(text)

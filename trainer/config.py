@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from retrieval.errors import DmlError
+from trainer.losses import LOSSES
 
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 
@@ -145,7 +146,7 @@ class Loss:
     def problems(self) -> Iterator[str]:
         yield from within("loss.classification_epochs", self.classification_epochs, 0, 10**6)
         for name in self.monitor:
-            yield from one_of("loss.monitor", name, ("spce", "pce"))
+            yield from one_of("loss.monitor", name, (e.name for e in LOSSES if e.monitor))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `dmltool list` shows: the tables of losses, data sets, backbones and presets."""
+"""The tables of losses, data sets, backbones and presets together, for `dmltool list`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from trainer.config import Config
 
 
 def check_names(config: Config) -> None:
-    """Raises for losses, backbones, data sets and options of theirs that do not exist.
+    """Raise for losses, backbones, data sets and options of theirs that do not exist.
 
     torch is loaded only where options of a loss, or names of another library, are to be checked.
     """
@@ -20,15 +20,12 @@ def check_names(config: Config) -> None:
 
 
 def listing(kind: str) -> dict[str, str]:
-    """Name -> summary. Nothing heavy is imported."""
-    if kind == "presets":
-        from trainer.resolve import preset_names, preset_summary
+    """The summary of each entry of a table by its name. Nothing heavy is imported."""
+    from trainer.data.datasets import DATASETS
+    from trainer.losses import LOSSES
+    from trainer.networks.backbones import BACKBONES
+    from trainer.resolve import preset_names, preset_summary
 
+    if kind == "presets":
         return {name: preset_summary(name) for name in preset_names()}
-    if kind == "losses":
-        from trainer.losses import LOSSES as table
-    elif kind == "datasets":
-        from trainer.data.datasets import DATASETS as table
-    else:
-        from trainer.networks.backbones import BACKBONES as table
-    return {entry.name: entry.summary for entry in table}
+    return {"losses": LOSSES, "datasets": DATASETS, "backbones": BACKBONES}[kind].summaries()

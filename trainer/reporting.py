@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
 from retrieval.metrics import DISTANCES
 from trainer.data import datasets
-from trainer.data.datasets.records import FileReader
+from trainer.data.datasets.records import Drawing, FileReader
 from trainer.resolve import LARGEST, parse_toml
 from trainer.run.metrics_log import METRICS, read_metrics
 
@@ -108,12 +107,10 @@ class Listed:
 
     name: str
     reader: Callable[[str, int | None], np.ndarray]
-    known: frozenset[str]
+    known: Callable[[str], bool]
 
     def __call__(self, path: str) -> np.ndarray:
-        letter, _, copy = path.rpartition("/")  # of `glyphs`, any number of copies
-        drawn = self.name == "glyphs" and re.fullmatch(r"[0-9]{1,6}", copy)
-        if (f"{letter}/0" if drawn else path) not in self.known:
+        if not self.known(path):
             raise DmlError(f"{path} is not an image of the data set {self.name}.")
         return self.reader(path, SIDE)
 
@@ -134,7 +131,7 @@ def pictures_of(
     read, note = None, ""
     if recorded.get("files"):
         read, note = _recorded_folder(data, recorded)
-    elif recorded or name == "glyphs":  # older files record the name alone
+    elif recorded or _needs_no_files(name):  # older files record the name alone
         read, note = _recorded_set(data, str(name), recorded)
     if run is None or (read is not None and recorded):
         return read, note or ("" if read else f"images are not shown: {UNKNOWN}")
@@ -142,6 +139,10 @@ def pictures_of(
     if name is not None and name != table["dataset"]:
         return None, f"images are not shown: {run} is of {table['dataset']}, the file of {name}"
     return _pictures(**table)
+
+
+def _needs_no_files(name: object) -> bool:
+    return any(entry.name == name and not entry.needs_root for entry in datasets.DATASETS)
 
 
 def _recorded(data: Embeddings) -> dict[str, Any]:
@@ -177,7 +178,8 @@ def _recorded_set(
     data: Embeddings, name: str, recorded: dict[str, Any]
 ) -> tuple[Pictures | None, str]:
     """Images that the data set draws, or keeps in files of its own."""
-    options = _dict(recorded.get("options")) | ({"copies": 1} if name == "glyphs" else {})
+    entry = datasets.DATASETS.entries.get(name)
+    options = _dict(recorded.get("options")) | dict(entry.display_options if entry else {})
     places = [place for place in _places(data, recorded) if place.exists()] or [None]
     return _pictures(name, places[0] and str(places[0]), options)
 
@@ -218,6 +220,6 @@ def _pictures(
         return None, f"images are not shown: that needs {error.name}. {install('cpu')}"
     if isinstance(data.reader, FileReader):
         return Folder(Path(data.reader.root)), ""
-    # Letters are drawn in the size of a thumbnail: the same shapes, sharper.
-    reader = replace(data.reader, size=SIDE) if dataset == "glyphs" else data.reader
-    return Listed(dataset, reader, frozenset(data.paths)), ""
+    if isinstance(data.reader, Drawing):  # in the size of a thumbnail: the same shapes, sharper
+        return Listed(dataset, data.reader.at_size(SIDE), data.reader.draws), ""
+    return Listed(dataset, data.reader, frozenset(data.paths).__contains__), ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from retrieval.errors import DmlError
+from retrieval.registry import nearest, unknown
 from trainer import losses
-from trainer.config import BadSettings, Config
+from trainer.config import BadSettings, Config, Data
+from trainer.data.datasets import DATASETS
 
 PRESETS = Path(__file__).parent / "presets"
 LARGEST = 100_000  # bytes of a configuration; ours have some 3,000
@@ -55,7 +56,7 @@ def resolve(
     if odd:
         raise DmlError(
             f"{file} cannot be used as a configuration.",
-            "\n".join(unknown(name, get_type_hints(Config)) for name in odd),
+            "\n".join(unknown_key(name, get_type_hints(Config)) for name in odd),
             "Keys belong into tables, such as [schedule]: see docs/settings.md",
         )
     table = tables.get("loss", {})
@@ -64,7 +65,7 @@ def resolve(
         tables["loss"] = {k: v for k, v in table.items() if k == "monitor"}
         if (
             not named
-            and losses.find(loss).compares
+            and losses.LOSSES.find(loss).compares
             and not any(key.startswith("batches.") for key in (*flags, *_keys(settings)))
         ):
             tables.setdefault("batches", {})["balance"] = True
@@ -140,8 +141,9 @@ def blamed(
 
 def default_preset(dataset: str | None, loss: str | None, weights: str | None = None) -> str:
     """For a data set, a loss and weights that were named without a preset."""
-    dataset, known = dataset or "glyphs", preset_names()
-    family = {"idx": "fashion"}.get(dataset, dataset)
+    dataset, known = dataset or Data().dataset, preset_names()
+    entry = DATASETS.entries.get(dataset)
+    family = (entry and entry.presets) or dataset
     own = "photos-scratch-ce" if weights == "none" else "photos-ce"
     wanted = [f"{family}-{loss}", f"{family}-ce", f"{family}-spce", own]
     return next(name for name in wanted if name in known)
@@ -192,7 +194,7 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
     types = get_type_hints(Config)
     for name, table in given.items():
         if name not in types:
-            found.append(unknown(name, types))
+            found.append(unknown_key(name, types))
             continue
         if not isinstance(table, Mapping):
             found.append(f"{name} = {table!r}: a table of keys belongs here")
@@ -201,7 +203,7 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
         values = {}
         for key, value in table.items():
             if key not in hints:
-                found.append(unknown(key, hints, f"{name}."))
+                found.append(unknown_key(key, hints, f"{name}."))
                 continue
             try:
                 values[key] = converted(value, hints[key])
@@ -226,7 +228,7 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def unknown(key: str, valid: Iterable[str], table: str = "") -> str:
+def unknown_key(key: str, valid: Iterable[str], table: str = "") -> str:
     """Names the nearest key, of this table or of another."""
     everywhere = {
         name: f"{part.name}.{name}"
@@ -235,8 +237,11 @@ def unknown(key: str, valid: Iterable[str], table: str = "") -> str:
     }
     if key in everywhere:
         return f"there is no key {table}{key}; did you mean {everywhere[key]}?"
-    near = difflib.get_close_matches(key, list(valid), 1, 0.0)[0]
-    return f"there is no key {table}{key}; did you mean {table}{near}?"
+    valid = list(valid)
+    near = nearest(key, valid)
+    near = f"{table}{near}" if near else everywhere.get(nearest(key, everywhere))
+    hint = f"did you mean {near}?" if near else f"there are {', '.join(valid)}"
+    return f"there is no key {table}{key}; {hint}"
 
 
 def converted(value: Any, kind: Any) -> Any:
@@ -305,12 +310,8 @@ def preset_names() -> list[str]:
 
 
 def preset_path(name: str) -> Path:
-    known = preset_names()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1, 0.0)[0]
-        raise DmlError(
-            f"There is no preset {name!r}.", f"Presets: {', '.join(known)}.", f"--preset {near}?"
-        )
+    if name not in (known := preset_names()):
+        raise unknown("preset", name, known, "--preset")
     return PRESETS / f"{name}.toml"
 
 
@@ -335,7 +336,7 @@ def with_settings(base: Mapping[str, Any], settings: Iterable[str]) -> dict[str,
         if len(path) == 1:
             raise DmlError(
                 f"--set {setting} names no table.",
-                unknown(path[0], get_type_hints(Config)),
+                unknown_key(path[0], get_type_hints(Config)),
                 "For example --set optimizer.lr=0.01",
             )
         place = result

@@ -250,7 +250,7 @@ def test_a_file_is_read_and_bad_ones_are_named(tmp_path):
         resolve("cub-ce", path, {})
     with pytest.raises(DmlError) as caught:
         resolve("cub-cee", None, {})
-    assert "--preset cub-ce?" in str(caught.value)
+    assert "--preset cub-ce" in str(caught.value)
 
 
 def test_resuming_changes_only_what_the_result_does_not_depend_on():

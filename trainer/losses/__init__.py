@@ -1,17 +1,17 @@
-"""The table of losses, and `build`. A module is imported when a loss of it is built.
+"""The table of losses, and `build`. The module of a loss is imported when the loss is built.
 
 A loss is a module that owns its head: forward(embeddings (B, D), labels (B,)) -> scalar, and
 parts(embeddings, labels) -> the same value as named summands.
 """
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from retrieval import registry
 from retrieval.errors import DmlError
+from retrieval.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,43 +20,64 @@ PML = "trainer.losses.pml:MetricLearning"
 
 
 @dataclass(frozen=True)
-class Entry:
-    name: str
-    path: str
-    summary: str
+class Entry(registry.Entry):
+    """A loss, and what has to be known of it before it is built."""
+
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Options that differ from the defaults of the class; the user's options come last."""
     compares: bool = True
     """It compares the images of a batch with each other, so classes need several in it."""
+    has_head: bool = False
+    """It classifies with a linear layer called `head`."""
+    monitor: bool = False
+    """It can be computed beside the loss that trains."""
+    needs_head: bool = False
+    """As a monitor it takes the head of the loss that trains."""
 
 
-LOSSES = (
+def _pml(name: str) -> Entry:
+    return Entry(f"pml:{name}", PML, "a loss of pytorch-metric-learning", {"loss": name})
+
+
+def _own(path: str) -> Entry:
+    return Entry(path, path, "a loss of your own")
+
+
+LOSSES = Registry(
+    "loss",
     Entry(
         "ce",
         "trainer.losses.ce:CrossEntropy",
         "softmax cross-entropy on a linear head, smoothed labels, dropout",
         compares=False,
+        has_head=True,
     ),
     Entry(
         "spce",
         "trainer.losses.spce:SimplifiedPairwiseCrossEntropy",
         "simplified pairwise cross-entropy: dot products within the batch, no head",
+        monitor=True,
     ),
     Entry(
         "pce",
         "trainer.losses.pce:PairwiseCrossEntropy",
         "pairwise cross-entropy behind ce; to watch rather than to train with",
         compares=False,
+        has_head=True,
+        monitor=True,
+        needs_head=True,
     ),
     Entry(
         "group",
         "trainer.losses.group:Group",
         "Group Loss: class probabilities refined by the similarities within the batch",
+        has_head=True,
     ),
     Entry(
         "center",
         "trainer.losses.center:Center",
         "center loss: cross-entropy and the distance to the class mean of the batch",
+        has_head=True,
     ),
     Entry("contrastive", PML, "pairs: pull same, push different", {"loss": "ContrastiveLoss"}),
     Entry("triplet", PML, "triplets with a margin", {"loss": "TripletMarginLoss"}),
@@ -106,59 +127,58 @@ LOSSES = (
         {"loss": "ArcFaceLoss"},
         compares=False,
     ),
+    option="--loss",
+    families={"pml": _pml},
+    own=_own,
 )
 
 
 def build(name: str, num_classes: int, dim: int, **options: Any) -> "nn.Module":
-    """The loss of that name; `pml:NAME` is any loss class of pytorch-metric-learning."""
-    entry = find(name)
-    module, _, attribute = entry.path.partition(":")
-    loss = getattr(import_module(module), attribute)
-    if entry.path != PML:  # the adapter asks the class behind it
-        parameters = inspect.signature(loss).parameters.values()
-        valid = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        check_options(name, options, valid)
+    """Build a loss by its name, `pml:CLASS` of pytorch-metric-learning, or `module:CLASS`."""
+    entry = LOSSES.find(name)
+    loss = _load_own(entry) if entry.path == name else entry.load()
+    if entry.path != PML:  # the adapter checks the options of the class behind it
+        check_options(name, options, options_of(loss))
     elif "loss" in options:
         check_options(name, ["loss"], [])
     return loss(num_classes=num_classes, dim=dim, **{**entry.defaults, **options})
 
 
+def options_of(loss: type) -> dict[str, Any]:
+    """The options of a loss class and their defaults: its keyword-only parameters."""
+    parameters = inspect.signature(loss).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _load_own(entry: Entry) -> type:
+    """The class at a dotted path; only losses are accepted, since a file may name the path."""
+    from trainer.losses.base import Loss
+
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DmlError(
+            f"The loss {entry.name!r} cannot be imported.",
+            f"{error}.",
+            "Name a class as package.module:Class; PYTHONPATH=. finds modules of this folder.",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Loss)):
+        raise DmlError(
+            f"{entry.name!r} is not a loss.",
+            "A class derived from trainer.losses.base.Loss is needed.",
+            "docs/extending.md shows how to write one.",
+        )
+    return found
+
+
 def check(name: str, options: Mapping[str, Any]) -> None:
-    """Raises for a loss or an option that does not exist; without options torch is not needed."""
-    if options or name.startswith("pml:"):
+    """Raise for a loss or an option that does not exist; a name of the table needs no torch."""
+    if options or ":" in name:
         build(name, num_classes=4, dim=8, **options)
     else:
-        find(name)
-
-
-def find(name: str) -> Entry:
-    if name.startswith("pml:"):
-        return Entry(name, PML, "", {"loss": name.removeprefix("pml:")})
-    table = {entry.name: entry for entry in LOSSES}
-    if name not in table:
-        raise DmlError(
-            f"There is no loss {name!r}.",
-            f"Losses: {', '.join(table)}, and pml:NAME for those of pytorch-metric-learning.",
-            f"Did you mean {nearest(name, table)!r}? --loss {nearest(name, table)}",
-        )
-    return table[name]
+        LOSSES.find(name)
 
 
 def check_options(loss: str, given: Iterable[str], valid: Iterable[str]) -> None:
-    """Raises for the first option that the loss does not have."""
-    valid = list(valid)
-    for option in given:
-        if option not in valid:
-            raise DmlError(
-                f"The loss {loss!r} has no option {option!r}.",
-                f"Its options: {', '.join(valid)}." if valid else "It has no options.",
-                f"Did you mean {nearest(option, valid)!r}? "
-                f"--set loss.options.{nearest(option, valid)}=..."
-                if valid
-                else f"Leave out --set loss.options.{option}",
-            )
-
-
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """The most similar of the valid words, however little it is."""
-    return difflib.get_close_matches(word, list(valid), n=1, cutoff=0.0)[0]
+    """Raise for the first option that the loss does not have."""
+    registry.check_options(f"The loss {loss!r}", given, valid, "loss.options")

@@ -11,6 +11,11 @@ from retrieval.errors import DmlError
 class Loss(nn.Module):
     """Subclasses give `split`; it sees float32 (or float64) embeddings and no autocast."""
 
+    note = ""
+    """What has to be known to read the last value, if anything."""
+    warn = True
+    """Whether the first note is a warning as well."""
+
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
         require(num_classes >= 1, "num_classes", num_classes, "1 or more")
@@ -28,6 +33,10 @@ class Loss(nn.Module):
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
+
+    def further_values(self) -> dict[str, float]:
+        """Values of the last batch that are not summands of the loss, for monitors."""
+        return {}
 
 
 def full_precision(embeddings: Tensor) -> Tensor:

@@ -31,10 +31,9 @@ class PairwiseCrossEntropy(Loss):
         self.head = nn.Linear(dim, num_classes, bias=False)
         self.smallest = float("nan")
         """The lambda of the last batch, the floor where that was used."""
-        self.note = ""
-        """Why the floor was used in the last batch, if it was."""
-        self.warn = True
-        """Whether the first use of the floor is a warning."""
+
+    def further_values(self) -> dict[str, float]:
+        return {"lambda": self.smallest}
 
     def split(
         self, embeddings: Tensor, labels: Tensor, head: nn.Linear | None = None
@@ -71,8 +70,11 @@ class PairwiseCrossEntropy(Loss):
         why = f"a batch of {n} in {d} dimensions" + (" has no full rank" if n < d else "")
         what = f"the lambda of the loss 'pce' is at most {self.smallest:.2g}"
         if self.floor == 0:
-            fix = f"use a batch of well over {d} images, fewer dimensions, or the option floor=1e-3"
-            raise DmlError(what, why, fix)
+            raise DmlError(
+                f"{what.capitalize()}.",
+                f"The batch has {n} images in {d} dimensions.",
+                f"Use a batch of well over {d} images, fewer dimensions, or the option floor=1e-3.",
+            )
         self.smallest = self.floor
         self.note = f"{what}: {why}; {self.floor:g} is used instead"
         if self.warn:

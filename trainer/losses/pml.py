@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from retrieval.errors import DmlError
-from trainer.losses import check_options, nearest
+from retrieval.registry import nearest, unknown
+from trainer.losses import check_options
 from trainer.losses.base import Loss
 
 try:
@@ -86,15 +87,15 @@ def loss_classes() -> dict[str, type]:
 
 def loss_class(name: str) -> type:
     known = loss_classes()
-    if name not in known:
-        near = f"pml:{nearest(name, known)}"
+    if name in WITHOUT:
+        near = nearest(name, known)
         raise DmlError(
-            f"There is no loss 'pml:{name}'."
-            if name not in WITHOUT
-            else f"The loss 'pml:{name}' cannot be used.",
-            WITHOUT.get(name, f"It has: {', '.join(known)}."),
-            f"Did you mean {near!r}? --loss {near}",
+            f"The loss 'pml:{name}' cannot be used.",
+            WITHOUT[name],
+            f"Choose another one, such as --loss pml:{near or 'ContrastiveLoss'}",
         )
+    if name not in known:
+        raise unknown("loss", f"pml:{name}", [f"pml:{other}" for other in known], "--loss")
     return known[name]
 
 
@@ -131,9 +132,5 @@ def instance(option: str, value: Any) -> Any:
         return value
     known = dict(inspect.getmembers(MODULES[option], inspect.isclass))
     if value not in known:
-        raise DmlError(
-            f"There is no {option} {value!r}.",
-            f"pytorch-metric-learning has: {', '.join(known)}.",
-            f"Did you mean {nearest(value, known)!r}?",
-        )
+        raise unknown(option, value, known)
     return known[value]()

@@ -3,11 +3,13 @@
 A backbone maps normalised images (B, 3, H, W) to pooled features (B, F); classifiers are left out.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from retrieval import registry
 from retrieval.errors import DmlError
-from trainer.losses import nearest
+from retrieval.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,23 +19,34 @@ IMAGENET: tuple[Colours, Colours] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225
 HALVES: tuple[Colours, Colours] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
+TV = "trainer.networks.models:torchvision"
+
+
 @dataclass(frozen=True)
-class Entry:
-    name: str
-    features: int
-    """F, what the backbone gives for an image."""
-    summary: str
+class Entry(registry.Entry):
+    """A backbone. Its path leads to a function (entry, weights, image size) -> Backbone."""
+
+    features: int = 0
+    """F, the number of features of an image; 0: known once it is built."""
     head: str = ""
-    """The classifier in torchvision's network, as a dotted path."""
+    """The classifier in torchvision's network, as a dotted path; it is left out."""
     smallest: int = 1
-    """Images have at least so many pixels a side."""
+    """The least number of pixels of a side of an image."""
     patch: int = 0
     """Images have a fixed size, a multiple of this."""
     normalisation: tuple[Colours, Colours] = IMAGENET
     """Mean and standard deviation of the images that it was trained on."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of torchvision's constructor."""
+    also_removed: tuple[str, ...] = ()
+    """Further parts of the classifier, by name."""
+    check: str = ""
+    """The dotted path of a function that raises if the library has no network of this name."""
 
 
 class Backbone(NamedTuple):
+    """A network without its classifier, and how its input is normalised."""
+
     module: "nn.Module"
     features: int
     mean: Colours
@@ -42,89 +55,101 @@ class Backbone(NamedTuple):
     """What the user should know, such as parts of a file that were left out."""
 
 
-BACKBONES = (
+def _timm(name: str) -> Entry:
+    path = "trainer.networks.models:{}"
+    return Entry(
+        f"timm:{name}", path.format("timm"), "a network of timm", check=path.format("check_timm")
+    )
+
+
+BACKBONES = Registry(
+    "backbone",
     Entry(
         "smallcnn",
-        1024,
+        "trainer.networks.models:smallcnn",
         "four convolutions for images of 28 to 64 pixels",
+        1024,
         smallest=16,
         normalisation=HALVES,
     ),
-    Entry("resnet18", 512, "residual network, 11 M parameters", "fc"),
-    Entry("resnet34", 512, "residual network, 21 M parameters", "fc"),
-    Entry("resnet50", 2048, "residual network, 24 M parameters; in the presets of ce", "fc"),
-    Entry("resnet101", 2048, "residual network, 43 M parameters", "fc"),
-    Entry("resnext50_32x4d", 2048, "residual network, grouped, 23 M parameters", "fc"),
+    Entry("resnet18", TV, "residual network, 11 M parameters", 512, "fc"),
+    Entry("resnet34", TV, "residual network, 21 M parameters", 512, "fc"),
+    Entry("resnet50", TV, "residual network, 24 M parameters; in the presets of ce", 2048, "fc"),
+    Entry("resnet101", TV, "residual network, 43 M parameters", 2048, "fc"),
+    Entry("resnext50_32x4d", TV, "residual network, grouped, 23 M parameters", 2048, "fc"),
     # (x - 0.5) / 0.5 is what torchvision's transform_input makes of its weights' images.
     Entry(
         "googlenet",
-        1024,
+        TV,
         "Inception with BatchNorm, 6 M parameters; in the presets of group",
+        1024,
         "fc",
         15,
         normalisation=HALVES,
+        # Without init_weights it warns about its way to initialise.
+        options={"aux_logits": False, "init_weights": True, "transform_input": False},
+        also_removed=("dropout",),
     ),
-    Entry("densenet121", 1024, "densely connected, 7 M parameters", "classifier", 29),
-    Entry("densenet161", 2208, "densely connected, 26 M parameters", "classifier", 29),
-    Entry("densenet169", 1664, "densely connected, 12 M parameters", "classifier", 29),
-    Entry("densenet201", 1920, "densely connected, 18 M parameters", "classifier", 29),
-    Entry("mobilenet_v3_small", 576, "for phones, 1 M parameters", "classifier"),
-    Entry("mobilenet_v3_large", 960, "for phones, 3 M parameters", "classifier"),
-    Entry("efficientnet_b0", 1280, "scaled by search, 4 M parameters", "classifier"),
-    Entry("efficientnet_b1", 1280, "scaled by search, 7 M parameters", "classifier"),
-    Entry("efficientnet_b2", 1408, "scaled by search, 8 M parameters", "classifier"),
-    Entry("efficientnet_b3", 1536, "scaled by search, 11 M parameters", "classifier"),
-    Entry("efficientnet_v2_s", 1280, "scaled by search, 20 M parameters", "classifier"),
-    Entry("convnext_tiny", 768, "modern convolutions, 28 M parameters", "classifier.2", 32),
-    Entry("convnext_small", 768, "modern convolutions, 49 M parameters", "classifier.2", 32),
-    Entry("convnext_base", 1024, "modern convolutions, 88 M parameters", "classifier.2", 32),
-    Entry("swin_t", 768, "transformer of shifted windows, 28 M parameters", "head", 32),
-    Entry("swin_s", 768, "transformer of shifted windows, 49 M parameters", "head", 32),
-    Entry("vit_b_16", 768, "transformer of 16 x 16 patches, 86 M parameters", "heads", 16, 16),
-    Entry("vit_b_32", 768, "transformer of 32 x 32 patches, 87 M parameters", "heads", 32, 32),
+    Entry("densenet121", TV, "densely connected, 7 M parameters", 1024, "classifier", 29),
+    Entry("densenet161", TV, "densely connected, 26 M parameters", 2208, "classifier", 29),
+    Entry("densenet169", TV, "densely connected, 12 M parameters", 1664, "classifier", 29),
+    Entry("densenet201", TV, "densely connected, 18 M parameters", 1920, "classifier", 29),
+    Entry("mobilenet_v3_small", TV, "for phones, 1 M parameters", 576, "classifier"),
+    Entry("mobilenet_v3_large", TV, "for phones, 3 M parameters", 960, "classifier"),
+    Entry("efficientnet_b0", TV, "scaled by search, 4 M parameters", 1280, "classifier"),
+    Entry("efficientnet_b1", TV, "scaled by search, 7 M parameters", 1280, "classifier"),
+    Entry("efficientnet_b2", TV, "scaled by search, 8 M parameters", 1408, "classifier"),
+    Entry("efficientnet_b3", TV, "scaled by search, 11 M parameters", 1536, "classifier"),
+    Entry("efficientnet_v2_s", TV, "scaled by search, 20 M parameters", 1280, "classifier"),
+    Entry("convnext_tiny", TV, "modern convolutions, 28 M parameters", 768, "classifier.2", 32),
+    Entry("convnext_small", TV, "modern convolutions, 49 M parameters", 768, "classifier.2", 32),
+    Entry("convnext_base", TV, "modern convolutions, 88 M parameters", 1024, "classifier.2", 32),
+    Entry("swin_t", TV, "transformer of shifted windows, 28 M parameters", 768, "head", 32),
+    Entry("swin_s", TV, "transformer of shifted windows, 49 M parameters", 768, "head", 32),
+    Entry(
+        "vit_b_16",
+        TV,
+        "transformer of 16 x 16 patches, 86 M parameters",
+        768,
+        "heads",
+        16,
+        16,
+    ),
+    Entry(
+        "vit_b_32",
+        TV,
+        "transformer of 32 x 32 patches, 87 M parameters",
+        768,
+        "heads",
+        32,
+        32,
+    ),
+    option="--backbone",
+    families={"timm": _timm},
 )
 
 
 def build(name: str, weights: str = "none", image_size: int = 224) -> Backbone:
-    """The backbone of that name; `timm:NAME` is any network of timm.
+    """Build a backbone by its name; `timm:NAME` is any network of timm.
 
     weights: `none`, which never asks the network; `imagenet`, for torchvision the IMAGENET1K_V1
     weights that the papers use, for timm those that belong to the name; or a file.
     """
-    entry = find(name)
+    entry = BACKBONES.find(name)
     check_size(entry, image_size)
-    from trainer.networks import models
-
-    if name.startswith("timm:"):
-        return models.timm(name, weights, image_size)
-    if name == "smallcnn":
-        return models.smallcnn(entry, weights)
-    return models.torchvision(entry, weights, image_size)
+    return entry.load()(entry, weights, image_size)
 
 
 def check(name: str, image_size: int) -> None:
-    """Raises for a backbone that does not exist, or that cannot take such images."""
-    check_size(find(name), image_size)
-    if name.startswith("timm:"):
-        from trainer.networks import models
-
-        models.check_timm(name)
-
-
-def find(name: str) -> Entry:
-    if name.startswith("timm:"):
-        return Entry(name, 0, "a network of timm")
-    table = {entry.name: entry for entry in BACKBONES}
-    if name not in table:
-        raise DmlError(
-            f"There is no backbone {name!r}.",
-            f"Backbones: {', '.join(table)}, and timm:NAME for those of timm.",
-            f"Did you mean {nearest(name, table)!r}? --backbone {nearest(name, table)}",
-        )
-    return table[name]
+    """Raise for a backbone that does not exist, or that cannot take such images."""
+    entry = BACKBONES.find(name)
+    check_size(entry, image_size)
+    if entry.check:
+        replace(entry, path=entry.check).load()(name)
 
 
 def check_size(entry: Entry, image_size: int) -> None:
+    """Raise if the network cannot take square images of this size."""
     if image_size < entry.smallest:
         raise DmlError(
             f"{entry.name} cannot take images of {image_size} pixels.",

@@ -1,24 +1,23 @@
-"""Networks of torchvision and timm without their classifiers, and smallcnn."""
+"""Build the backbones of the table: networks of torchvision and timm, and our own."""
 
 from __future__ import annotations
-
-import difflib
 
 import torch
 from torch import Tensor, nn
 
 from retrieval.errors import DmlError
-from trainer.losses import nearest
+from retrieval.registry import nearest
 from trainer.networks import weights
 from trainer.networks.backbones import IMAGENET, Backbone, Entry
 from trainer.networks.smallcnn import SmallCNN
 
 
-def smallcnn(entry: Entry, source: str) -> Backbone:
+def smallcnn(entry: Entry, source: str, image_size: int) -> Backbone:
+    """Our own network for small images, of any size from entry.smallest on."""
     module, notes = SmallCNN(), []
     if source == "imagenet":
         raise DmlError(
-            "smallcnn has no ImageNet weights.",
+            f"{entry.name} has no ImageNet weights.",
             "It is trained from scratch.",
             "--set network.weights=none",
         )
@@ -29,17 +28,13 @@ def smallcnn(entry: Entry, source: str) -> Backbone:
 
 
 def torchvision(entry: Entry, source: str, image_size: int) -> Backbone:
+    """The network of that name in torchvision, without its classifier."""
     from trainer.networks.vision import torchvision as library
 
-    options = {}
-    if entry.name == "googlenet":  # left to itself it warns of its way to initialise
-        options = {"aux_logits": False, "init_weights": True, "transform_input": False}
-    elif entry.patch:
-        options = {"image_size": image_size}
+    options = {"image_size": image_size} if entry.patch else entry.options
     module = library.models.get_model(entry.name, weights=None, **options)
-    module.set_submodule(entry.head, nn.Identity())
-    if entry.name == "googlenet":  # it belongs to the classifier
-        module.dropout = nn.Identity()
+    for part in (entry.head, *entry.also_removed):
+        module.set_submodule(part, nn.Identity())
 
     notes: list[str] = []
     if source != "none":
@@ -50,7 +45,7 @@ def torchvision(entry: Entry, source: str, image_size: int) -> Backbone:
             path = weights.existing(source)
 
         def positions(given: Tensor) -> Tensor:
-            """Of a ViT, for another size of images."""
+            """The positions of a ViT, for another size of images."""
             resize = library.models.vision_transformer.interpolate_embeddings
             key = "encoder.pos_embedding"
             return resize(image_size, entry.patch, {key: given})[key]
@@ -63,8 +58,9 @@ def torchvision(entry: Entry, source: str, image_size: int) -> Backbone:
     return Backbone(module, entry.features, *entry.normalisation, tuple(notes))
 
 
-def timm(name: str, source: str, image_size: int) -> Backbone:
-    library = _timm()
+def timm(entry: Entry, source: str, image_size: int) -> Backbone:
+    """Any network of timm, built for this image size."""
+    library, name = _timm(), entry.name
     model = name.removeprefix("timm:")
     _check_name(library, model)
     published = library.get_pretrained_cfg(model)
@@ -107,6 +103,7 @@ def _timm():
 
 
 def check_timm(name: str) -> None:
+    """Raise if timm has no network of this name."""
     _check_name(_timm(), name.removeprefix("timm:"))
 
 
@@ -114,18 +111,21 @@ def _check_name(library, model: str) -> None:
     known = library.list_models()
     arch, _, tag = model.partition(".")
     if arch not in known:
-        near = difflib.get_close_matches(arch, known, n=4, cutoff=0.4) or [nearest(arch, known)]
+        near = nearest(arch, known)
         raise DmlError(
             f"timm has no network {model!r}.",
-            f"Of its {len(known):,} names these are near: {', '.join(near)}.",
-            f"Did you mean 'timm:{near[0]}'?",
+            f"It has {len(known):,} others: python -c 'import timm; print(timm.list_models())'",
+            f"Did you mean 'timm:{near}'? --backbone timm:{near}"
+            if near
+            else "Choose one of them.",
         )
     tags = [full.partition(".")[2] for full in library.list_pretrained(f"{arch}.*")]
     if tag and tag not in tags:
+        near = nearest(tag, tags)
         raise DmlError(
             f"timm has no weights {tag!r} of {arch}.",
             f"It has: {', '.join(tags) or 'none'}.",
-            f"Did you mean 'timm:{arch}.{nearest(tag, tags)}'?" if tags else f"timm:{arch}",
+            f"Did you mean 'timm:{arch}.{near}'?" if near else f"Leave the tag out: timm:{arch}",
         )
 
 

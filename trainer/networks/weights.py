@@ -20,8 +20,8 @@ from retrieval.errors import DmlError
 from retrieval.formats import pt, safetensors
 from retrieval.formats.arrays import BFLOAT16
 from retrieval.formats.naming import Entry
+from retrieval.registry import nearest
 from trainer.data.datasets.records import listed
-from trainer.losses import nearest
 
 TIMEOUT = 20  # seconds without a byte until a download is given up
 SHOWN = 4
@@ -30,16 +30,15 @@ DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
 
 def existing(source: str) -> Path:
+    """The file of weights that the user has named."""
     path = Path(source).expanduser()
     if path.is_file():
         return path
-    words = ("imagenet", "none")
+    near = nearest(source, ("imagenet", "none"))
     raise DmlError(
         f"There are no weights {source!r}.",
         "Weights are `imagenet`, `none`, or a file, and there is no such file.",
-        "Check the path."
-        if path.suffix or "/" in source
-        else f"--set network.weights={nearest(source, words)}?",
+        f"Did you mean {near!r}? --set network.weights={near}" if near else "Check the path.",
     )
 
 

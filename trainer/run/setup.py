@@ -42,7 +42,7 @@ def open_data(config: Config, watch: Watch) -> Source:
         )
     batch, classes = config.batches.size, len(data.classes("train"))
     if (
-        losses.find(config.loss.name).compares
+        losses.LOSSES.find(config.loss.name).compares
         and not (config.batches.classes or config.batches.balance)
         and batch < 2 * classes
     ):
@@ -83,7 +83,7 @@ def balanced(config: Config, data: datasets.DataSet, processes: int, watch: Watc
 def check_names(config: Config, folder: Path) -> None:
     """What can be known to be wrong before any image is read."""
     listing.check_names(config)
-    if config.data.dataset == "folder" and config.data.root:
+    if config.data.root and datasets.DATASETS.find(config.data.dataset).takes_all_images:
         root = Path(config.data.root).expanduser().resolve()
         if folder.resolve().is_relative_to(root):
             raise DmlError(

@@ -410,3 +410,20 @@ def test_what_the_library_cannot_do_is_an_error_with_a_way_out(name, options, ne
         build(name, CLASSES, DIM, **options)
     assert caught.value.why
     assert near in caught.value.fix
+
+
+@pytest.mark.parametrize("entry", LOSSES, ids=lambda entry: entry.name)
+def test_the_table_says_which_losses_have_a_head(entry):
+    head = getattr(build(entry.name, CLASSES, DIM), "head", None)
+    assert entry.has_head == isinstance(head, torch.nn.Linear)
+
+
+def test_a_loss_of_ones_own_is_named_by_its_path():
+    loss = build("trainer.losses.center:Center", CLASSES, DIM)
+    assert type(loss) is type(build("center", CLASSES, DIM))
+
+
+@pytest.mark.parametrize("path", ["os:system", "no.such.module:Loss", "trainer.losses.ce:Nothing"])
+def test_a_path_that_leads_to_no_loss_is_refused_before_it_is_called(path):
+    with pytest.raises(DmlError, match=r"is not a loss|cannot be imported"):
+        build(path, CLASSES, DIM)

@@ -470,7 +470,7 @@ def test_operators_are_not_declared_where_torchvision_imports():
     answer = "return types.ModuleType('torchvision')"
     done = run(
         FAKE.format(answer=answer)
-        + "from trainer import vision\nimport torch\n"
+        + "from trainer.networks import vision\nimport torch\n"
         + "assert calls == ['torchvision'] and not vision.declared\n"
         + "assert not hasattr(torch.ops.torchvision, 'qnms')"
     )
@@ -487,7 +487,7 @@ def test_operators_are_declared_after_the_import_failed_on_them():
 """
     done = run(
         FAKE.format(answer=answer)
-        + "from trainer import vision\nimport torch\n"
+        + "from trainer.networks import vision\nimport torch\n"
         + "assert len(calls) == 2 and len(vision.declared) == 1\n"
         + "assert hasattr(torch.ops.torchvision, 'nms') and hasattr(torch.ops.torchvision, 'qnms')"
     )
@@ -514,7 +514,7 @@ def test_other_failures_of_the_import_are_told_and_nothing_is_declared(raised, w
     done = run(
         FAKE.format(answer=f"raise {raised}")
         + "from retrieval.errors import DmlError\n"
-        + "try:\n    from trainer import vision\nexcept DmlError as error:\n    print(error)\n"
+        + "try:\n    from trainer.networks import vision\nexcept DmlError as error:\n    print(error)\n"
         + "import torch\nassert not hasattr(torch.ops.torchvision, 'qnms')"
     )
     assert done.returncode == 0, done.stderr

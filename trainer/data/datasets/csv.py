@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from retrieval.errors import DmlError
+from retrieval.registry import nearest
 from trainer.data.datasets import layout
 from trainer.data.datasets.records import DataSet, build, listed, unlabelled
 from trainer.data.datasets.splitting import SPLIT_WORDS, divide, shared_classes
@@ -133,20 +133,20 @@ def _column(table: Path, header: list[str], names: tuple[str, ...]) -> int:
     for name in names:
         if name in header:
             return header.index(name)
-    near = difflib.get_close_matches(names[0], header, 1)
+    near = nearest(names[0], header)
     raise DmlError(
         f"{table} has no column called {names[0]}.",
         f"Its first line has: {', '.join(header) or 'nothing'}. "
         f"Also understood: {', '.join(names[1:])}.",
-        f"Did you mean {near[0]}? Rename it." if near else "Name the columns in the first line.",
+        f"Did you mean {near}? Rename it." if near else "Name the columns in the first line.",
     )
 
 
 def _split(table: Path, line: int, text: str) -> str:
     split = SPLIT_WORDS.get(text.strip().lower())
     if split is None:
-        near = difflib.get_close_matches(text.strip().lower(), SPLIT_WORDS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = nearest(text.strip(), SPLIT_WORDS)
+        hint = f"; did you mean {near}?" if near else ""
         raise _wrong(table, line, f"has the split {text.strip()!r}{hint}")
     return split
 

@@ -9,8 +9,9 @@ of another letter of either side (Latin A, Greek Alpha and Cyrillic A).
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,6 +65,18 @@ class GlyphReader:
         edges = outline(face, int(letter[2:], 16)) * (FILL * self.size)
         grey = fill(_jitter(edges, path, self.seed, self.size), self.size)
         return np.repeat(grey[..., None], 3, axis=2)
+
+    def draws(self, path: str) -> bool:
+        """Whether the path names a letter of the data set, a face that has it, and a copy."""
+        found = re.fullmatch(r"U\+([0-9A-F]{4})/([\w-]+)/[0-9]{1,6}", path)
+        if found is None or found[2] not in FACES:
+            return False
+        letter = int(found[1], 16)
+        return chr(letter) in TRAIN + TEST and letter in covered(found[2])
+
+    def at_size(self, size: int) -> GlyphReader:
+        """The reader of the same letters with sides of `size` pixels."""
+        return replace(self, size=size)
 
 
 def read(*, variant: str = "test", size: int = 32, copies: int = 1, seed: int = 0) -> DataSet:

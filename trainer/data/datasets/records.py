@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +31,17 @@ class FileReader:
         from trainer.data.images import read_rgb
 
         return read_rgb(f"{self.root}/{path}", short_side, self.background)
+
+
+@runtime_checkable
+class Drawing(Protocol):
+    """A reader that draws its images, so that it has them in any size and number."""
+
+    def draws(self, path: str) -> bool:
+        """Whether there is an image of this path."""
+
+    def at_size(self, size: int) -> Reader:
+        """The reader of the same images with sides of `size` pixels."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from retrieval.errors import DmlError
-from trainer.data.datasets import DATASETS, DataSet, Record, find, load, options_of
+from trainer.data.datasets import DATASETS, DataSet, Record, load, options_of
 from trainer.data.datasets.records import SPLITS, build
 from trainer.data.datasets.splitting import (
     check_batches,
@@ -50,7 +50,7 @@ def splits_of(data: DataSet) -> dict[str, set[str]]:
 def test_every_entry_has_a_reader_with_options_and_a_summary(entry):
     assert entry.summary
     assert isinstance(options_of(entry.name), dict)
-    assert find(entry.name) is entry
+    assert DATASETS.find(entry.name) is entry
 
 
 def test_the_table_and_all_readers_load_neither_torch_nor_matplotlib():
@@ -68,7 +68,7 @@ sys.exit(any(m in sys.modules for m in ("torch", "matplotlib", "scipy")))
 def test_an_unknown_data_set_names_the_nearest():
     with pytest.raises(DmlError) as caught:
         load("folders", "somewhere")
-    assert "Did you mean folder?" in caught.value.fix
+    assert "Did you mean 'folder'?" in caught.value.fix
     assert "cub" in caught.value.why
 
 
@@ -76,7 +76,7 @@ def test_an_unknown_option_names_the_nearest():
     with pytest.raises(DmlError) as caught:
         load("folder", "somewhere", test_fracton=0.5)
     assert "test_fracton" in caught.value.what
-    assert "Did you mean test_fraction?" in caught.value.fix
+    assert "Did you mean 'test_fraction'?" in caught.value.fix
 
 
 @pytest.mark.parametrize("entry", [e for e in DATASETS if e.needs_root], ids=lambda e: e.name)

@@ -1,0 +1,130 @@
+"""Tables of named things: losses, data sets, backbones and formats, and how a name is looked up.
+
+An entry names an object by its dotted path. The object is imported when it is used, so that listing
+a table loads nothing heavy. A module's table is extended with `TABLE.add(Entry(...))`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeVar
+
+from retrieval.errors import DmlError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name, the dotted path of the object behind it, and one line about it."""
+
+    name: str
+    path: str
+    """`package.module:attribute`, or the path of a module alone."""
+    summary: str
+
+    def load(self) -> Any:
+        """Import the module and return the object."""
+        module, _, attribute = self.path.partition(":")
+        found = import_module(module)
+        return getattr(found, attribute) if attribute else found
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class Registry(Collection[E]):
+    """The entries of one kind, looked up by name.
+
+    kind: what an entry is, for messages, such as "loss".
+    option: the option that takes a name, such as "--loss".
+    families: functions that turn the NAME of `prefix:NAME` into an entry, by prefix.
+    own: turns `package.module:attribute`, the path of a user's object, into an entry.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *entries: E,
+        option: str = "",
+        families: Mapping[str, Callable[[str], E]] | None = None,
+        own: Callable[[str], E] | None = None,
+    ) -> None:
+        self.kind, self.option = kind, option
+        self.families, self.own = families or {}, own
+        self.entries = {entry.name: entry for entry in entries}
+
+    def __iter__(self) -> Iterator[E]:
+        return iter(self.entries.values())
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self.entries.values()
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, entry: E) -> None:
+        """Add an entry, or replace the one of that name."""
+        self.entries[entry.name] = entry
+
+    def names(self) -> list[str]:
+        """All names, in the order of the table."""
+        return list(self.entries)
+
+    def summaries(self) -> dict[str, str]:
+        """The summary of each entry by its name."""
+        return {entry.name: entry.summary for entry in self}
+
+    def find(self, name: str) -> E:
+        """Return the entry of that name; DmlError names the nearest one, or all of them."""
+        if name in self.entries:
+            return self.entries[name]
+        prefix, colon, rest = name.partition(":")
+        if colon and prefix in self.families:
+            return self.families[prefix](rest)
+        if colon and rest and self.own:
+            return self.own(name)
+        also = [f"{prefix}:NAME" for prefix in self.families]
+        also += ["package.module:NAME for your own"] if self.own else []
+        raise unknown(self.kind, name, self.names(), self.option, also)
+
+
+def unknown(
+    kind: str, name: str, known: Iterable[str], option: str = "", also: Iterable[str] = ()
+) -> DmlError:
+    """The error for a name that does not exist: lists the known names, suggests the nearest."""
+    known = list(known)
+    near = nearest(name, known)
+    names = ", ".join([*known, *also])
+    fix = f"Choose one of these: {option} NAME" if option else "Choose one of these."
+    if near:
+        fix = f"Did you mean {near!r}?" + (f" {option} {near}" if option else "")
+    return DmlError(f"There is no {kind} {name!r}.", f"There are: {names}.", fix)
+
+
+def check_options(of: str, given: Iterable[str], valid: Iterable[str], table: str) -> None:
+    """Raise for the first option that does not exist.
+
+    of: who takes the options, such as "The loss 'ce'". table: where they are set, such as
+    loss.options.
+    """
+    valid = list(valid)
+    for option in given:
+        if option in valid:
+            continue
+        near = nearest(option, valid)
+        raise DmlError(
+            f"{of} has no option {option!r}.",
+            f"Its options: {', '.join(valid)}." if valid else "It has no options.",
+            f"Did you mean {near!r}? --set {table}.{near}=..."
+            if near
+            else f"Leave out --set {table}.{option}=...",
+        )
+
+
+def nearest(word: str, valid: Iterable[str], cutoff: float = 0.5) -> str:
+    """The valid word most like this one; empty if none is alike."""
+    by_lower = {name.lower(): name for name in valid}
+    near = difflib.get_close_matches(word.lower(), by_lower, 1, cutoff)
+    return by_lower[near[0]] if near else ""

@@ -1,0 +1,71 @@
+"""Names are looked up in one way, and a wrong one is answered with the nearest or with all."""
+
+import math
+
+import pytest
+
+from retrieval.errors import DmlError
+from retrieval.registry import Entry, Registry, check_options, nearest
+
+
+def made() -> Registry:
+    return Registry(
+        "loss",
+        Entry("group", "math:gcd", "a group"),
+        Entry("triplet", "math", "three"),
+        option="--loss",
+        families={"pml": lambda name: Entry(f"pml:{name}", "math:sin", "")},
+        own=lambda path: Entry(path, path, "your own"),
+    )
+
+
+def test_an_entry_loads_the_object_behind_its_path():
+    assert made().find("group").load() is math.gcd
+    assert made().find("triplet").load() is math
+
+
+def test_families_and_own_paths_become_entries():
+    assert made().find("pml:Circle").name == "pml:Circle"
+    assert made().find("math:cos").load() is math.cos
+
+
+def test_a_near_name_is_suggested_with_the_option_that_takes_it():
+    with pytest.raises(DmlError) as caught:
+        made().find("Gruop")
+    assert caught.value.what == "There is no loss 'Gruop'."
+    assert caught.value.fix == "Did you mean 'group'? --loss group"
+
+
+def test_far_names_are_not_suggested_but_all_are_listed():
+    with pytest.raises(DmlError) as caught:
+        made().find("zzz")
+    assert "Did you mean" not in str(caught.value)
+    for name in ("group", "triplet", "pml:NAME", "package.module:NAME"):
+        assert name in caught.value.why
+
+
+def test_an_added_entry_is_found_and_listed():
+    table = made()
+    table.add(Entry("mine", "math:tan", "my own"))
+    assert table.find("mine").load() is math.tan
+    assert table.summaries() == {"group": "a group", "triplet": "three", "mine": "my own"}
+    assert len(table) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("margn", "Did you mean 'margin'? --set loss.options.margin=..."),
+        ("zzz", "Leave out --set loss.options.zzz=..."),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(given, fix):
+    with pytest.raises(DmlError) as caught:
+        check_options("The loss 'x'", ["margin", given], ["margin", "scale"], "loss.options")
+    assert caught.value.fix == fix
+    assert "margin, scale" in caught.value.why
+
+
+def test_nearest_ignores_case_and_gives_nothing_for_strangers():
+    assert nearest("CIRCLELOSS", ["CircleLoss", "ArcFaceLoss"]) == "CircleLoss"
+    assert nearest("x", ["CircleLoss"]) == nearest("x", []) == ""
