@@ -514,7 +514,8 @@ def test_other_failures_of_the_import_are_told_and_nothing_is_declared(raised, w
     done = run(
         FAKE.format(answer=f"raise {raised}")
         + "from retrieval.errors import DmlError\n"
-        + "try:\n    from trainer.networks import vision\nexcept DmlError as error:\n    print(error)\n"
+        + "try:\n    from trainer.networks import vision\n"
+        + "except DmlError as error:\n    print(error)\n"
         + "import torch\nassert not hasattr(torch.ops.torchvision, 'qnms')"
     )
     assert done.returncode == 0, done.stderr
