@@ -77,10 +77,10 @@ def pml(G, gl, ks, Q=None, ql=None):
     return out
 
 
-def ours(G, gl, ks, Q=None, ql=None, places=False):
+def ours(G, gl, ks, Q=None, ql=None, positions=False):
     from retrieval.ranking.ranks import count_ranks
 
-    ranks = count_ranks(G, gl, Q, ql, places=places)
+    ranks = count_ranks(G, gl, Q, ql, positions=positions)
     return {d: {k: float(((r.rank > 0) & (r.rank <= k)).mean()) for k in ks}
             for d, r in ranks.items()}  # fmt: skip
 
@@ -89,7 +89,7 @@ def versus(section, title, ks, goal, data, repeats):
     """Recall@K with both distances: all contenders on one data set."""
     G, gl, *rest = data
     print(title, flush=True)
-    ours(G[:500], gl[:500], (1,), places=True)  # compile
+    ours(G[:500], gl[:500], (1,), positions=True)  # compile
     contenders = {
         "dmltool": lambda: ours(G, gl, ks, *rest),
         "FAISS IndexFlat, two searches": lambda: faiss_lists(G, gl, ks, *rest),

@@ -1,4 +1,4 @@
-"""Evaluates one retrieval problem: ranks, neighbours and clusters in, one JSON-able dict out."""
+"""Evaluates one retrieval problem: ranks and clusters in, one JSON-able dict out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays
 from retrieval.ranking.ranks import Ranks, count_ranks
 from retrieval.resources import Progress, StageProgress, allowed
 
-ENGINES = ("count", "faiss")
 VERSION = 1
 LEAST_MEMORY = 64 << 20
 
@@ -34,7 +33,6 @@ class Settings:
     kmeans_iterations: int = 20
     kmeans_restarts: int = 1
     queries: int | None = None  # ask only so many, drawn at random
-    engine: str = "count"
     memory: int = 2 << 30  # bytes beyond the embeddings themselves
     threads: int | None = None
     resamples: int = 2000  # of the class bootstrap
@@ -55,7 +53,6 @@ class Settings:
                 ),
                 "wants whole numbers from 1",
             ),
-            "engine": (self.engine in ENGINES, f"is one of {ENGINES}"),
             "seeds": (self.seeds >= 1, "wants at least 1"),
             "queries": (self.queries is None or self.queries >= 1, "wants at least 1"),
             "kmeans_iterations": (self.kmeans_iterations >= 1, "wants at least 1"),
@@ -97,7 +94,7 @@ def evaluate(
 
     vectors (N, D) and labels (N,): every item asks all others. With gallery (G, D) and
     gallery_labels (G,) the vectors are queries and ask the gallery. Further arguments are the
-    fields of `Settings`: distances, recall_at, nmi, seeds, queries, engine, memory, ...
+    fields of `Settings`: distances, recall_at, nmi, seeds, queries, memory, ...
     """
     problem = from_arrays(vectors, labels, gallery, gallery_labels, drop_nonfinite=drop_nonfinite)
     for name in ("distances", "recall_at"):
@@ -122,8 +119,6 @@ def score(
     """All scores but NMI and AMI, which k-means may take long for: `add_nmi`."""
     if settings.nmi:
         load_faiss()  # where it is missing, that is said at once
-    if settings.threads and settings.engine == "faiss":
-        load_faiss().omp_set_num_threads(allowed(settings.threads))
     full = problem
     if settings.queries is not None:
         problem = sample(problem, settings.queries, settings.seed)
@@ -133,9 +128,9 @@ def score(
     scores = {}
     for d, ranks in ranked.items():
         scores[d] = _summary(per_query[d], problem.query_codes, settings)
-        scores[d]["tied_queries"] = _tied(ranks.ties)
-    ties = [ranks.ties for ranks in ranked.values() if ranks.ties is not None]
-    found["tied_queries"] = _tied(np.sum(ties, axis=0) if ties else None)
+        scores[d]["tied_queries"] = int(np.count_nonzero(ranks.ties))
+    tied = np.any([ranks.ties > 0 for ranks in ranked.values()], axis=0)
+    found["tied_queries"] = int(np.count_nonzero(tied))
     ranks = {d: r.rank for d, r in ranked.items()}
     found["lone_queries"] = int(np.count_nonzero(ranks[settings.distances[0]] == 0))
     result = {
@@ -224,52 +219,29 @@ def _beyond(problem: Problem, settings: Settings) -> list[str]:
 def _ranks(
     problem: Problem, settings: Settings, progress: StageProgress | None
 ) -> dict[str, Ranks]:
-    if settings.engine == "count":
-        return count_ranks(
-            problem.gallery,
-            problem.gallery_codes,
-            problem.queries,
-            problem.query_codes,
-            self_ids=problem.self_ids,
-            distances=settings.distances,
-            places=settings.map_at_r,
-            memory=settings.memory,
-            threads=settings.threads and allowed(settings.threads),
-            progress=_stage(progress, "ranks"),
-        )
-    from retrieval.listed import recall_ranks, right_positions
-
-    sides = problem.asking, problem.query_codes, problem.gallery, problem.gallery_codes
-    self_ids = problem.self_ids
-    if problem.protocol == LEAVE_ONE_OUT and self_ids is None:
-        self_ids = np.arange(len(problem.gallery))
-    out = {}
-    for d in settings.distances:
-        options = {"self_ids": self_ids, "memory": settings.memory}
-        report = _stage(progress, f"neighbours ({d})")
-        rank = recall_ranks(*sides, max(settings.recall_at), d, progress=report, **options)
-        places = None
-        if settings.map_at_r:
-            report = _stage(progress, f"MAP@R ({d})")
-            places = right_positions(*sides, d, progress=report, **options)
-        out[d] = Ranks(rank, None, None, places)  # lists do not tell all ties
-    return out
+    return count_ranks(
+        problem.gallery,
+        problem.gallery_codes,
+        problem.queries,
+        problem.query_codes,
+        self_ids=problem.self_ids,
+        distances=settings.distances,
+        positions=settings.map_at_r,
+        memory=settings.memory,
+        threads=settings.threads and allowed(settings.threads),
+        progress=_stage(progress, "ranks"),
+    )
 
 
 def _query_scores(settings: Settings, ranks: Ranks) -> dict[str, np.ndarray]:
     """What each query contributes to each score: the mean over queries is the score."""
     rank = ranks.rank
     scores = {f"recall@{k}": (rank > 0) & (rank <= k) for k in settings.recall_at}
-    if settings.engine == "count":  # a neighbour list knows no rank beyond its end
-        scores["mrr"] = metrics.reciprocal_ranks(rank)
-    if ranks.places is not None:
-        scores["r_precision"] = metrics.r_precision(ranks.places)[1]
-        scores["map_at_r"] = metrics.map_at_r(ranks.places)[1]
+    scores["mrr"] = metrics.reciprocal_ranks(rank)
+    if ranks.positions is not None:
+        scores["r_precision"] = metrics.r_precision(ranks.positions)[1]
+        scores["map_at_r"] = metrics.map_at_r(ranks.positions)[1]
     return scores
-
-
-def _tied(ties: np.ndarray | None) -> int | None:
-    return None if ties is None else int(np.count_nonzero(ties))
 
 
 def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Settings) -> dict:
@@ -316,13 +288,10 @@ def _recorded(settings: Settings, nmi: bool, classes: int) -> dict:
     used = asdict(settings) | {"nmi": nmi}
     for name in ("threads", "memory"):
         used.pop(name)
-    used |= {name: version(name) for name in ("dmltool", "numpy", "numba")}
+    used |= {"engine": "count"} | {name: version(name) for name in ("dmltool", "numpy", "numba")}
     if nmi:
-        used |= {"kmeans_k": classes, "nmi_average": "arithmetic"}
-    if nmi or settings.engine == "faiss":
-        import faiss
-
-        used["faiss"] = faiss.__version__
+        faiss = load_faiss().__version__
+        used |= {"kmeans_k": classes, "nmi_average": "arithmetic", "faiss": faiss}
     return used | {"distances": list(settings.distances), "recall_at": list(settings.recall_at)}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 DISTANCES = ("l2", "cos")  # in the order in which they are shown everywhere
 
 
-class RightPositions(NamedTuple):
+class PositivePositions(NamedTuple):
     """Where the right items of each query stand, as far as R-precision and MAP@R look.
 
     The m-th nearest right item stands at m + the number of wrong items at least as near. Query i
@@ -54,14 +54,14 @@ def per_class_recall(
     return classes, hits / counts, counts
 
 
-def r_precision(right: RightPositions) -> tuple[float, np.ndarray]:
+def r_precision(right: PositivePositions) -> tuple[float, np.ndarray]:
     """Mean over queries, and (Q,): the share of right items among the R nearest."""
     owner, _, _ = _within_r(right)
     hits = np.bincount(owner, minlength=len(right.counts))
     return _per_right(hits, right.counts)
 
 
-def map_at_r(right: RightPositions) -> tuple[float, np.ndarray]:
+def map_at_r(right: PositivePositions) -> tuple[float, np.ndarray]:
     """Mean over queries, and (Q,): 1/R * the sum of m / pos_m over right items with pos_m <= R."""
     owner, position, order = _within_r(right)
     gains = np.bincount(owner, weights=order / position, minlength=len(right.counts))
@@ -83,7 +83,7 @@ def ami(labels: np.ndarray, assignment: np.ndarray) -> float:
     return float(adjusted_mutual_info_score(labels, assignment, average_method="arithmetic"))
 
 
-def _within_r(right: RightPositions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _within_r(right: PositivePositions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Owner, position and m of every right item that stands within the first R of its query."""
     lengths = np.diff(right.offsets)
     owner = np.repeat(np.arange(len(lengths)), lengths)

@@ -140,13 +140,6 @@ scoring_options = options(
         help="Seed of the drawn queries and of the bootstrap.",
     ),
     click.option(
-        "--engine",
-        type=click.Choice(["count", "faiss"]),
-        default="count",
-        show_default=True,
-        help="count: exact ranks; faiss: from neighbour lists of length max K.",
-    ),
-    click.option(
         "--memory",
         type=Size(),
         default="2GB",

@@ -17,6 +17,8 @@ from retrieval.resources import processors, run_all, slices
 
 Rows = slice | np.ndarray
 MEMORY = 2 << 30
+TIE = 1e-12  # distances this close, relative to themselves, are equal ...
+UNIT_TIE = 1e-14  # ... and chords of unit vectors this close: normalising rounds
 
 
 def single_precision(

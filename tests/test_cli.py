@@ -425,10 +425,9 @@ def test_a_k_beyond_the_candidates_is_said(files):
 
 
 @pytest.mark.parametrize("command", ["eval", "compare"])
-@pytest.mark.parametrize("engine", ["count", "faiss"])
-def test_any_number_of_threads_works(files, command, engine):
+def test_any_number_of_threads_works(files, command):
     names = [files / "a.h5"] if command == "eval" else [files / "a.h5", files / "b.h5"]
-    options = ("--engine", engine, "--threads", 100_000, "--nmi", "--seeds", 1, "--json")
+    options = ("--threads", 100_000, "--nmi", "--seeds", 1, "--json")
     few, many = (
         json.loads(call(command, *names, *options, *more).stdout)["distances"]
         for more in (("--threads", 1), ())

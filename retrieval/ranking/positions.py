@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from retrieval.metrics import RightPositions
+from retrieval.metrics import PositivePositions
 from retrieval.ranking import kernels
 from retrieval.ranking.nearest_positive import Classes
 from retrieval.ranking.pair_distance import compare_exactly, measure
@@ -76,7 +76,7 @@ class Places:
             )
             np.add.at(self.tied, right[nearer >= 0], 1)
 
-    def positions(self) -> RightPositions:
+    def positions(self) -> PositivePositions:
         """The places within R, ascending."""
         owner = np.repeat(np.arange(len(self.limit)), self.limit)
         before = np.cumsum(self.wrong)
@@ -88,7 +88,7 @@ class Places:
         place = before[np.lexsort((before, owner))] + m + 1
         within = place <= self.limit[owner]
         lengths = np.bincount(owner[within], minlength=len(self.limit))
-        return RightPositions(self.limit, np.r_[0, np.cumsum(lengths)], place[within])
+        return PositivePositions(self.limit, np.r_[0, np.cumsum(lengths)], place[within])
 
 
 def right_items(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval.metrics import DISTANCES, RightPositions
+from retrieval.metrics import DISTANCES, PositivePositions
 from retrieval.ranking.pair_distance import whole_multiples
 from retrieval.ranking.positions import BYTES
 from retrieval.ranking.tiles import Engine
@@ -30,9 +30,9 @@ class Ranks:
     """Per query: its rank (0: no right item in the gallery), ties and nearest right item."""
 
     rank: np.ndarray  # (Q,) int64
-    ties: np.ndarray | None  # (Q,) int64, wrong items exactly as near as the nearest right one
-    nearest: np.ndarray | None  # (Q,) int64, gallery index, -1 if there is none
-    places: RightPositions | None = None  # of all right items, as far as they stand within R
+    ties: np.ndarray  # (Q,) int64, wrong items exactly as near as the nearest right one
+    nearest: np.ndarray  # (Q,) int64, gallery index, -1 if there is none
+    positions: PositivePositions | None = None  # of all right items, as far as they stand within R
 
 
 def count_ranks(
@@ -43,7 +43,7 @@ def count_ranks(
     *,
     self_ids: np.ndarray | None = None,
     distances: tuple[str, ...] = DISTANCES,
-    places: bool = False,
+    positions: bool = False,
     memory: int = 2 << 30,
     threads: int | None = None,
     block: int | None = None,
@@ -52,16 +52,16 @@ def count_ranks(
     """Ranks of queries (Q, D) in gallery (G, D), labels as int64 codes, for each distance.
 
     Without queries every gallery item asks all others. `self_ids` (Q,) names the gallery row that
-    is the query itself (-1: none): it is left out by identity. Vectors must be finite. `places`
+    is the query itself (-1: none): it is left out by identity. Vectors must be finite. `positions`
     asks for the places of all right items as well, for R-precision and MAP@R.
     """
     threads = threads or processors()
-    if places:
+    if positions:
         rights = _count_labels(gallery_labels, gallery_labels if queries is None else query_labels)
         if rights.sum() * BYTES > memory // 4 and len(rights) > 1:
             return _in_chunks(
                 gallery, gallery_labels, queries, query_labels, rights,
-                self_ids=self_ids, distances=distances, places=True, memory=memory,
+                self_ids=self_ids, distances=distances, positions=True, memory=memory,
                 threads=threads, block=block, progress=progress,
             )  # fmt: skip
     if queries is None:
@@ -78,7 +78,7 @@ def count_ranks(
         block = min(1024, max(256, len(items) // 16))
     with single_blas_thread():  # one tile per thread, not one product on all
         engine = Engine(
-            asks, items, np.asarray(self_ids, np.int64), distances, places, threads, block
+            asks, items, np.asarray(self_ids, np.int64), distances, positions, threads, block
         )
         engine.count(progress)
     return {d: _ranks(engine, d) for d in distances}
@@ -124,12 +124,12 @@ def _joined(parts: list[Ranks]) -> Ranks:
         np.concatenate(arrays)
         for arrays in zip(
             *(
-                (p.rank, p.ties, p.nearest, p.places.counts, p.places.positions,
-                 np.diff(p.places.offsets))
+                (p.rank, p.ties, p.nearest, p.positions.counts, p.positions.positions,
+                 np.diff(p.positions.offsets))
                 for p in parts
             ),
             strict=True,
         )
     )  # fmt: skip
-    places = RightPositions(counts, np.r_[0, np.cumsum(lengths)], positions)
+    places = PositivePositions(counts, np.r_[0, np.cumsum(lengths)], positions)
     return Ranks(rank, ties, nearest, places)

@@ -9,11 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from retrieval.listed import TIE, UNIT_TIE
 from retrieval.problem import LEAVE_ONE_OUT, Problem
 from retrieval.ranking.kernels import compiled
 from retrieval.resources import Progress, processors, run_all, single_blas_thread, slices
-from retrieval.space import Space, float32_rows, float64_rows, space_of
+from retrieval.space import TIE, UNIT_TIE, Space, float32_rows, float64_rows, space_of
 
 MEMORY = 256 << 20  # bytes for gallery rows, and as much for scores
 ASKING, ITEMS = 512, 2048  # rows and columns of a tile

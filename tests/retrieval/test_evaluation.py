@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 
+import faiss
 import numpy as np
 import pytest
 
@@ -49,28 +50,40 @@ def test_query_gallery_is_chosen_when_there_is_a_gallery(clustered):
     assert (result["queries"], result["gallery"]) == (20, 40)
 
 
-def test_both_engines_agree(clustered):
+def test_recall_and_map_at_r_are_those_of_faiss_lists(clustered):
     X, labels = clustered
-    for args in (clustered, (X[:20], labels[:20], X[20:], labels[20:])):
-        count, faiss = (
-            evaluate(*args, nmi=False, engine=engine, recall_at=(1, 2, 4, 8))["distances"]
-            for engine in ("count", "faiss")
-        )
+    split = (X[:20], labels[:20], X[20:], labels[20:])
+    for queries, query_labels, gallery, gallery_labels in ((X, labels, X, labels), split):
+        alone = gallery is X
+        given = (X, labels) if alone else split
+        found = evaluate(*given, nmi=False, recall_at=(1, 2, 4, 8))["distances"]
         for d in ("cos", "l2"):
-            assert count[d]["recall"] == faiss[d]["recall"]
-            assert count[d]["recall_ci"] == faiss[d]["recall_ci"]
-            assert count[d]["map_at_r"] == faiss[d]["map_at_r"]
+            q, g = (np.ascontiguousarray(x, np.float32) for x in (queries, gallery))
+            if d == "cos":
+                q, g = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, g))
+            _, ids = faiss.knn(q, g, len(g))
+            lists = [row[row != n] if alone else row for n, row in enumerate(ids)]
+            positive = gallery_labels[np.stack(lists)] == query_labels[:, None]  # (Q, G)
+            for k in (1, 2, 4, 8):
+                assert found[d]["recall"][str(k)] == positive[:, :k].any(axis=1).mean()
+            R = positive.sum(axis=1, keepdims=True)
+            precision = positive.cumsum(axis=1) / np.arange(1, positive.shape[1] + 1)
+            within = positive & (np.arange(positive.shape[1]) < R)
+            expected = ((precision * within).sum(axis=1) / R[:, 0]).mean()
+            assert found[d]["map_at_r"] == pytest.approx(expected)
 
 
-def test_both_engines_agree_when_every_row_is_repeated(rng):
+def test_recall_counts_ties_against_the_query_when_every_row_is_repeated(rng):
     X = np.repeat(rng.standard_normal((30, 4)), 3, axis=0).astype(np.float32)
     labels = rng.integers(0, 5, 90)
-    count, faiss = (
-        evaluate(X, labels, nmi=False, map_at_r=False, engine=engine)["distances"]
-        for engine in ("count", "faiss")
+    found = evaluate(X, labels, nmi=False, map_at_r=False)["distances"]
+    _, ids = faiss.knn(X, X, 3)
+    same_rows = labels.reshape(30, 3)[np.arange(90) // 3]  # (90, 3), with the query itself
+    assert np.array_equal(
+        np.sort(ids // 3, axis=1), np.repeat(np.arange(90) // 3, 3).reshape(90, 3)
     )
-    for d in ("cos", "l2"):
-        assert count[d]["recall"] == faiss[d]["recall"]
+    # Both copies are at distance 0: a hit at 1 needs both to be positives.
+    assert found["l2"]["recall"]["1"] == (same_rows == labels[:, None]).all(axis=1).mean()
 
 
 @pytest.mark.parametrize("map_at_r", [False, True])
@@ -100,7 +113,6 @@ def test_the_interval_of_a_score_does_not_depend_on_what_else_is_computed(cluste
         {"recall_at": 1},
         {"distances": "cos", "recall_at": (5, 1)},
         {"map_at_r": False},
-        {"engine": "faiss"},
     ):
         some = evaluate(*clustered, nmi=False, **options)["distances"]["cos"]
         assert some["recall_ci"]["1"] == full["recall_ci"]["1"]
@@ -243,8 +255,8 @@ def test_arrays_that_do_not_fit_are_refused(args, message):
 
 
 def test_settings_that_do_not_work_are_reported_together():
-    with pytest.raises(DmlError, match=r"(?s)recall_at.*engine.*seeds"):
-        Settings(recall_at=(0,), engine="magic", seeds=0)
+    with pytest.raises(DmlError, match=r"(?s)recall_at.*seeds"):
+        Settings(recall_at=(0,), seeds=0)
     for wrong in ({"distances": ()}, {"distances": ("l3",)}, {"recall_at": (1.5,)}, {"seed": -1}):
         with pytest.raises(DmlError, match=next(iter(wrong))):
             Settings(**wrong)

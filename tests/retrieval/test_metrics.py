@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from retrieval import metrics
-from retrieval.metrics import RightPositions
+from retrieval.metrics import PositivePositions
 
 RANKS = np.array([1, 3, 0, 2, 1, 10])
 
 
-def places(*per_query: list[int], counts: list[int]) -> RightPositions:
+def places(*per_query: list[int], counts: list[int]) -> PositivePositions:
     offsets = np.cumsum([0, *map(len, per_query)])
     flat = np.array([p for query in per_query for p in query], dtype=np.int64)
-    return RightPositions(np.array(counts), offsets, flat)
+    return PositivePositions(np.array(counts), offsets, flat)
 
 
 def test_recall_by_hand_keeps_lone_queries_in_the_denominator():

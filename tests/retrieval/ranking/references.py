@@ -1,0 +1,147 @@
+"""Ranks and positions by independent means: fractions, float64 brute force and FAISS."""
+
+from fractions import Fraction
+
+import faiss
+import numpy as np
+from hypothesis import strategies as st
+
+from retrieval.ranking.ranks import Ranks, count_ranks
+
+DISTANCES = ("cos", "l2")
+
+
+def ranks_of(
+    gallery, gallery_labels, queries=None, query_labels=None, *, self_ids=None, **options
+) -> dict[str, Ranks]:
+    return count_ranks(gallery, gallery_labels, queries, query_labels, self_ids=self_ids, **options)
+
+
+def listed(positions) -> list[list[int]]:
+    """The positions of each query's positives."""
+    return [part.tolist() for part in np.split(positions.positions, positions.offsets[1:-1])]
+
+
+def exact_ranks(gallery, gallery_labels, queries=None, query_labels=None, self_ids=None):
+    """Ranks and ties by fractions: no rounding anywhere."""
+    if queries is None:
+        queries, query_labels, self_ids = gallery, gallery_labels, range(len(gallery))
+    if self_ids is None:
+        self_ids = [-1] * len(queries)
+    rows = [[Fraction(float(v)) for v in row] for row in gallery]
+    out = {}
+    for distance in ("cos", "l2"):
+        found = []
+        for q, label, own in zip(queries, query_labels, self_ids, strict=True):
+            near = [nearness([Fraction(float(v)) for v in q], row, distance) for row in rows]
+            right = [s for j, s in enumerate(near) if gallery_labels[j] == label and j != own]
+            wrong = [s for j, s in enumerate(near) if gallery_labels[j] != label and j != own]
+            best = max(right, default=None)
+            found.append(
+                (1 + sum(s >= best for s in wrong), sum(s == best for s in wrong))
+                if right
+                else (0, 0)
+            )
+        out[distance] = found
+    return out
+
+
+def nearness(q, x, distance):
+    if distance == "l2":
+        return -sum((a - b) ** 2 for a, b in zip(q, x, strict=True))
+    dot, square = sum(a * b for a, b in zip(q, x, strict=True)), sum(b * b for b in x)
+    return dot * abs(dot) / square if square else Fraction(0)  # sign(cos) cos^2 times |q|^2
+
+
+def float64_ranks(X, labels, distance):
+    """Leave-one-out in plain NumPy float64, for data without near-ties."""
+    X = X.astype(np.float64)
+    if distance == "cos":
+        X = X / np.linalg.norm(X, axis=1, keepdims=True)
+    far = ((X[:, None] - X[None]) ** 2).sum(-1)
+    same = labels[:, None] == labels[None]
+    np.fill_diagonal(far, np.inf)
+    best = np.where(same, far, np.inf).min(axis=1)
+    rank = 1 + (~same & (far <= best[:, None])).sum(axis=1)
+    return np.where(np.isinf(best), 0, rank)
+
+
+def faiss_neighbours(X, distance):
+    """(N, N - 1) the nearest other rows of each row by FAISS, for data without ties."""
+    X = np.ascontiguousarray(X, np.float32)
+    if distance == "cos":
+        X = X / np.linalg.norm(X, axis=1, keepdims=True)
+    _, ids = faiss.knn(X, X, len(X))
+    return np.stack([row[row != n] for n, row in enumerate(ids)])
+
+
+def exact_positions(
+    gallery, gallery_labels, queries=None, query_labels=None, *, distance, self_ids=None
+):
+    """The positions of all positives of each query by fractions, negatives first among equals."""
+    if queries is None:
+        queries, query_labels, self_ids = gallery, gallery_labels, range(len(gallery))
+    rows = [[Fraction(float(v)) for v in row] for row in gallery]
+    found = []
+    for i, query in enumerate(queries):
+        q = [Fraction(float(v)) for v in query]
+        near = [
+            (-nearness(q, row, distance), bool(gallery_labels[j] == query_labels[i]))
+            for j, row in enumerate(rows)
+            if self_ids is None or j != self_ids[i]
+        ]
+        near.sort()  # False before True: negatives first
+        found.append([position for position, (_, positive) in enumerate(near, 1) if positive])
+    return found
+
+
+def hard_cases():
+    rng = np.random.default_rng(1)
+    N, D = 48, 4
+    one = np.full((N, D), 0.3, np.float32)
+    normal = rng.standard_normal((N, D))
+    base = normal[: N // 3].astype(np.float32)
+    return {
+        "random float32": normal.astype(np.float32),
+        "random float16": normal.astype(np.float16),
+        "random float64": normal,
+        "int8": rng.integers(-2, 3, (N, D)).astype(np.int8),
+        "uint8": rng.integers(0, 256, (N, D)).astype(np.uint8),
+        "binary": rng.integers(0, 2, (N, D)).astype(np.float32),
+        "normalised signs": np.float32(512**-0.5) * np.sign(normal).astype(np.float32),
+        "all equal": one,
+        "differ in the last bit": np.where(normal > 0.3, np.nextafter(one, np.float32(1)), one),
+        "norms 1e-20 to 1e20": (normal * 10.0 ** rng.integers(-20, 21, (N, 1))).astype(np.float32),
+        "norms in float64": normal * 10.0 ** rng.integers(-60, 61, (N, 1)),
+        "zero rows": np.where(rng.random((N, 1)) < 0.4, 0, normal).astype(np.float32),
+        "duplicated rows": np.repeat(base, 3, axis=0),
+        "one live unit": np.where(np.arange(D) == 2, np.abs(normal), 0).astype(np.float32),
+        "multiples of 0.1": np.float32(0.1) * rng.integers(-1, 2, (N, D)).astype(np.float32),
+        "multiples of 0.1 in float64": 0.1 * rng.choice([-4.0, -1.0, 0.0, 1.0, 2.0], (N, D)),
+        "nearly multiples of 0.1": rng.choice([0.1, 0.2, 0.1 + 0.2, 0.3, 0.0], (N, D)),
+        "one-hot rows in float64": 0.7 * np.eye(12)[rng.integers(0, 12, N)],
+        "sparse rows": np.where(rng.random((N, D)) < 0.3, normal, 0),
+        "parallel rows": np.concatenate([base, 3 * base, base * np.float32(1.1)]),
+        "opposite rows": np.concatenate([base, -base, 2 * base]),
+        "collapsed": (1 + 1e-7 * normal).astype(np.float32),
+        "collapsed float64": 1 + 1e-13 * normal,
+        "one outlier": np.concatenate([normal[:-1], 1e15 * normal[-1:]]).astype(np.float32),
+    }
+
+
+HARD = hard_cases()
+
+
+values = st.sampled_from(
+    [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        3.0,
+        0.1,
+        float(np.nextafter(np.float32(0.1), np.float32(1))),
+        1e-20,
+        1e20,
+    ]
+)
