@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from retrieval.formats import FORMATS
-from tests.fuzz import mutate, seeds
+from tests.fuzz import mutate, seeds, targets
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,3 +110,10 @@ def test_a_short_campaign_of_kills():
 def test_campaigns_are_not_part_of_the_tests():
     assert not list((ROOT / "tests" / "fuzz").rglob("test_*"))
     assert not list((ROOT / "tests" / "fuzz").rglob("*_test.py"))
+
+
+def test_equal_labels_that_are_objects_have_one_digest():
+    first, second = (np.array(["a", "".join(["b", end])], object) for end in ("cc", "cc"))
+    assert first[1] is not second[1]
+    assert targets._digest(first) == targets._digest(second)
+    assert targets._digest(first) != targets._digest(first[::-1])

@@ -135,7 +135,9 @@ def _digest(*arrays: np.ndarray | None) -> str:
     for array in arrays:
         if array is not None:
             found.update(f"{array.dtype} {array.shape}".encode())
-            found.update(np.ascontiguousarray(array).tobytes())
+            # The bytes of an array of objects are addresses, which differ between processes.
+            plain = array.tolist() if array.dtype.hasobject else array.tobytes()
+            found.update(repr(plain).encode())
     return found.hexdigest()
 
 
