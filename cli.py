@@ -113,7 +113,7 @@ def explained(error: Exception) -> DmlError:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return DmlError(f"This command needs {error.name}.", "It is not installed.", install("cpu"))
     return DmlError(
-        f"Unexpected {type(error).__name__}: {error}",
+        f"Unexpected {type(error).__name__}: {str(error).rstrip('.')}.",
         "This is a bug in dmltool, not in your data.",
         "Run `dmltool --debug ...` and report the traceback.",
     )

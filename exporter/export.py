@@ -234,7 +234,7 @@ def chosen_splits(data: DataSet, wanted: Sequence[str]) -> dict[str, np.ndarray]
         raise DmlError(
             f"{data.name} has no split {', '.join(missing) or 'to test on'}.",
             f"It has: {', '.join(there)}.",
-            f"--split {next(iter(there))}",
+            f"Choose one: --split {next(iter(there))}",
         )
     return {name: data.rows(name) for name in names}
 

@@ -204,7 +204,7 @@ def judge(parity: Parity, precision: str, max_recall_drop: float | None = None) 
             f"The {precision} model loses {parity.drop:.2f} points of Recall@1; "
             f"{allowed:g} are allowed.",
             numbers,
-            "--precision fp32"
+            "Export without rounding: --precision fp32"
             if precision != "fp32"
             else "Allow more, if you know why: --max-recall-drop POINTS",
         )

@@ -124,7 +124,11 @@ def check_options(of: str, given: Iterable[str], valid: Iterable[str], table: st
 
 
 def nearest(word: str, valid: Iterable[str], cutoff: float = 0.5) -> str:
-    """The valid word most like this one; empty if none is alike."""
-    by_lower = {name.lower(): name for name in valid}
-    near = difflib.get_close_matches(word.lower(), by_lower, 1, cutoff)
+    """The valid word most like this one; empty if none is alike.
+
+    A prefix such as `pml:` that the word has does not count: all names of a family have it.
+    """
+    prefix = word[: word.rfind(":") + 1].lower()
+    by_lower = {name.lower().removeprefix(prefix): name for name in valid}
+    near = difflib.get_close_matches(word.lower().removeprefix(prefix), by_lower, 1, cutoff)
     return by_lower[near[0]] if near else ""

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted((ROOT / "retrieval").rglob("*.py"))
+PACKAGES = ("retrieval", "trainer", "exporter")
+SOURCES = [ROOT / "cli.py", *(p for name in PACKAGES for p in sorted((ROOT / name).rglob("*.py")))]
 
 
 def _piece(part: ast.expr) -> str | None:
@@ -38,13 +39,16 @@ def _texts(node: ast.expr) -> Iterator[list[str | None]]:
 
 
 def _fault(pieces: list[str | None], fix: bool) -> str | None:
-    if pieces in ([""], [None]):
+    pieces = [piece for piece in pieces if piece != ""]
+    if not any(pieces):  # known only at run time
         return None
     first, last = pieces[0], pieces[-1]
     if first is not None and first[:1].islower():
         return "begins with a small letter"
     whole = "".join("x" if piece is None else piece for piece in pieces)
-    if fix and ": " in whole:  # a command is not followed by a full stop: it is copied
+    if fix and (
+        ": " in whole or "? --" in whole
+    ):  # a command is not followed by a full stop: it is copied
         return None
     return None if (last or "").endswith((".", "?")) else "ends without a full stop"
 
@@ -57,7 +61,7 @@ def _faults(path: Path) -> Iterator[str]:
         if isinstance(call.args[0], ast.Starred):  # another error's parts
             continue
         given = dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords}
-        if missing := set(names) - set(given):
+        if (missing := set(names) - set(given)) and "retrieval" in path.parts:
             yield f"{path.name}:{call.lineno}: {', '.join(missing)} missing"
         for name, node in given.items():
             if name in names:

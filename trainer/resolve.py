@@ -43,7 +43,11 @@ def resolve(
     alone means a folder of images, or a table.
     """
     if preset and file:
-        raise DmlError("--preset and --config exclude each other.", "Both say where to start.")
+        raise DmlError(
+            "--preset and --config exclude each other.",
+            "Both say where to start.",
+            "Give one of them.",
+        )
     settings = list(settings)
     named = bool(preset or file)
     flags = dict(flags) if named else with_data_set(flags, settings)
@@ -292,7 +296,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(data.decode("utf-8"))
     except ValueError as error:  # of TOML, or of UTF-8
-        raise DmlError(f"{path} is not TOML.", f"{error}.") from error
+        raise DmlError(
+            f"{path} is not TOML.", f"{error}.", "Mend the line that is named."
+        ) from error
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -331,19 +337,23 @@ def with_settings(base: Mapping[str, Any], settings: Iterable[str]) -> dict[str,
             raise DmlError(
                 f"--set {setting} is not understood.",
                 "It takes the form table.key=value.",
-                "For example --set optimizer.lr=0.01",
+                "Write it so: --set optimizer.lr=0.01",
             )
         if len(path) == 1:
             raise DmlError(
                 f"--set {setting} names no table.",
                 unknown_key(path[0], get_type_hints(Config)),
-                "For example --set optimizer.lr=0.01",
+                "Write it so: --set optimizer.lr=0.01",
             )
         place = result
         for name in path[:-1]:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise DmlError(f"--set {setting} is not understood.", f"{name} is not a table.")
+                raise DmlError(
+                    f"--set {setting} is not understood.",
+                    f"{name} is not a table.",
+                    "Write it so: --set optimizer.lr=0.01",
+                )
         place[path[-1]] = toml_value(text.strip())
     return result
 

@@ -222,5 +222,5 @@ def _check_vectors(batch: Done, out: Writer) -> None:
         raise DmlError(
             f"The embedding of {path.decode('utf-8', 'replace')} has NaN or infinity in it.",
             "It has no distance to anything.",
-            "float16 overflows where float32 does not: try --precision fp32",
+            "Float16 overflows where float32 does not; try: --precision fp32",
         )

@@ -247,7 +247,9 @@ _NAMED = {each.name for each in fields(Metadata)}
 def _form(input: str) -> tuple[str, str]:
     if input not in INPUTS:
         raise DmlError(
-            f"There is no input form {input!r}.", f"There are: {', '.join(INPUTS)}.", "--input NAME"
+            f"There is no input form {input!r}.",
+            f"There are: {', '.join(INPUTS)}.",
+            "Choose one of these with --input.",
         )
     return INPUTS[input]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from exporter.onnx import untrusted
 from exporter.onnx.metadata import Metadata, Preprocessing, read_properties
 from retrieval.errors import DmlError
+from retrieval.registry import nearest
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
@@ -163,11 +163,13 @@ def _find_output(proto: ModelProto, path: Path, wanted: str | None) -> tuple[str
             f"Name the embedding: --output-name {printable(first)}",
         )
     if wanted not in outputs:
-        near = difflib.get_close_matches(wanted, outputs, 1, 0.0)
+        near = nearest(wanted, outputs)
         raise DmlError(
             f"{path} has no output {wanted!r}.",
             f"Outputs: {listed or 'none'}.",
-            f"--output-name {printable(near[0])}" if near else "",
+            f"Did you mean {near!r}? --output-name {printable(near)}"
+            if near
+            else "Choose one of these.",
         )
     value = outputs[wanted]
     shape = _shape(value)

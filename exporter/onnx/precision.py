@@ -101,7 +101,7 @@ class Reader:
             raise DmlError(
                 f"{model.path} does not say how images are prepared for it.",
                 "Only models exported by dmltool can be quantised.",
-                "dmltool export RUN --precision int8",
+                "Export a run: dmltool export RUN --precision int8",
             )
         self.model, self.batches = model, iter(batches)
         self.progress, self.total = progress, total
@@ -114,7 +114,7 @@ class Reader:
                 raise DmlError(
                     "There are no images to calibrate with.",
                     "8-bit scales are found from training images.",
-                    "Use a data set with a training split, or --precision fp16",
+                    "Use a data set with a training split, or --precision fp16.",
                 )
             return None
         self.images += len(batch)

@@ -39,7 +39,9 @@ def pick(provider: str = "auto") -> tuple[list[str], str]:
     """
     if provider not in CHOICES:
         raise DmlError(
-            f"There is no provider {provider!r}.", f"There are: {', '.join(CHOICES)}.", "--provider"
+            f"There is no provider {provider!r}.",
+            f"There are: {', '.join(CHOICES)}.",
+            "Choose one of these with --provider.",
         )
     if provider == "cpu":
         return [NAMES["cpu"]], "CPU: asked for"
@@ -128,7 +130,7 @@ def _import_runtime() -> Any:
         onnxruntime.set_default_logger_severity(4)
     except ImportError as error:
         raise DmlError(
-            "onnxruntime is not installed.",
+            "The library onnxruntime is not installed.",
             f"{error}.",
             install("cpu"),
         ) from error

@@ -55,7 +55,7 @@ class Session:
                 raise DmlError(
                     f"{model.path} does not run on {provider}.",
                     f"ONNX Runtime fell back to {self.provider}.",
-                    "--provider auto",
+                    "Let dmltool choose: --provider auto",
                 )
             self.why = f"{self.provider.upper()}: {chain[0]} did not start for this model"
         self.options = load_runtime().RunOptions()
@@ -86,7 +86,7 @@ class Session:
             raise DmlError(
                 f"{self.model.path} gave embeddings with NaN or infinity.",
                 f"{len(rows)} of {len(batch)} images of a batch are concerned.",
-                "float16 overflows where float32 does not: try --precision fp32",
+                "Float16 overflows where float32 does not; try: --precision fp32",
             )
         return found
 
@@ -120,7 +120,7 @@ class Session:
             raise DmlError(
                 f"{path} cannot be run on a batch of {len(batch)}, {side} pixels each.",
                 _first_line(error),
-                "Try --batch-size 1; on a GPU that lacks memory, --provider cpu",
+                "Try --batch-size 1, or --provider cpu where a GPU lacks memory.",
             ) from error
         if found.ndim != 2:
             shape = " x ".join(map(str, found.shape))

@@ -96,7 +96,7 @@ def traced(embedder: Embedder, size: int, input: str, normalize: bool) -> ModelP
         reason = str(error.__cause__ or error).strip().split("\n", 1)[0]
         raise DmlError(
             "The network cannot be exported to ONNX.",
-            f"torch's exporter says: {reason[:300]}",
+            f"The exporter of torch says: {reason[:300].rstrip('.')}.",
             "Train one of the backbones that `dmltool list backbones` names.",
         ) from error
 

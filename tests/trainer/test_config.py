@@ -111,6 +111,7 @@ def test_a_config_is_frozen():
     [
         (["optimizer.lrr=1"], "did you mean optimizer.lr?"),
         (["optimiser.lr=1"], "did you mean optimizer?"),
+        (["optimizer.zzz=1"], "there is no key optimizer.zzz; there are name, lr"),
         (["network.lr=1"], "did you mean optimizer.lr?"),
         (["optimizer.lr=fast"], "a number belongs here"),
         (["schedule.epochs=1.5"], "a whole number belongs here"),

@@ -137,9 +137,9 @@ def _check_memory(image: Image.Image, size: tuple[int, int], length: int) -> Non
     allowed = MEMORY + GROWTH * length
     if needed > allowed:
         raise DmlError(
-            f"it has {image.width:,} x {image.height:,} pixels in a file of {length:,} bytes;",
-            f"that would take {needed / 1e6:,.0f} MB of memory, and {allowed / 1e6:,.0f} MB are "
-            "allowed",
+            f"It has {image.width:,} x {image.height:,} pixels in a file of {length:,} bytes.",
+            f"That would take {needed / 1e6:,.0f} MB of memory, and {allowed / 1e6:,.0f} MB are "
+            "allowed.",
             "Make it smaller, or leave it out: --skip-bad",
         )
 
@@ -180,7 +180,7 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
     low, high = float(values.min()), float(values.max())
     if not (low >= 0 and high <= 255):  # NaN fails as well
         raise DmlError(
-            f"it holds floating-point values from {low:g} to {high:g}",
+            f"It holds floating-point values from {low:g} to {high:g}.",
             "",
             "Convert it to 8 bits, or to values from 0 to 1.",
         )

@@ -166,7 +166,7 @@ def _load_own(entry: Entry) -> type:
         raise DmlError(
             f"{entry.name!r} is not a loss.",
             "A class derived from trainer.losses.base.Loss is needed.",
-            "docs/extending.md shows how to write one.",
+            "The page docs/extending.md shows how to write one.",
         )
     return found
 

@@ -16,7 +16,7 @@ except ImportError as error:
     raise DmlError(
         "This loss needs pytorch-metric-learning.",
         f"{error}.",
-        "pip install pytorch-metric-learning",
+        "Install it: pip install pytorch-metric-learning",
     ) from error
 
 SIZES = {"num_classes": "num_classes", "embedding_size": "dim", "descriptors_dim": "dim"}
@@ -92,7 +92,7 @@ def loss_class(name: str) -> type:
         raise DmlError(
             f"The loss 'pml:{name}' cannot be used.",
             WITHOUT[name],
-            f"Choose another one, such as --loss pml:{near or 'ContrastiveLoss'}",
+            f"Choose another one: --loss pml:{near or 'ContrastiveLoss'}",
         )
     if name not in known:
         raise unknown("loss", f"pml:{name}", [f"pml:{other}" for other in known], "--loss")

@@ -161,5 +161,5 @@ def check_size(entry: Entry, image_size: int) -> None:
         raise DmlError(
             f"{entry.name} cannot take images of {image_size} pixels.",
             f"It cuts them into patches of {entry.patch} x {entry.patch} pixels.",
-            f"--set input.crop={near}",
+            f"Use the nearest size that it takes: --set input.crop={near}",
         )

@@ -19,7 +19,7 @@ def smallcnn(entry: Entry, source: str, image_size: int) -> Backbone:
         raise DmlError(
             f"{entry.name} has no ImageNet weights.",
             "It is trained from scratch.",
-            "--set network.weights=none",
+            "Train from scratch: --set network.weights=none",
         )
     if source != "none":
         path = weights.existing(source)
@@ -97,7 +97,7 @@ def _timm():
         import timm
     except ImportError as error:
         raise DmlError(
-            "Names that start with timm: need timm.", f"{error}.", "pip install timm"
+            "Names that start with timm: need timm.", f"{error}.", "Install it: pip install timm"
         ) from error
     return timm
 
@@ -113,17 +113,17 @@ def _check_name(library, model: str) -> None:
     if arch not in known:
         near = nearest(arch, known)
         raise DmlError(
-            f"timm has no network {model!r}.",
-            f"It has {len(known):,} others: python -c 'import timm; print(timm.list_models())'",
+            f"The library timm has no network {model!r}.",
+            f"It has {len(known):,} others.",
             f"Did you mean 'timm:{near}'? --backbone timm:{near}"
             if near
-            else "Choose one of them.",
+            else "List them: python -c 'import timm; print(timm.list_models())'",
         )
     tags = [full.partition(".")[2] for full in library.list_pretrained(f"{arch}.*")]
     if tag and tag not in tags:
         near = nearest(tag, tags)
         raise DmlError(
-            f"timm has no weights {tag!r} of {arch}.",
+            f"The library timm has no weights {tag!r} of {arch}.",
             f"It has: {', '.join(tags) or 'none'}.",
             f"Did you mean 'timm:{arch}.{near}'?" if near else f"Leave the tag out: timm:{arch}",
         )
@@ -132,9 +132,9 @@ def _check_name(library, model: str) -> None:
 def _timm_file(model: str, published):
     if published is None or not published.hf_hub_id:
         raise DmlError(
-            f"timm has no published weights of {model}.",
+            f"The library timm has no published weights of {model}.",
             "It can be trained from scratch, or from a file.",
-            "--set network.weights=none",
+            "Train from scratch: --set network.weights=none",
         )
     repository, _, revision = published.hf_hub_id.partition("@")
     file = published.hf_hub_filename or "model.safetensors"

@@ -50,7 +50,7 @@ def _forget() -> None:
 
 def _broken(error: Exception) -> DmlError:
     return DmlError(
-        "torchvision cannot be imported.",
+        "The library torchvision cannot be imported.",
         f"{error}. Its version may not belong to torch {torch.__version__}.",
         install("cpu"),
     )

@@ -142,7 +142,7 @@ def fetched(url: str, file_name: str = "") -> Path:
         raise DmlError(
             f"{path} is damaged.",
             f"Its SHA-256 should start with {digits}.",
-            f"Delete it, or fetch it again from {url}",
+            f"Delete it, or fetch it again: {url}",
         )
     return path
 
@@ -155,7 +155,7 @@ def _download(url: str, path: Path, digits: str | None) -> None:
     except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: another hash
         raise DmlError(
             f"The weights {path.name} could not be downloaded.",
-            f"{url}: {getattr(error, 'reason', None) or error}",
+            f"{url} says: {getattr(error, 'reason', None) or error}.",
             f"Fetch that address elsewhere and put the file here: {path}\n"
             "or name it: --set network.weights=FILE\n"
             "or train from scratch: --set network.weights=none",

@@ -66,7 +66,7 @@ def join(device_type: str) -> World:
         raise DmlError(
             f"Rank {world.rank} cannot join the {world.size} processes at {place}.",
             str(error).split("\n")[0],
-            f"Have all of them been started? Is the address reachable and the port free? {START}",
+            f"Start all of them, with a reachable address and a free port: {START}",
         ) from error
     return world
 
@@ -133,7 +133,7 @@ def backend_for(device_type: str, world: World) -> str:
             raise DmlError(
                 f"Rank {world.rank} has no GPU of its own.",
                 f"Its LOCAL_RANK is {world.local_rank}; this machine shows {found} GPUs.",
-                f"torchrun --nproc-per-node={max(found, 1)}, or --device cpu",
+                f"Start fewer: torchrun --nproc-per-node={max(found, 1)}, or --device cpu",
             )
         if not distributed.is_nccl_available():
             raise DmlError(

@@ -180,7 +180,7 @@ class Meter:
             f"{self.steps:,}).",
             f"Training has diverged. {folder / checkpoint.LAST} holds the end of epoch "
             f"{self.training.epoch}, which was sound.",
-            "Start anew with a smaller --lr, or with --set optimizer.clip=1",
+            "Start again with a smaller --lr, or with --set optimizer.clip=1.",
         )
 
     def images_per_second(self) -> float:

@@ -78,7 +78,9 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise DmlError(
-                "--tensorboard needs TensorBoard.", f"{error}.", "pip install tensorboard"
+                "--tensorboard needs TensorBoard.",
+                f"{error}.",
+                "Install it: pip install tensorboard",
             ) from error
         self.writer = SummaryWriter(str(folder / BOARD), purge_step=epoch + 1)
 

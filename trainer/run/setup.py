@@ -168,7 +168,7 @@ def head_of(loss: nn.Module, name: str) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         raise DmlError(
             f"The loss {name!r} has no head to classify with.",
-            "loss.classification_epochs starts with plain cross-entropy on it.",
-            "--set loss.classification_epochs=0, or --loss group",
+            "The setting loss.classification_epochs starts with plain cross-entropy on it.",
+            "Use --set loss.classification_epochs=0, or --loss group.",
         )
     return head

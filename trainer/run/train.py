@@ -225,7 +225,7 @@ def check_sound(training: Training, epoch: int) -> None:
             f"The network gives NaN or infinite embeddings after epoch {epoch + 1}.",
             f"Training has diverged. {training.folder / checkpoint.LAST} holds the end of epoch "
             f"{epoch}, which was sound.",
-            "Start anew with a smaller --lr, or with --set optimizer.clip=1",
+            "Start again with a smaller --lr, or with --set optimizer.clip=1.",
         )
 
 

@@ -209,7 +209,7 @@ def test_an_unknown_output_is_answered_with_the_nearest(saved):
     with pytest.raises(DmlError, match="no output 'poled'") as caught:
         describe(saved(two_outputs()), "poled")
     assert "map (any x 3 x 8 x 8), pooled (any x 3)" in caught.value.why
-    assert caught.value.fix == "--output-name pooled"
+    assert caught.value.fix == "Did you mean 'pooled'? --output-name pooled"
 
 
 def test_a_feature_map_is_refused_with_advice(saved):

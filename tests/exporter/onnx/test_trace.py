@@ -144,7 +144,7 @@ def test_a_network_that_cannot_be_traced_is_an_error_and_leaves_no_file(tmp_path
     network.backbone = Moody()
     with pytest.raises(DmlError, match="cannot be exported") as caught:
         write_model(network, tmp_path / "model.onnx", size=16, properties={})
-    assert "torch's exporter says: " in caught.value.why
+    assert "The exporter of torch says: " in caught.value.why
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
 

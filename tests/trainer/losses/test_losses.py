@@ -117,6 +117,14 @@ def test_unknown_loss_names_the_nearest():
     assert all(name in caught.value.why for name in NAMES)
 
 
+@pytest.mark.parametrize("name", ["foo", "pml:foo"])
+def test_a_loss_like_none_that_exists_gets_no_suggestion(name):
+    with pytest.raises(DmlError) as caught:
+        build(name, CLASSES, DIM)
+    assert caught.value.fix == "Choose one of these: --loss NAME"
+    assert "TripletMarginLoss" in caught.value.why or "triplet" in caught.value.why
+
+
 @pytest.mark.parametrize(
     ("name", "option", "near"),
     [

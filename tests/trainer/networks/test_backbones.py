@@ -205,7 +205,7 @@ def test_missing_timm_names_the_command(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_timm)
     with pytest.raises(DmlError, match="need timm") as caught:
         build("timm:resnet18")
-    assert caught.value.fix == "pip install timm"
+    assert caught.value.fix == "Install it: pip install timm"
 
 
 # Weights from files

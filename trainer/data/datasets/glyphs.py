@@ -83,14 +83,16 @@ def read(*, variant: str = "test", size: int = 32, copies: int = 1, seed: int = 
     """variant `query`: bold and slanted faces of the test letters ask, upright regular answer."""
     if variant not in ("test", "query"):
         raise DmlError(
-            f"glyphs has no variant {variant!r}.",
+            f"The data set glyphs has no variant {variant!r}.",
             "`test`: each test image asks all others. `query`: bold and slanted faces ask, "
             "upright regular ones answer.",
-            "variant=test or variant=query",
+            "Choose one: --set data.options.variant=test",
         )
     for name, value, low, high in (("size", size, 8, LARGEST), ("copies", copies, 1, 1000)):
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise DmlError(f"{name} is {value!r}.", f"It is a whole number from {low} to {high}.")
+            raise DmlError(
+                f"{name} is {value!r}.", f"It is a whole number from {low} to {high}.", "Change it."
+            )
     return build("glyphs", None, _rows(variant, copies), GlyphReader(size, seed))
 
 

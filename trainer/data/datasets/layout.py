@@ -96,7 +96,11 @@ def number(path: Path, line: int, text: str) -> int:
 
 def unreadable(path: Path, error: Exception) -> DmlError:
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return DmlError(f"{path} cannot be read.", f"{type(error).__name__}: {why}")
+    return DmlError(
+        f"{path} cannot be read.",
+        f"The reader says: {type(error).__name__}: {why}.",
+        "Get the file from its source again.",
+    )
 
 
 def official(
