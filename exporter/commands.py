@@ -16,11 +16,11 @@ import click
 from retrieval import interrupts
 from retrieval.console import (
     GOES_ON,
+    ProgressBar,
     given_options,
     next_step,
     on_interrupt,
     print_json,
-    progress_bar,
     resumable,
     stdout_console,
     tell,
@@ -123,7 +123,7 @@ def export(runs, out, as_json, **given) -> None:
     runs, out = [Path(run) for run in runs], out and Path(out)
     folder = output_folder(runs, out)
     left = resumable(folder / MODEL, folder / f"{EMBEDDINGS}.partial", resume=given["resume"])
-    with on_interrupt(left), progress_bar() as report:
+    with on_interrupt(left), ProgressBar() as report:
         result = run_export(runs, out, Settings(**given), report)
     _tell_embedding(result.get("embeddings") or result["model"], result.get("threads"))
     if as_json:
@@ -181,7 +181,7 @@ def embed(model, data, out, as_json, **given) -> None:
     from exporter.tables import embeddings_table
 
     left = resumable(Path(out).with_name(f"{Path(out).name}.partial"), resume=given["resume"])
-    with on_interrupt(left), progress_bar() as report:
+    with on_interrupt(left), ProgressBar() as report:
         result = embed_with(Path(model), data, Path(out), progress=report, **given)
     _tell_embedding(result)
     if as_json:
@@ -241,7 +241,7 @@ def _inspect_embeddings(file: str, labels: str | None, as_json: bool) -> None:
     from retrieval.inspection import inspect
     from retrieval.tables import inspection_table
 
-    with progress_bar() as report:
+    with ProgressBar() as report:
         data = load(file, labels=labels)
         result = inspect(data, report)
     if as_json:
@@ -261,7 +261,7 @@ def _inspect_model(file: str, check: bool, runs, data: str | None, as_json: bool
 
     found = inspect_model(Path(file))
     if check:
-        with progress_bar() as report:
+        with ProgressBar() as report:
             found["check"] = check_model(Path(file), [Path(run) for run in runs], data, report)
     if as_json:
         print_json(found)
@@ -352,7 +352,7 @@ def _demo(
 
     folder, losses = Path(out), LOSSES[: 1 if quick else None]
     open_folder(folder, epochs)
-    with progress_bar() as report:
+    with ProgressBar() as report:
         fresh = not write_baselines(folder, report)
     group = ctx.find_root().command
     for step in steps(folder, losses, epochs):

@@ -9,6 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from retrieval.texts import percent, size
+
 
 def export_tables(result: dict[str, Any]) -> Group:
     parts = []
@@ -23,17 +25,15 @@ def export_tables(result: dict[str, Any]) -> Group:
 
 
 def parity_table(model: dict[str, Any]) -> Group:
-    title, table = _titled(
-        f"{model['path']}: {model['bytes'] / 1e6:,.1f} MB, {model['dim']} dimensions"
-    )
+    title, table = _titled(f"{model['path']}: {size(model['bytes'])}, {model['dim']} dimensions")
     table.add_column("")
     for name in ("torch", "ONNX"):
         table.add_column(name, justify="right")
     found = model["parity"]
     if found:
-        recalls = (f"{100 * found[f'recall_{name}']:.2f}" for name in ("torch", "onnx"))
+        recalls = (percent(found[f"recall_{name}"]) for name in ("torch", "onnx"))
         table.add_row(f"Recall@1 (cos, {found['images']:,} images)", *recalls)
-        table.add_row("same nearest neighbour, %", "", f"{100 * found['agreement']:.2f}")
+        table.add_row("same nearest neighbour, %", "", percent(found["agreement"]))
         table.add_row("lowest cosine", "", f"{found['min_cosine']:.7f}")
         table.add_row("largest difference", "", f"{found['max_abs']:.2g}")
         table.add_row("largest relative difference", "", f"{found['max_rel']:.2g}")
@@ -50,8 +50,8 @@ def precision_table(rows: list[dict[str, Any]]) -> Group:
             row["precision"],
             f"{row['bytes'] / 1e6:,.1f}",
             f"{row['images_per_second']:,.0f}",
-            f"{100 * row['recall']:.2f}",
-            f"{100 * row['changed']:.2f}",
+            percent(row["recall"]),
+            percent(row["changed"]),
         )
     return Group(title, table)
 
@@ -64,7 +64,7 @@ def embeddings_table(found: dict[str, Any]) -> Group:
         table.add_row(split, f"{rows:,}")
     if found["recall"]:
         for distance, (full, half) in found["recall"].items():
-            table.add_row(f"Recall@1 {distance}", f"{100 * full:.2f} → {100 * half:.2f} in float16")
+            table.add_row(f"Recall@1 {distance}", f"{percent(full)} → {percent(half)} in float16")
     return Group(title, table)
 
 
@@ -96,7 +96,7 @@ def model_table(found: dict[str, Any]) -> Group:
 def _model_lines(found: dict[str, Any]) -> dict[str, object]:
     graph, own = found["graph"], found.get("dmltool")
     lines: dict[str, object] = {
-        "size": f"{_size(found['bytes'])}, {graph['nodes']:,} nodes",
+        "size": f"{size(found['bytes'])}, {graph['nodes']:,} nodes",
         "made by": graph["producer"] or "unknown",
         "ONNX": f"IR version {graph['ir_version']}, opset "
         + ", ".join(f"{name} {version}" for name, version in graph["opsets"].items()),
@@ -105,9 +105,9 @@ def _model_lines(found: dict[str, Any]) -> dict[str, object]:
     }
     if "sha256" in found:
         given, made = found["input"], found["output"]
-        size = given["size"] and " x ".join(map(str, given["size"]))
+        pixels = given["size"] and " x ".join(map(str, given["size"]))
         lines["images"] = f"{given['dtype']}, {given['layout'] or 'axes unknown'}, " + (
-            f"{size} pixels" if size else "any size"
+            f"{pixels} pixels" if pixels else "any size"
         )
         lines["batch"] = given["batch"] or "any"
         lines["dimensions"] = made["dim"] or "unknown before it is run"
@@ -130,16 +130,12 @@ def _model_lines(found: dict[str, Any]) -> dict[str, object]:
     return lines
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} KB"
-
-
 def _parity(said: dict[str, Any]) -> dict[str, object]:
     """Of the metadata, which anyone may have written: what is missing or odd is left out."""
     forms = {
-        "recall_torch": ("Recall@1 of the network, %", lambda x: f"{100 * x:.2f}"),
-        "recall_onnx": ("Recall@1 of the model, %", lambda x: f"{100 * x:.2f}"),
-        "agreement": ("same nearest neighbour, %", lambda x: f"{100 * x:.2f}"),
+        "recall_torch": ("Recall@1 of the network, %", percent),
+        "recall_onnx": ("Recall@1 of the model, %", percent),
+        "agreement": ("same nearest neighbour, %", percent),
         "min_cosine": ("lowest cosine", lambda x: f"{x:.7f}"),
         "images": ("images", lambda x: f"{x:,}"),
     }

@@ -10,10 +10,10 @@ import click
 from retrieval import interrupts
 from retrieval.console import (
     GOES_ON,
+    ProgressBar,
     given_options,
     next_step,
     on_interrupt,
-    progress_bar,
     stdout_console,
     tell,
     warn,
@@ -81,7 +81,7 @@ def eval_command(
     classes = check_target(per_class, force, sources.files) if per_class else None
     if classes and classes == output.target:
         raise click.UsageError("--out and --per-class name the same file.")
-    with progress_bar() as report:
+    with ProgressBar() as report:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         if not has_lists(data):
             problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
@@ -121,7 +121,8 @@ def _with_nmi(
 ) -> tuple[Evaluation, bool]:
     """Add NMI where that is wanted; also return whether Ctrl-C has cut it short."""
     from retrieval.clustering import LONG
-    from retrieval.evaluation import add_nmi, duration, nmi_left_out, nmi_seconds, noted
+    from retrieval.evaluation import add_nmi, nmi_left_out, nmi_seconds, noted
+    from retrieval.texts import duration
 
     why = nmi_left_out(problem, settings)
     if why is not None:
@@ -133,7 +134,7 @@ def _with_nmi(
             "Ctrl-C leaves it out and keeps the rest."
         )
     try:
-        with interrupts.patient(), progress_bar() as report:
+        with interrupts.patient(), ProgressBar() as report:
             return add_nmi(evaluation, problem, settings, report), False
     except KeyboardInterrupt:
         return noted(evaluation, "NMI was left out: k-means was interrupted"), True
@@ -145,7 +146,7 @@ def _compare_lists(data: Embeddings, settings: Settings, sources, output: Output
     from retrieval.inspection import provenance
     from retrieval.tables import neighbours_table
 
-    with progress_bar() as report:
+    with ProgressBar() as report:
         result = agreement(data, settings, report)
     sources.check_unchanged()
     output.write(result | {"source": provenance(data)})
@@ -192,7 +193,7 @@ def compare(a, b, labels, as_json, out, force, **scoring) -> None:
     settings = scoring_settings(**scoring)
     sources = Sources(a, b, labels)
     output = Output.checked(as_json, out, force, sources.files)
-    with progress_bar() as report:
+    with ProgressBar() as report:
         first, second = load(a, labels=labels), load(b, labels=labels)
         result = paired(first, second, settings, report)
     sources.check_unchanged()
@@ -221,7 +222,7 @@ def merge(files, out, force) -> None:
     """
     from retrieval.merging import merge as join
 
-    with on_interrupt(lambda: GOES_ON), progress_bar() as report:
+    with on_interrupt(lambda: GOES_ON), ProgressBar() as report:
         found = join(files, out, force, report)
     rows = ", ".join(f"{n:,} {split}" for split, n in found.splits.items())
     click.echo(f"{found.path}: {rows} rows of {' + '.join(map(str, found.dims))} dimensions")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import click
 
 from retrieval import interrupts
+from retrieval.texts import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -187,49 +188,79 @@ def safe_console(**options: Any) -> Console:
     return SafeConsole(**options)
 
 
-@contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback (stage, done, total) that shows what takes longer than a second, on stderr.
+class ProgressBar:
+    """Shows long work on stderr: a bar with the time left on a terminal, else plain lines.
 
-    A bar with the time left on a terminal, else a plain line every ten seconds.
+    An object is called with (stage, done, total). It shows nothing for work that ends within
+    `delay` seconds, and a plain line every `quiet` seconds.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = safe_console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=console,
-        transient=True,
-    )
-    stage, task = "reading", bar.add_task("reading", total=None)
-    began = said = time.monotonic()
+    def __init__(
+        self, console: Console | None = None, delay: float = 1.0, quiet: float = 10.0
+    ) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
 
-    def report(name: str, done: int, total: int) -> None:
-        nonlocal stage, task, began, said
+        self.console = console or safe_console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=10),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[text]}"),
+            console=self.console,
+            transient=True,
+        )
+        self.task = self.bar.add_task("reading", total=None, left="", text="")
+        self.stage = ""
+        self.since = (time.monotonic(), 0)  # when the stage began, and how much was done then
+        self.delay, self.quiet, self.told = delay, quiet, time.monotonic()
+        # By a timer, so that work that reports nothing yet is seen as well.
+        self.timer = threading.Timer(delay, self.bar.start)
+        self.timer.daemon = True
+
+    def __enter__(self) -> ProgressBar:
+        if self.console.is_terminal and self.delay:
+            self.timer.start()
+        elif self.console.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Remove the bar from the terminal."""
+        self.timer.cancel()
+        if self.timer.ident is not None:
+            self.timer.join()
+        if self.bar.live.is_started:
+            self.bar.stop()
+
+    def __call__(
+        self,
+        stage: str,
+        done: int,
+        total: int,
+        text: str = "",
+        since: tuple[float, int] | None = None,
+    ) -> None:
+        """Show how much of a stage is done, and a text beside it.
+
+        since: a time and how much was done then, for the time left. Default: the first call of
+        the stage.
+        """
         now = time.monotonic()
-        if name != stage:
-            bar.remove_task(task)
-            stage, task, began = name, bar.add_task(name, total=total), now
-        bar.update(task, completed=done, total=total)
-        if not console.is_terminal and now - said > 10 and done:
-            left = (now - began) * (total - done) / done
-            click.echo(f"{stage}: {100 * done // total}%, about {left:.0f} s left", err=True)
-            said = now
-
-    # By a timer, so that work that reports nothing yet is seen as well.
-    timer = threading.Timer(1.0, bar.start)
-    timer.daemon = True
-    if console.is_terminal:
-        timer.start()
-    try:
-        yield report
-    finally:
-        timer.cancel()
-        if timer.ident is not None:
-            timer.join()
-        if bar.live.is_started:
-            bar.stop()
+        if stage != self.stage:
+            self.bar.reset(self.task)
+            self.stage, self.since = stage, (now, done)
+        began, before = since or self.since
+        left = ""
+        if done > before:
+            left = f"{duration((now - began) * (total - done) / (done - before))} left"
+        shown = {"description": stage, "left": left, "text": text}
+        self.bar.update(self.task, completed=done, total=total, **shown)
+        if not self.console.is_terminal and now - self.told > self.quiet:
+            self.told = now
+            parts = [f"{100 * done // max(total, 1)}%", left and f"about {left}", text]
+            line = f"{stage}: {', '.join(filter(None, parts))}"
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from retrieval.neighbours import load_faiss
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays, sample
 from retrieval.ranking.ranks import Ranks, count_ranks
 from retrieval.resources import Progress, StageProgress, allowed
+from retrieval.texts import duration
 
 VERSION = 1
 LEAST_MEMORY = 64 << 20
@@ -193,15 +194,6 @@ def nmi_seconds(problem: Problem, settings: Settings) -> float:
     return clustering.estimated_seconds(
         N, problem.gallery.shape[1], len(problem.names), runs * settings.kmeans_iterations
     )
-
-
-def duration(seconds: float) -> str:
-    """45 seconds, 1 minute, 3 hours."""
-    for unit, size in (("hour", 3600), ("minute", 60), ("second", 1)):
-        if seconds >= size or unit == "second":
-            n = max(1, round(seconds / size))
-            return f"{n:,} {unit}{'s' * (n > 1)}"
-    raise AssertionError
 
 
 def _beyond(problem: Problem, settings: Settings) -> list[str]:

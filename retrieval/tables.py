@@ -16,6 +16,7 @@ from rich.text import Text
 
 from retrieval.checks import warnings
 from retrieval.metrics import DISTANCES, per_class_recall
+from retrieval.texts import interval, level_name, p_value, percent, points, points_interval, size
 
 if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
     from retrieval.embeddings import Embeddings
@@ -36,8 +37,8 @@ def evaluation_table(result: dict, width: int = 80) -> RenderableType:
                 cell
                 for d in _shown_distances(result)
                 for cell in (
-                    _percent(result["distances"][d]["recall"][k]),
-                    _interval(result["distances"][d]["recall_ci"][k]),
+                    percent(result["distances"][d]["recall"][k]),
+                    interval(result["distances"][d]["recall_ci"][k]),
                 )
             ],
         )
@@ -67,7 +68,7 @@ def _score_table(result: dict, width: int, header: bool) -> Table:
     for d in distances:
         table.add_column(f"{d}, %", justify="right", no_wrap=True, min_width=6)
         if spans:
-            title = f"{100 * settings['level']:g}% interval"
+            title = level_name(settings["level"])
             table.add_column(title, justify="right", style="dim", no_wrap=True, min_width=span)
     return table
 
@@ -94,9 +95,9 @@ def _score_cells(scores: dict, name: str) -> list[str]:
     if value is None:
         return ["", ""]
     if isinstance(value, dict):  # over the seeds of k-means
-        spread = "" if value["std"] is None else f"± {100 * value['std']:.2f} ({_seeds(value)})"
-        return [_percent(value["mean"]), spread]
-    return [_percent(value), _interval(scores[f"{name}_ci"])]
+        spread = "" if value["std"] is None else f"± {percent(value['std'])} ({_seeds(value)})"
+        return [percent(value["mean"]), spread]
+    return [percent(value), interval(scores[f"{name}_ci"])]
 
 
 def _seeds(value: dict) -> str:
@@ -125,7 +126,7 @@ def neighbours_table(result: dict) -> RenderableType:
         table.add_column(title, justify="right", no_wrap=True)
     for k in map(str, result["settings"]["recall_at"]):
         recalls = (result["distances"][d]["recall"][k] for d in distances)
-        table.add_row(f"Recall@{k}", *map(_percent, recalls))
+        table.add_row(f"Recall@{k}", *map(percent, recalls))
     head = (
         f"{result['queries']:,} queries against a gallery of {result['gallery']:,} · "
         f"{result['listed']:,} neighbours listed · {result['dim']} dimensions"
@@ -183,7 +184,7 @@ def comparison_table(result: dict, width: int = 80) -> RenderableType:
         Text(headline(result), style="bold"),
         Text(f"A  {result['a']}\nB  {result['b']}"),
     ]
-    level = f"{100 * result['settings']['level']:g}% interval"
+    level = level_name(result["settings"]["level"])
     left_out = {level} if width < 70 else set()
     if width < 52:
         left_out |= {"A, %", "B, %"}
@@ -207,21 +208,13 @@ def comparison_table(result: dict, width: int = 80) -> RenderableType:
 def _difference_cells(s: dict, level: str) -> dict[str, str | Text]:
     sure = s["ci"] is not None and (s["ci"][0] > 0 or s["ci"][1] < 0)
     style = ("green" if s["difference"] > 0 else "red") if sure else ""
-    span = "" if s["ci"] is None else "{:+.2f} to {:+.2f}".format(*(100 * x for x in s["ci"]))
     return {
-        "A, %": _percent(s["a"]),
-        "B, %": _percent(s["b"]),
-        "B - A": Text(f"{100 * s['difference']:+.2f}", style=style),
-        level: span,
+        "A, %": percent(s["a"]),
+        "B, %": percent(s["b"]),
+        "B - A": Text(points(s["difference"]), style=style),
+        level: points_interval(s["ci"]),
         "p": p_value(s["p"]),
     }
-
-
-def p_value(p: float | None) -> str:
-    """0.012, or < 0.001: the same in every table and report."""
-    if p is None:
-        return ""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def inspection_table(result: dict) -> RenderableType:
@@ -250,7 +243,7 @@ _INSPECTED = {
     "items": lambda s: f"{s['rows']:,}",
     "dimensions": lambda s: str(s["dim"]),
     "dtype": lambda s: s["dtype"],
-    "size": lambda s: _bytes(s["bytes"]),
+    "size": lambda s: size(s["bytes"]),
     "norms": lambda s: _range(s["norms"], "{:.4g}") + (" (unit)" if s["unit_length"] else ""),
     "classes": lambda s: f"{s['labels']['classes']:,}" if s["labels"] else "no labels",
     "items per class": lambda s: (
@@ -274,14 +267,6 @@ def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f}"
-
-
-def _interval(span: list[float] | None) -> str:
-    return "" if span is None else f"{100 * span[0]:.2f} to {100 * span[1]:.2f}"
-
-
 def _range(spread: dict | None, form: str) -> str:
     if spread is None:
         return ""
@@ -290,11 +275,3 @@ def _range(spread: dict | None, form: str) -> str:
         for name in ("min", "median", "max")
     )
     return low if low == high else f"{low} to {high}, median {middle}"
-
-
-def _bytes(n: int) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if n < 1000 or unit == "GB":
-            return f"{n:.3g} {unit}" if unit != "B" else f"{n} B"
-        n /= 1000
-    raise AssertionError

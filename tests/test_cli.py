@@ -19,7 +19,7 @@ from rich.console import Console
 
 import cli
 from cli import main
-from retrieval.console import progress_bar, warn
+from retrieval.console import ProgressBar, warn
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.file import write
@@ -214,12 +214,12 @@ def test_metadata_that_json_cannot_hold_is_written_as_text(files):
 def test_progress_of_long_work_is_told_on_stderr(monkeypatch, capsys):
     clock = iter(range(0, 1000, 11))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with progress_bar() as report:
+    with ProgressBar() as report:
         report("ranks", 1, 4)
         report("ranks", 2, 4)
     captured = capsys.readouterr()
     assert "ranks: 25%" in captured.err
-    assert "ranks: 50%, about 11 s left" in captured.err
+    assert "ranks: 50%, about 22 s left" in captured.err
     assert captured.out == ""
 
 

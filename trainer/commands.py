@@ -13,10 +13,10 @@ import click
 
 from retrieval import interrupts
 from retrieval.console import (
+    ProgressBar,
     indented,
     next_step,
     print_json,
-    progress_bar,
     safe_console,
     say_next,
     stdout_console,
@@ -317,7 +317,7 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     run, images = (Path(path) if path else None for path in (run, images))
     inputs = [run / "config.toml", run / "metrics.jsonl"] if run else []
     target = check_target(out, force, [*sources.files, *inputs])
-    with progress_bar() as progress:
+    with ProgressBar() as progress:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         compared = [load(name, labels=labels, gallery_labels=gallery_labels) for name in others]
         pictures, note = pictures_of(data, images, run)

@@ -9,40 +9,32 @@ from typing import Any
 
 from rich import box
 from rich.console import Console, Group
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from retrieval.console import ProgressBar
 from retrieval.metrics import DISTANCES
+from retrieval.texts import percent
 from trainer.data.datasets.records import counted
 from trainer.run.watch import Watch
 
 BASELINES = {"pixels": "raw 8 x 8 pixels", "untrained": "before training"}
 LOG = 120  # columns of a line where there is no terminal
-QUIET = 10.0  # seconds between plain lines where there is no terminal
 
 
 class Display(Watch):
-    """A bar on a terminal, and a line for every epoch; elsewhere plain lines."""
+    """A progress bar, and a line for every epoch, on stderr."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, quiet: float = 10.0) -> None:
         self.console = console
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=10),
-            TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[text]}"),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
-        self.task = self.bar.add_task("starting", total=None, text="", left="")
+        self.bar = ProgressBar(console, delay=0.0, quiet=quiet)
         self.width = console.width if console.is_terminal else LOG
         self.titles: list[str] = []
         self.epochs = 0
-        self.began = (time.monotonic(), 0)  # of what is shown now, and how much was done then
-        self.told = time.monotonic()
+        self.began = (0.0, 0)  # when the first epoch began, and how many steps were done then
 
     def __enter__(self) -> Display:
-        self.bar.start()
+        self.bar.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,10 +42,11 @@ class Display(Watch):
 
     def note(self, text: str) -> None:
         """A line of text: broken between words on a terminal, whole elsewhere."""
-        self.console.print(escape(text), highlight=False, soft_wrap=not self.console.is_terminal)
+        whole = not self.console.is_terminal
+        self.console.print(text, markup=False, highlight=False, soft_wrap=whole)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        self._show(name, done, total, "")
+        self.bar(name, done, total)
 
     def begin(self, folder: Path, epochs: int, steps: int, epoch: int) -> None:
         self.epochs = epochs
@@ -66,7 +59,8 @@ class Display(Watch):
         if self.width >= 72 or not self.console.is_terminal:
             text += f" · {values['images_per_second']:,.0f} images/s"
         done, total = (epoch - 1) * steps + step, self.epochs * steps
-        self._show(f"epoch {epoch}/{self.epochs}", done, total, text)
+        # What lies between the steps, such as validation, counts for the time left.
+        self.bar(f"epoch {epoch}/{self.epochs}", done, total, text, self.began)
 
     def epoch(self, record: dict[str, Any]) -> None:
         if record["epoch"] == 0:
@@ -81,7 +75,7 @@ class Display(Watch):
         self.bar.stop()
         if (folder / "last.pt").exists():
             command = f"dmltool train --resume {quote(str(folder))}"
-            self._line(escape(f"Interrupted. Go on with: {command}"))  # not folded: to be copied
+            self._line(f"Interrupted. Go on with: {command}")  # not folded: to be copied
         else:
             self.note("Interrupted before the first epoch: nothing was written.")
 
@@ -94,25 +88,8 @@ class Display(Watch):
         self._line(" ".join(cell.rjust(widths[title]) for title, cell in cells.items()))
 
     def _line(self, text: str, style: str = "") -> None:
-        self.console.print(text.rstrip(), style=style, highlight=False, soft_wrap=True)
-
-    def _show(self, name: str, done: int, total: int, text: str) -> None:
-        task = self.bar.tasks[0]
-        now = time.monotonic()
-        if task.description != name and not (name.startswith("epoch") and self.epochs):
-            self.bar.reset(self.task)
-            self.began = (now, done)
-        since, before = self.began
-        left = ""
-        if done > before:  # what lies between the steps, such as validation, counts
-            left = f"{duration((now - since) * (total - done) / (done - before))} left"
-        self.bar.update(
-            self.task, description=name, completed=done, total=total, text=text, left=left
-        )
-        if not self.console.is_terminal and now - self.told > QUIET:
-            self.told = now
-            shown = ", ".join(part for part in (left and f"about {left}", text) if part)
-            self.note(f"{name}: {100 * done // max(total, 1)}%, {shown}".rstrip(", "))
+        plain = {"markup": False, "highlight": False, "soft_wrap": True}
+        self.console.print(text.rstrip(), style=style, **plain)
 
 
 def columns(record: dict[str, Any], width: int, remark: str) -> dict[str, str]:
@@ -121,7 +98,7 @@ def columns(record: dict[str, Any], width: int, remark: str) -> dict[str, str]:
     cells = {"epoch": str(record["epoch"]), "loss": fixed(record, "loss", 4)}
     if len(parts) > 1:
         cells |= {name: f"{value:.4f}" for name, value in parts.items()}
-    shown = percent(scores) if scores else ["-"] * len(DISTANCES)
+    shown = recalls(scores) if scores else ["-"] * len(DISTANCES)
     cells |= dict(zip((f"R@1 {d} %" for d in DISTANCES), shown, strict=True))
     cells |= {"images/s": fixed(record, "images_per_second", 0), "s": fixed(record, "seconds", 0)}
     needed = len(max(BASELINES.values(), key=len)) + 1
@@ -141,16 +118,9 @@ def width_of(title: str) -> int:
     return {"": 0, "s": 5, "loss": 9, "epoch": 5}.get(title, max(len(title), 8))
 
 
-def percent(scores: dict[str, float]) -> list[str]:
-    return [f"{100 * scores[d]:.2f}" for d in DISTANCES]
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+def recalls(scores: dict[str, float]) -> list[str]:
+    """Percent by distance, in the order of the columns."""
+    return [percent(scores[d]) for d in DISTANCES]
 
 
 def result_table(result: dict[str, Any]) -> Group:
@@ -168,14 +138,14 @@ def result_table(result: dict[str, Any]) -> Group:
         table.add_column(f"{name} %", justify="right")
     select = result["select"]
     for name, scores in result["baselines"].items():
-        table.add_row(f"Recall@1 ({select}, {BASELINES[name]})", *percent(scores))
+        table.add_row(f"Recall@1 ({select}, {BASELINES[name]})", *recalls(scores))
     if result["scores"]:
-        table.add_row(f"Recall@1 ({select}, picked the epoch)", *percent(result["scores"]))
+        table.add_row(f"Recall@1 ({select}, picked the epoch)", *recalls(result["scores"]))
     if result["test"]:
         found = result["test"]["distances"]
         for k in found["cos"]["recall"]:
-            cells = percent({d: found[d]["recall"][k] for d in DISTANCES})
+            cells = recalls({d: found[d]["recall"][k] for d in DISTANCES})
             table.add_row(f"Recall@{k} (test)", *cells)
         for name, key in (("MAP@R", "map_at_r"), ("R-precision", "r_precision")):
-            table.add_row(f"{name} (test)", *percent({d: found[d][key] for d in DISTANCES}))
+            table.add_row(f"{name} (test)", *recalls({d: found[d][key] for d in DISTANCES}))
     return Group(*lines, table)

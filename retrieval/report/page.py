@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from retrieval.metrics import DISTANCES
 from retrieval.report import charts
-from retrieval.tables import p_value
+from retrieval.texts import interval, p_value, percent, points, points_interval
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("map.js", "page.js")
@@ -220,8 +220,8 @@ def _differences(scores: dict) -> list[dict]:
             "name": TITLES.get(name, name.replace("recall", "Recall")),
             "theirs": percent(s["a"]),
             "ours": percent(s["b"]),
-            "difference": f"{100 * s['difference']:+.2f}",
-            "span": s["ci"] and "{:+.2f} to {:+.2f}".format(*(100 * x for x in s["ci"])),
+            "difference": points(s["difference"]),
+            "span": points_interval(s["ci"]),
             "p": p_value(s["p"]),
             "verdict": _verdict(s["ci"]),
             "chart": charts.whisker(s["difference"], s["ci"], ends),
@@ -258,11 +258,3 @@ def _training(run: dict | None) -> list[dict]:
             chart = charts.lines(run["epochs"], known, is_share)
             out.append({"title": title, "names": list(known), "chart": chart})
     return out
-
-
-def percent(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{100 * value:.{digits}f}"
-
-
-def interval(span: list[float] | None) -> str:
-    return "" if span is None else f"{percent(span[0])} to {percent(span[1])}"

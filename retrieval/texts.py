@@ -1,0 +1,55 @@
+"""Numbers as text, the same in every table, message and report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """0.9312 -> "93.12"; empty for None."""
+    return "" if value is None else f"{100 * value:.{digits}f}"
+
+
+def interval(span: Sequence[float] | None) -> str:
+    """(0.91, 0.95) -> "91.00 to 95.00"; empty for None."""
+    return "" if span is None else f"{percent(span[0])} to {percent(span[1])}"
+
+
+def points(difference: float) -> str:
+    """0.012 -> "+1.20": a difference in percentage points."""
+    return f"{100 * difference:+.2f}"
+
+
+def points_interval(span: Sequence[float] | None) -> str:
+    """(-0.01, 0.02) -> "-1.00 to +2.00"; empty for None."""
+    return "" if span is None else f"{points(span[0])} to {points(span[1])}"
+
+
+def p_value(p: float | None) -> str:
+    """0.0123 -> "0.012", "< 0.001" below that; empty for None."""
+    if p is None:
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def level_name(level: float) -> str:
+    """0.95 -> "95% interval"."""
+    return f"{100 * level:g}% interval"
+
+
+def duration(seconds: float) -> str:
+    """45 s, 10 min, 2.0 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:,.1f} h"
+
+
+def size(count: float) -> str:
+    """512 B, 81.2 KB, 3.1 MB: bytes in decimal units."""
+    for unit in ("B", "KB", "MB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB" if count < 999.5 else f"{count:,.0f} GB"
