@@ -8,9 +8,8 @@ import numpy as np
 
 from retrieval import bootstrap
 from retrieval.embeddings import Embeddings, Split, comparable
-from retrieval.errors import DmlError
 from retrieval.evaluation import Evaluation, Settings, run
-from retrieval.formats.labels import alike
+from retrieval.matching import match_rows
 from retrieval.problem import from_embeddings
 from retrieval.resources import StageProgress
 
@@ -48,55 +47,16 @@ def compare(
 
 
 def align(a: Embeddings, b: Embeddings) -> Embeddings:
-    """B with its rows in the order of A, after checking that both hold the same items."""
-    shared = [name for name in a.splits if name in b.splits and name != "train"]
-    if not shared or set(a.splits) - {"train"} != set(b.splits) - {"train"}:
-        raise DmlError(
-            f"{a.source} and {b.source} hold different splits.",
-            f"The first has {', '.join(a.splits)}, the second {', '.join(b.splits)}.",
-            "Compare files made from the same data set and splits.",
-        )
-    return replace(b, splits={name: _aligned(a, b, name) for name in shared})
+    """Return B with its rows in the order of A, after checking that both hold the same items."""
+    orders = match_rows(a, b, leave_out=["train"])
+    return replace(b, splits={name: _taken(b.splits[name], rows) for name, rows in orders.items()})
 
 
-def _aligned(a: Embeddings, b: Embeddings, name: str) -> Split:
-    left, right = a.splits[name], b.splits[name]
-    where = f"{a.source} and {b.source}, {name}"
-    if len(left.vectors) != len(right.vectors):
-        raise DmlError(
-            f"{where}: {len(left.vectors)} and {len(right.vectors)} items.",
-            "A paired comparison needs the same items on both sides.",
-            "Embed the same list of items with both models.",
-        )
-    if left.paths is not None and right.paths is not None and (left.paths != right.paths).any():
-        right = _by_path(left, right, where)
-    if left.labels is not None and right.labels is not None:
-        differ = np.flatnonzero(np.not_equal(*alike(left.labels, right.labels)))
-        if len(differ):
-            row = differ[0]
-            raise DmlError(
-                f"{where}: {len(differ)} labels differ, the first in row {row} "
-                f"({left.labels[row]!s} and {right.labels[row]!s}).",
-                "The files do not hold the same items in the same order.",
-                "Store paths in both files, and rows are matched by them.",
-            )
-    return right
-
-
-def _by_path(left: Split, right: Split, where: str) -> Split:
-    order_left, order_right = np.argsort(left.paths), np.argsort(right.paths)
-    if (left.paths[order_left] != right.paths[order_right]).any():
-        missing = np.setdiff1d(left.paths, right.paths)
-        raise DmlError(
-            f"{where}: {len(missing)} paths of the first are not in the second, "
-            f"for example {missing[0] if len(missing) else 'a repeated one'}.",
-            "A paired comparison needs the same items on both sides.",
-            "Embed the same list of items with both models.",
-        )
-    order = np.empty_like(order_left)
-    order[order_left] = order_right
-    labels = None if right.labels is None else right.labels[order]
-    return Split(right.vectors[order], labels, right.paths[order])
+def _taken(split: Split, rows: np.ndarray | None) -> Split:
+    if rows is None or np.array_equal(rows, np.arange(len(rows))):
+        return split
+    labels, paths = (None if each is None else each[rows] for each in (split.labels, split.paths))
+    return Split(split.vectors[rows], labels, paths)
 
 
 def difference(first: Evaluation, second: Evaluation, d: str, settings: Settings) -> dict:

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split, comparable, load
+from retrieval.embeddings import Embeddings, load
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.arrays import blocks
 from retrieval.formats.hdf5.file import Writer, check_name
-from retrieval.formats.labels import alike
 from retrieval.formats.opening import Sources
+from retrieval.matching import match_rows
 from retrieval.resources import StageProgress
 
-SHOWN = 3
 BYTES = 8  # of a number while rows are normalised
 
 Order = dict[str, np.ndarray | None]  # for each split: rows (N,) in the order of the first file
@@ -57,7 +56,7 @@ def merge(
     target = check_target(target, force, sources.files)
     hashes = [_sha256(file, progress) for file in sources.files]
     data = [load(path) for path in paths]
-    orders = [_order(data[0], other) for other in data]
+    orders = [match_rows(data[0], other) for other in data]
     dims = tuple(_dim(each) for each in data)
     first = data[0].splits
     lengths = {split: len(part.vectors) for split, part in first.items()}
@@ -161,91 +160,3 @@ def _units(data: Embeddings, split: str, part: slice, order: np.ndarray | None) 
     rows = rows / np.where(largest > 0, largest, 1)  # else the squares of huge numbers overflow
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return (rows / np.where(norms > 0, norms, 1)).astype(np.float32)
-
-
-# Do the items agree?
-
-
-def _order(first: Embeddings, other: Embeddings) -> Order:
-    """Where the items of the first file are in the other; None: at the same position."""
-    if set(first.splits) != set(other.splits):
-        raise DmlError(
-            f"{first.source} and {other.source} have different splits.",
-            f"{', '.join(first.splits)} are not {', '.join(other.splits)}.",
-            "Choose one split of each with FILE::SPLIT, or embed the same ones.",
-        )
-    return {split: _matched(split, first, other) for split in first.splits}
-
-
-def _matched(split: str, first: Embeddings, other: Embeddings) -> np.ndarray | None:
-    a, b = first.splits[split], other.splits[split]
-    order = None
-    if a.paths is not None and b.paths is not None:
-        order = _by_path(split, a.paths, b.paths, (first.source, other.source))
-    elif len(a.vectors) != len(b.vectors):
-        raise DmlError(
-            f"{split} has {len(a.vectors):,} items in {first.source} and {len(b.vectors):,} in "
-            f"{other.source}.",
-            "Without paths in both files items are matched by position.",
-            "Embed the same images with both models.",
-        )
-    elif a.labels is None or b.labels is None:
-        raise DmlError(
-            f"{first.source} and {other.source} cannot be matched.",
-            f"Items of {split} have neither paths nor labels in both files: nothing tells whether "
-            "they are the same.",
-            "Store paths in both files.",
-        )
-    if a.labels is not None and b.labels is not None:
-        _check_labels(split, order, first, other)
-    return order
-
-
-def _by_path(split: str, a: np.ndarray, b: np.ndarray, files: tuple[Path, Path]) -> np.ndarray:
-    if np.array_equal(a, b):  # also where a path occurs twice
-        return np.arange(len(a))
-    for paths, file in zip((a, b), files, strict=True):
-        ordered = np.sort(paths)
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        if len(twice):
-            raise DmlError(
-                f"{file} has {twice[0]} more than once in {split}.",
-                "The files have their items in different orders, so paths must tell them apart.",
-                "Give every item a path of its own.",
-            )
-    alone = [(np.setdiff1d(a, b), files[0]), (np.setdiff1d(b, a), files[1])]
-    if any(len(paths) for paths, _ in alone):
-        raise DmlError(
-            f"The items of {split} differ.",
-            "\n".join(f"only in {has}: {_some(paths)}" for paths, has in alone if len(paths)),
-            "Embed the same images with both models.",
-        )
-    places = np.argsort(b)
-    return places[np.searchsorted(b, a, sorter=places)]
-
-
-def _some(values: np.ndarray) -> str:
-    more = f" and {len(values) - SHOWN:,} more" if len(values) > SHOWN else ""
-    return ", ".join(map(str, values[:SHOWN])) + more
-
-
-def _check_labels(
-    split: str, order: np.ndarray | None, first: Embeddings, other: Embeddings
-) -> None:
-    a, b = (each.splits[split].labels for each in comparable(first, other))
-    a, b = alike(a, b if order is None else b[order])
-    wrong = np.flatnonzero(a != b)
-    if len(wrong):
-        items = first.splits[split]
-        raise DmlError(
-            f"{len(wrong):,} labels of {split} differ.",
-            "\n".join(
-                f"{_item(items, row)}: {a[row]} in {first.source}, {b[row]} in {other.source}"
-                for row in wrong[:SHOWN].tolist()
-            ),
-            "Embed both with the same list of labels.",
-        )
-
-
-def _item(items: Split, row: int) -> str:
-    return f"row {row}" if items.paths is None else str(items.paths[row])

@@ -108,10 +108,10 @@ def test_different_items_are_named(tmp_path):
     b = put(tmp_path / "b.h5", B, paths=other)
     with pytest.raises(DmlError) as caught:
         merge([put(tmp_path / "a.h5", A), b], tmp_path / "c.h5")
-    assert f"only in {tmp_path / 'a.h5'}: 03.png" in caught.value.why
-    assert f"only in {b}: xx.png" in caught.value.why
+    assert f"Only in {tmp_path / 'a.h5'}: 03.png" in caught.value.why
+    assert f"Only in {b}: xx.png" in caught.value.why
     less = put(tmp_path / "l.h5", B[6:], LABELS[6:], PATHS[6:])
-    with pytest.raises(DmlError, match=r"only in .*: 00.png, 01.png, 02.png and 3 more"):
+    with pytest.raises(DmlError, match=r"Only in .*: 00.png, 01.png, 02.png and 3 more"):
         merge([tmp_path / "a.h5", less], tmp_path / "c.h5")
 
 
