@@ -496,7 +496,7 @@ def test_a_comparison_says_what_ours_gained_whatever_the_order_of_rows(clustered
 
 def test_files_of_other_items_are_not_compared(clustered):
     X, labels = clustered
-    with pytest.raises(DmlError, match="test has 60 items in a.h5 and 50"):
+    with pytest.raises(DmlError, match=r"test has 60 items in a.h5 and 50"):
         view_of(file(X, labels), file(X[:50], labels[:50]))
 
 
