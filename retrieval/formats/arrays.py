@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ BLOCK_BYTES = 1 << 26
 # Reading takes at most ten times the file and 200 MB. This much of it is for the arrays.
 ROOM_RATIO, ROOM_BYTES = 8, 1 << 27
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16; ml_dtypes saves it under this name
+
+_compressed: ContextVar[int | None] = ContextVar("compressed", default=None)
 
 
 def available_memory() -> int:
@@ -54,6 +58,21 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
             f"It is too large for memory, and {tempfile.gettempdir()} says: {error.strerror}.",
             "Set TMPDIR to a folder on a disk with room.",
         ) from error
+
+
+@contextmanager
+def inflated_from(size: int) -> Iterator[None]:
+    """Inside the block `stored_size` tells `size`, of the compressed file that is being read."""
+    token = _compressed.set(size)
+    try:
+        yield
+    finally:
+        _compressed.reset(token)
+
+
+def stored_size(path: Path) -> int:
+    """Bytes that the user's file has: those of `path`, or of what it was inflated from."""
+    return _compressed.get() or os.path.getsize(path)
 
 
 def refuse_bomb(where: str, stored: int, expanded: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -17,7 +18,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
-from retrieval.formats.arrays import allocate
+from retrieval.formats.arrays import allocate, refuse_bomb, stored_size
 from retrieval.formats.charset import open_text
 from retrieval.formats.naming import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES
 from retrieval.formats.tables import SPLIT_COLUMNS, Column, Roles, assemble, label_column, roles
@@ -55,6 +56,7 @@ class _Table:
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     with open_text(path, newline="") as file:
         table = _open(file, path)
+        _refuse_other_separators(table, path)
         found = roles(table.columns, key, path, with_labels)
         reader = _Reader(path, table, found)
         rows, height = table.rows, _height(len(table.columns), BLOCK_ROWS)
@@ -98,6 +100,22 @@ def _open(file: TextIO, path: Path) -> _Table:
     else:
         columns = _name_columns(kinds)
     return _Table(columns, body, rows, comma)
+
+
+def _refuse_other_separators(table: _Table, path: Path) -> None:
+    """Raise for a table whose cells are separated by blanks or bars."""
+    cells = [row[0].strip() for _, row in table.sample if len(row) == 1]
+    if len(cells) < len(table.sample):
+        return
+    for separator, name in (("|", "bars (|)"), (" ", "blanks")):
+        parts = [part for part in cells[-1].split(separator) if part.strip()]
+        if len(parts) > 1 and 2 * sum(map(bool, map(NUMBER.match, parts))) >= len(parts):
+            source, target = (shlex.quote(str(p)) for p in (path, path.with_suffix(".new.csv")))
+            raise DmlError(
+                f"{path} separates its cells by {name}.",
+                "Commas, semicolons and tabs are read.",
+                f"Convert it: tr -s {shlex.quote(separator)} , < {source} > {target}",
+            )
 
 
 def _height(width: int, most: int) -> int:
@@ -216,7 +234,9 @@ class _Reader:
         rows = os.path.getsize(path) // max(1, 2 * self.dim - 1) + 1
         lines = _count_lines(path)
         # float64: how many digits a later line has cannot be known, and float32 could lose some.
-        self.out = allocate((min(rows, lines), self.dim), np.float64)
+        rows = min(rows, lines)
+        refuse_bomb(str(path), stored_size(path), 8 * rows * self.dim)
+        self.out = allocate((rows, self.dim), np.float64)
         self.kept: dict[str, list[str]] = {"label": [], "path": [], "split": []}
         self.seen: dict[str, str] = {}  # one object for each distinct label
         self.first_line = table.sample[0][0]

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import zipfile
 from pathlib import Path
 
 from retrieval.errors import DmlError
@@ -36,6 +37,64 @@ def explain(path: Path) -> DmlError | None:
     if path.is_dir():
         return _zarr(path) if _is_zarr(path) else _folder(path)
     return _file(path) if path.exists() else None
+
+
+# What a file begins with: its format, what to call it, and its usual suffix.
+SIGNATURES = {
+    b"\x89HDF\r\n\x1a\n": ("hdf5", "an HDF5 file", ".h5"),
+    b"\x93NUMPY": ("npy", "a NumPy array", ".npy"),
+    b"PAR1": ("arrow", "a Parquet file", ".parquet"),
+    b"ARROW1": ("arrow", "an Arrow file", ".arrow"),
+    b"\x1f\x8b\x08": ("gzip", "compressed by gzip", ".gz"),
+}
+BINARY = ("vecs", "ivecs", "safetensors")  # these begin with a number, which may be any
+
+
+def misnamed(path: Path, format: str) -> DmlError | None:
+    """The error for a file whose first bytes are those of another format than its suffix says."""
+    with path.open("rb") as file:
+        start = file.read(16)
+    for mark, (found, kind, suffix) in SIGNATURES.items():
+        if start.startswith(mark) and found != format and format not in BINARY:
+            new = path.with_name(path.name + ".gz") if found == "gzip" else path.with_suffix(suffix)
+            return DmlError(
+                f"{path} is {kind}, not a {path.suffix} file.",
+                "Its first bytes are not those that its suffix promises.",
+                f"Rename it: mv {shlex.quote(str(path))} {shlex.quote(str(new))}",
+            )
+    return None
+
+
+def json_records(path: Path) -> DmlError | None:
+    """The error for a list of objects in a .json file, with the line that converts it."""
+    with path.open("rb") as file:
+        start = file.read(256).removeprefix(b"\xef\xbb\xbf").split()
+    if path.suffix.lower() != ".json" or not b"".join(start).startswith(b"[{"):
+        return None
+    out = shlex.quote(str(path.with_suffix(".jsonl")))
+    code = f"[print(json.dumps(row)) for row in json.load(open({quoted(path)}))]"
+    return DmlError(
+        f"{path} is a list of JSON objects.",
+        "Such records are read with one object on each line, as .jsonl.",
+        f"Convert it: {python_line('json', code)} > {out}",
+    )
+
+
+def _zip(path: Path) -> DmlError | None:
+    """The error for a zip archive that is neither of NumPy nor of torch."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        names = []
+    if any(name.endswith((".npy", "/data.pkl")) for name in names):
+        return None
+    shown = f"It holds {', '.join(names[:5])}{', ...' * (len(names) > 5)}."
+    return DmlError(
+        f"{path} is a zip archive.",
+        shown if names else "It cannot be listed, or is empty.",
+        f"Unpack it and give the file inside: unzip {shlex.quote(str(path))}",
+    )
 
 
 def _url(scheme: str, rest: str) -> DmlError:
@@ -96,6 +155,8 @@ def _file(path: Path) -> DmlError | None:
             "Embeddings come from running it on images.",
             f"Run it: dmltool embed {shlex.quote(text)} IMAGES --out embeddings.h5",
         )
+    if suffix == ".zip" and _starts(path, b"PK"):
+        return _zip(path)
     if suffix in (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst") and not _starts(
         path, b"PK"
     ):

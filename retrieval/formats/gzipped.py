@@ -22,10 +22,12 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import FORMATS
+from retrieval.formats.arrays import inflated_from
 from retrieval.formats.notes import collected, note
 
 INSIDE = (".npy", ".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
 BLOCK = 1 << 20
+UNNAMED = Path("/proc/self/fd")  # of Linux
 # Text grows once more when it becomes numbers, so that less room is allowed than elsewhere.
 ROOM_RATIO, ROOM_BYTES = 8, 1 << 25
 
@@ -64,17 +66,27 @@ def _module(path: Path) -> ModuleType:
 @contextmanager
 def inflated(path: Path) -> Iterator[Path]:
     """The content as a file that exists inside the block; messages name the original."""
-    with tempfile.TemporaryDirectory(prefix="dmltool-", ignore_cleanup_errors=True) as folder:
-        target = Path(folder) / path.stem
+    with _temporary(path.stem) as target:
         _inflate(path, target)
         try:
-            with collected() as notes:
+            with collected() as notes, inflated_from(os.path.getsize(path)):
                 yield target
         except DmlError as error:
             parts = (part.replace(str(target), str(path)) for part in vars(error).values())
             raise DmlError(*parts) from error
         for text in notes:
             note(text.replace(str(target), str(path)))
+
+
+@contextmanager
+def _temporary(name: str) -> Iterator[Path]:
+    """A path to write to and read from; where the system allows, a kill leaves no file behind."""
+    if UNNAMED.is_dir() and Path(name).suffix.lower() != ".tsv":  # a suffix that its reader needs
+        with tempfile.TemporaryFile() as file:  # it has no name, but an address while it is open
+            yield UNNAMED / str(file.fileno())
+    else:
+        with tempfile.TemporaryDirectory(prefix="dmltool-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder) / name
 
 
 def _inflate(path: Path, target: Path) -> None:
@@ -96,7 +108,7 @@ def _inflate(path: Path, target: Path) -> None:
         ) from error
     except OSError as error:
         raise DmlError(
-            f"{path} cannot be inflated in {target.parent.parent}.",
+            f"{path} cannot be inflated in {tempfile.gettempdir()}.",
             f"{error.strerror or error}.",
             "Set TMPDIR to a folder on a disk with room.",
         ) from error

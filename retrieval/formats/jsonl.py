@@ -14,7 +14,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
-from retrieval.formats.arrays import allocate
+from retrieval.formats.arrays import allocate, refuse_bomb, stored_size
 from retrieval.formats.charset import open_text
 from retrieval.formats.tables import Column, assemble, label_column, roles
 
@@ -31,7 +31,9 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
         size = len(first[names[0]]) if found.is_list else len(names)
         rows = _vectors(_records(file, path), path, names, found.is_list, size)
         # A value takes a digit and a comma: this bounds the rows before any are read.
-        out = allocate((os.path.getsize(path) // (2 * size) + 1, size), np.float64)
+        most = os.path.getsize(path) // (2 * size) + 1
+        refuse_bomb(str(path), stored_size(path), 8 * most * size)
+        out = allocate((most, size), np.float64)
         keep = {
             role: columns[at].name
             for role in ("label", "path", "split")

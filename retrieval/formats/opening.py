@@ -13,13 +13,19 @@ from types import ModuleType
 import numpy as np
 
 from retrieval.errors import DmlError, install
-from retrieval.formats import FORMATS, Format, trial, truncation
+from retrieval.formats import FORMATS, Format, foreign, trial, truncation
 from retrieval.formats.foreign import explain
 
 
 def split_key(source: str | Path) -> tuple[Path, str | None]:
     """`file.h5::key` -> (file.h5, key); for a run folder, the embeddings in it."""
     text = str(source)
+    if not text.partition("::")[0]:
+        raise DmlError(
+            "The name of a file is empty.",
+            "A variable of the shell may not be set.",
+            "Give the name of a file: dmltool eval embeddings.h5",
+        )
     if "::" not in text or os.path.exists(text):
         return _in_run(text), None
     name, _, key = text.rpartition("::")
@@ -60,6 +66,8 @@ def read(source: str | Path, with_labels: bool = True):
     path, key = split_key(source)
     format = find_format(path)
     if format.labels_only:
+        if error := foreign.json_records(path):
+            raise error
         raise DmlError(
             f"{path} is a {format.suffixes[0]} file.",
             f"Such a file holds labels only: {format.summary}.",
@@ -113,6 +121,8 @@ def find_format(path: Path) -> Format:
     by_suffix = {suffix: format for format in FORMATS for suffix in format.suffixes}
     suffix = path.suffix.lower()
     if suffix in by_suffix:
+        if error := foreign.misnamed(path, by_suffix[suffix].name):
+            raise error
         return by_suffix[suffix]
     if error := explain(path):
         raise error

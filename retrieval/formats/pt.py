@@ -18,6 +18,7 @@ import numpy as np
 from retrieval.errors import DmlError
 from retrieval.formats import labels, naming, pt_numpy
 from retrieval.formats.arrays import BFLOAT16, refuse_bomb, refuse_overrun
+from retrieval.formats.foreign import python_line, quoted
 from retrieval.formats.opening import missing_library
 
 DEPTH, OBJECTS, NAME_CHARS = 4, 10_000, 1000  # dicts within dicts; what all of them hold
@@ -87,6 +88,24 @@ class _Collector:
         self._add(content, "", DEPTH)
         return self.entries
 
+    def _refuse_records(self, rows: list | tuple) -> None:
+        """Raise for one dict for each item, each with a vector of its own."""
+        if not all(isinstance(row, dict) for row in rows):
+            return
+        tensors = [v for v in rows[0].values() if isinstance(v, self.torch.Tensor)]
+        if any(tensor.ndim > 1 for tensor in tensors) or not tensors:
+            return
+        code = (
+            f"x = torch.load({quoted(self.path)}, weights_only=True); "
+            "torch.save({k: torch.stack([r[k] for r in x]) if torch.is_tensor(x[0][k]) else "
+            f"[r[k] for r in x] for k in x[0]}}, {quoted(self.path.with_suffix('.stacked.pt'))})"
+        )
+        raise DmlError(
+            f"{self.path} holds a list of {len(rows):,} dicts.",
+            "Embeddings are one 2-D tensor, not one tensor for each item.",
+            f"Stack them: {python_line('torch', code)}",
+        )
+
     def _add(self, value: object, name: str, depth: int) -> None:
         if len(self.entries) > OBJECTS:
             raise DmlError(
@@ -112,6 +131,7 @@ class _Collector:
                     self._add(item, f"{name}.{text}" if name else text, depth - 1)
         elif isinstance(value, list | tuple) and value:
             self.seen.add(id(value))
+            self._refuse_records(value)
             value = [pt_numpy.unwrapped(item) for item in value]
             if all(type(item) in (int, str, bool, float) for item in value):
                 self.entries[name] = _values(value, name)

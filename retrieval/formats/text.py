@@ -10,6 +10,7 @@ import numpy as np
 from retrieval.errors import DmlError
 from retrieval.formats import labels, naming
 from retrieval.formats.charset import open_text
+from retrieval.formats.foreign import json_records
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
@@ -17,6 +18,8 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
         text = file.read()
     if path.suffix.lower() != ".json":
         return labels.parsed(text.rstrip("\n").split("\n"), str(path))
+    if error := json_records(path):
+        raise error
     value = json.loads(text)
     if isinstance(value, dict):
         lists = {k: v for k, v in value.items() if isinstance(v, list)}

@@ -354,7 +354,7 @@ def test_float32_labels_beyond_their_precision_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("library", "file"), [("pyarrow", "x.parquet"), ("torch", "x.pt")])
 def test_a_missing_library_names_the_extra(tmp_path, monkeypatch, library, file):
-    (tmp_path / file).write_bytes(b"PAR1 or whatever")
+    (tmp_path / file).write_bytes(b"whatever")
     monkeypatch.setitem(__import__("sys").modules, library, None)
     with pytest.raises(DmlError, match="pip install"):
         load(tmp_path / file)

@@ -1,8 +1,11 @@
 """FAISS indexes and files compressed by gzip."""
 
+import base64
 import gzip
 import json
+import os
 import struct
+import sys
 import tempfile
 import time
 
@@ -13,6 +16,7 @@ import pytest
 
 from retrieval.embeddings import load
 from retrieval.errors import DmlError
+from retrieval.formats import gzipped
 
 X = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
 Y = np.arange(30) // 3
@@ -122,6 +126,28 @@ def test_nothing_is_left_of_the_inflated_file(tmp_path, monkeypatch):
     (tmp_path / "x.npy.gz").write_bytes(gzip.compress(b"no array"))
     refused(tmp_path / "x.npy.gz", "x.npy.gz")
     assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="such files need a name there")
+def test_a_kill_leaves_nothing_of_the_inflated_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"d0,d1,label\n1,2,a\n"))
+    with gzipped.inflated(tmp_path / "x.csv.gz") as file:
+        assert not list((tmp_path / "tmp").iterdir())
+        assert file.read_text() == "d0,d1,label\n1,2,a\n"
+
+
+def test_a_compressed_table_whose_numbers_would_take_too_much_is_refused(tmp_path):
+    """48 MB of text in 4 MB are allowed; the 192 MB of numbers in them are not."""
+    noise = base64.b85encode(np.random.default_rng(0).bytes(3_300_000)).decode()
+    names = ",".join(f"d{n}" for n in range(100))
+    row = "0," * 100
+    with gzip.open(tmp_path / "x.csv.gz", "wt", compresslevel=1) as file:
+        file.write(f"{names},label\n{row}a\n" + f"{row}a\n" * 240_000)
+        file.write(f'{row}"{noise}"\n')
+    error = refused(tmp_path / "x.csv.gz", "x.csv.gz claims .* bytes of data but stores")
+    assert str(os.path.getsize(tmp_path / "x.csv.gz"))[:1] == error.what.split("stores ")[1][:1]
 
 
 def test_a_gzip_bomb_is_refused(tmp_path):

@@ -1,9 +1,12 @@
 """What is not read is named, with a line that converts it; the lines are run here."""
 
+import gzip
+import json
 import pickle
 import shlex
 import subprocess
 import sys
+import zipfile
 
 import faiss
 import h5py
@@ -210,3 +213,71 @@ def test_a_checkpoint_is_not_taken_for_embeddings(tmp_path):
     torch.save({"format": FORMAT, "version": 1, "loss": weights}, tmp_path / "best.pt")
     error = refused(tmp_path / "best.pt", "a checkpoint of dmltool")
     assert error.fix == f"Export it: dmltool export {tmp_path}"
+
+
+def run_fix(error, folder):
+    """Runs the command after the colon of a fix in a shell."""
+    command = error.fix.partition(": ")[2].replace("python -c", f"{sys.executable} -c")
+    subprocess.run(command, shell=True, cwd=folder, check=True, timeout=120)
+
+
+def test_a_parquet_file_named_csv_is_told_and_the_line_renames_it(tmp_path):
+    path = tmp_path / "my table.csv"
+    pd.DataFrame(X).assign(label=Y).rename(columns=str).to_parquet(path)
+    run_fix(refused(path, "is a Parquet file, not a .csv file"), tmp_path)
+    np.testing.assert_array_equal(load(path.with_suffix(".parquet")).splits["test"].vectors, X)
+
+
+def test_a_compressed_file_named_npy_is_told_and_the_line_renames_it(tmp_path):
+    path = tmp_path / "x.npy"
+    with gzip.open(path, "wb") as file:
+        np.save(file, X)
+    run_fix(refused(path, "is compressed by gzip, not a .npy file"), tmp_path)
+    np.testing.assert_array_equal(load(tmp_path / "x.npy.gz").splits["test"].vectors, X)
+
+
+def test_a_zipped_table_is_told_with_what_is_inside(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.csv.zip", "w") as archive:
+        archive.writestr("x.csv", "a,b,label\n1,2,x\n")
+    error = refused(tmp_path / "x.csv.zip", "is a zip archive")
+    assert "x.csv" in error.why
+    assert "unzip" in error.fix
+    np.savez(tmp_path / "y.npz", embeddings=X, labels=Y)
+    (tmp_path / "y.npz").rename(tmp_path / "y.zip")
+    np.testing.assert_array_equal(load(tmp_path / "y.zip").splits["test"].vectors, X)
+
+
+@pytest.mark.parametrize(("separator", "name"), [("|", "bars"), (" ", "blanks"), ("   ", "blanks")])
+def test_a_table_with_another_separator_is_told_and_the_line_converts_it(tmp_path, separator, name):
+    rows = [
+        separator.join([*(f"{v:.9g}" for v in row), f"c{y}"]) for row, y in zip(X, Y, strict=True)
+    ]
+    (tmp_path / "x.csv").write_text("\n".join(rows) + "\n")
+    run_fix(refused(tmp_path / "x.csv", f"separates its cells by {name}"), tmp_path)
+    found = load(tmp_path / "x.new.csv").splits["test"]
+    np.testing.assert_array_equal(found.vectors.astype(np.float32), X)
+    assert found.labels[0] == "c0"
+
+
+def test_json_records_are_told_and_the_line_converts_them(tmp_path):
+    rows = [{"embedding": x.tolist(), "label": int(y)} for x, y in zip(X, Y, strict=True)]
+    (tmp_path / "x.json").write_text(json.dumps(rows, indent=2))
+    error = refused(tmp_path / "x.json", "a list of JSON objects")
+    np.save(tmp_path / "x.npy", X)
+    refused(tmp_path / "x.npy", "a list of JSON objects", labels=tmp_path / "x.json")
+    run_fix(error, tmp_path)
+    found = load(tmp_path / "x.jsonl").splits["test"]
+    np.testing.assert_array_equal(found.vectors.astype(np.float32), X)
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_a_torch_list_of_dicts_is_told_and_the_line_stacks_it(tmp_path, count):
+    rows = [{"embedding": torch.from_numpy(x), "label": int(y)} for x, y in zip(X, Y, strict=True)]
+    torch.save(rows[:count], tmp_path / "x.pt")
+    follow(refused(tmp_path / "x.pt", f"a list of {count} dicts"), tmp_path)
+    np.testing.assert_array_equal(load(tmp_path / "x.stacked.pt").splits["test"].vectors, X[:count])
+
+
+@pytest.mark.parametrize("name", ["", "::key"])
+def test_an_empty_name_is_told(name):
+    refused(name, "name of a file is empty")
