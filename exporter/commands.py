@@ -237,8 +237,8 @@ def inspect(ctx, file, labels, check, runs, data, as_json) -> None:
 
 
 def _inspect_embeddings(file: str, labels: str | None, as_json: bool) -> None:
-    from retrieval.embeddings import load
     from retrieval.inspection import inspect
+    from retrieval.loading import load
     from retrieval.tables import inspection_table
 
     with ProgressBar() as report:

@@ -153,7 +153,7 @@ def _readers() -> list[Check]:
             found.append(replace(check, name=suffixes, found=text, size=None))
         elif format.needs:
             more = lambda _, text=suffixes: text  # noqa: E731
-            found.append(_module("read", format.needs, install("readers"), more, optional=True))
+            found.append(_module("read", format.needs, install(format.extra), more, optional=True))
     return found
 
 

@@ -8,7 +8,7 @@ _EXPORTS = {
     "DmlError": "retrieval.errors",
     "compare": "retrieval.comparison",
     "evaluate": "retrieval.evaluation",
-    "load": "retrieval.embeddings",
+    "load": "retrieval.loading",
 }
 __all__ = sorted(_EXPORTS)
 

@@ -66,12 +66,12 @@ def eval_command(
       dmltool eval features.npy --labels labels.txt --recall-at 1,10,100
       dmltool eval query.npz --gallery gallery.npz --json > result.json
     """
-    from retrieval.embeddings import load
     from retrieval.evaluation import score
     from retrieval.files import check_target, write_text
     from retrieval.formats.opening import Sources
     from retrieval.ground_truth import has_lists
     from retrieval.inspection import provenance
+    from retrieval.loading import load
     from retrieval.problem import from_embeddings
     from retrieval.tables import evaluation_table, evaluation_warnings, nmi_table, per_class_csv
 
@@ -186,8 +186,8 @@ def compare(a, b, labels, as_json, out, force, **scoring) -> None:
       dmltool compare old.h5 new.h5 --distance cos
     """
     from retrieval.comparison import compare as paired
-    from retrieval.embeddings import load
     from retrieval.formats.opening import Sources
+    from retrieval.loading import load
     from retrieval.tables import comparison_table
 
     settings = scoring_settings(**scoring)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from retrieval import bootstrap
-from retrieval.embeddings import Embeddings, Split, comparable
+from retrieval.embeddings import Embeddings, Split
 from retrieval.evaluation import Evaluation, Settings, run
+from retrieval.loading import comparable
 from retrieval.matching import match_rows
 from retrieval.problem import from_embeddings
 from retrieval.resources import StageProgress

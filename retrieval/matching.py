@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split, comparable
+from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
 from retrieval.formats.labels import alike
+from retrieval.loading import comparable
 
 SHOWN = 3
 """How many of the differing items an error message names."""

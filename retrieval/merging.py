@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, load
+from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.arrays import blocks
 from retrieval.formats.hdf5.file import Writer, check_name
 from retrieval.formats.opening import Sources
+from retrieval.loading import load
 from retrieval.matching import match_rows
 from retrieval.resources import StageProgress
 

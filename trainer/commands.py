@@ -305,10 +305,10 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
       dmltool report features.npz --images photos
       dmltool report b/embeddings.h5 --compare a/embeddings.h5 --run b
     """
-    from retrieval.embeddings import load
     from retrieval.files import check_target, write_text
     from retrieval.formats.opening import Sources
     from retrieval.inspection import provenance
+    from retrieval.loading import load
     from retrieval.report.gather import Options, gather
     from retrieval.report.page import render
     from trainer.reporting import pictures_of, run_view

@@ -16,12 +16,12 @@ import h5py
 import numpy as np
 
 from exporter.embedding.decoding import Bad
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
 from retrieval.files import remove_unused
 from retrieval.formats.arrays import allocate, blocks, mapped
 from retrieval.formats.hdf5.content import sync
 from retrieval.formats.hdf5.file import SAME, Writer
+from retrieval.loading import load
 from retrieval.metrics import recall_at
 from retrieval.resources import StageProgress
 

@@ -7,6 +7,8 @@ one that holds labels only has just the second. One that rests on a library in C
 
 from dataclasses import dataclass
 
+from retrieval.formats import hdf5
+
 
 @dataclass(frozen=True)
 class Format:
@@ -14,19 +16,40 @@ class Format:
     suffixes: tuple[str, ...]
     module: str
     summary: str
+    magic: tuple[bytes, ...] = ()
+    """How such files begin,"""
+    offsets: tuple[int, ...] = (0,)
+    """or what stands at one of these places."""
     labels_only: bool = False
-    needs: str = ""  # a library that a plain install lacks
+    needs: str = ""
+    """A library that a plain install lacks,"""
+    extra: str = ""
+    """and the extra of pyproject.toml that installs it."""
 
 
 FORMATS = (
     Format(
         "hdf5",
-        (".h5", ".hdf5", ".he5"),
+        hdf5.SUFFIXES,
         "retrieval.formats.hdf5.file",
         "dmltool's own files, ann-benchmarks files, any vectors with labels",
+        (b"\x89HDF\r\n\x1a\n",),
+        offsets=(0, 512, 1024, 2048),
     ),
-    Format("npy", (".npy",), "retrieval.formats.npy", "one NumPy array; labels in another file"),
-    Format("npz", (".npz",), "retrieval.formats.npz", "NumPy arrays by name, zipped or not"),
+    Format(
+        "npy",
+        (".npy",),
+        "retrieval.formats.npy",
+        "one NumPy array; labels in another file",
+        (b"\x93NUMPY",),
+    ),
+    Format(
+        "npz",
+        (".npz",),
+        "retrieval.formats.npz",
+        "NumPy arrays by name, zipped or not",
+        (b"PK",),
+    ),
     Format(
         "csv",
         (".csv", ".tsv"),
@@ -38,7 +61,9 @@ FORMATS = (
         (".parquet", ".pq", ".arrow", ".feather"),
         "retrieval.formats.arrow",
         "Parquet and Arrow tables: one list column, or a column for each dimension",
+        (b"PAR1", b"ARROW1"),
         needs="pyarrow",
+        extra="readers",
     ),
     Format(
         "jsonl",
@@ -52,6 +77,7 @@ FORMATS = (
         "retrieval.formats.pt",
         "tensors and NumPy arrays saved by torch.save, alone or in dicts; no code in them is run",
         needs="torch",
+        extra="cpu",
     ),
     Format(
         "safetensors",
@@ -70,6 +96,7 @@ FORMATS = (
         (".faiss", ".index"),
         "retrieval.formats.faiss_flat",
         "a flat FAISS index, with or without ids; labels in another file",
+        (b"IxF", b"IxM"),
     ),
     Format(
         "gzip",

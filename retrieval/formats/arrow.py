@@ -15,7 +15,6 @@ from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.arrays import allocate, refuse_bomb
 from retrieval.formats.arrow_sizes import sizes
-from retrieval.formats.opening import missing_library
 from retrieval.formats.tables import Column, Roles, assemble, label_column, roles
 
 BATCH_ROWS = 1 << 14
@@ -34,7 +33,8 @@ class Table:
 
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    pa = _library(path)
+    import pyarrow as pa
+
     with _damage(pa, path):
         table = _open(pa, path)
         columns = table.columns(pa)
@@ -51,7 +51,8 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
-    pa = _library(path)
+    import pyarrow as pa
+
     with _damage(pa, path):
         table = _open(pa, path)
         columns = table.columns(pa)
@@ -59,17 +60,9 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
         return labels.labels(_text_or_numbers(pa, path, table, name), f"{path}::{name}")
 
 
-def _library(path: Path):
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise missing_library("pyarrow", "readers", path) from error
-    return pa
-
-
 def trial(path: Path) -> Callable[[], None]:
     """Reads every column that could be wanted."""
-    pa = _library(path)
+    import pyarrow as pa
 
     def work() -> None:
         pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they use

@@ -94,6 +94,12 @@ def _call(format: Format, path: Path, function):
         return function(module)
     except (DmlError, MemoryError):
         raise
+    except ModuleNotFoundError as error:
+        raise DmlError(
+            f"{path} needs {error.name}, which is not installed.",
+            f"Reading {path.suffix} files is optional.",
+            install(format.extra or "cpu"),
+        ) from error
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         raise DmlError(
@@ -105,14 +111,6 @@ def _call(format: Format, path: Path, function):
 
 def _load(format: Format) -> ModuleType:
     return importlib.import_module(format.module)
-
-
-def missing_library(name: str, extra: str, path: Path) -> DmlError:
-    return DmlError(
-        f"{path} needs {name}, which is not installed.",
-        f"Reading {path.suffix} files is optional.",
-        install(extra),
-    )
 
 
 def find_format(path: Path) -> Format:
@@ -139,22 +137,19 @@ def find_format(path: Path) -> Format:
 
 
 def sniff(path: Path) -> str | None:
-    """The name of the format that the first bytes betray."""
+    """Return the name of the format whose first bytes the file has."""
     with path.open("rb") as file:
         start = file.read(2056)
-    if any(start[at : at + 8] == b"\x89HDF\r\n\x1a\n" for at in (0, 512, 1024, 2048)):
-        return "hdf5"
-    if start.startswith(b"\x93NUMPY"):
-        return "npy"
-    if start.startswith((b"PAR1", b"ARROW1")):
-        return "arrow"
-    if start.startswith((b"IxF", b"IxM")):
-        return "faiss"
-    if start.startswith(b"PK") and zipfile.is_zipfile(path):
+    found = [
+        format.name
+        for format in FORMATS
+        if any(start[at:].startswith(format.magic) for at in format.offsets)
+    ]
+    if found == ["npz"] and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
         return "torch" if any(name.endswith("/data.pkl") for name in names) else "npz"
-    return None
+    return found[0] if found else None
 
 
 def check_file(path: Path) -> None:

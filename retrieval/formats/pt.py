@@ -19,7 +19,6 @@ from retrieval.errors import DmlError
 from retrieval.formats import labels, naming, pt_numpy
 from retrieval.formats.arrays import BFLOAT16, refuse_bomb, refuse_overrun
 from retrieval.formats.foreign import python_line, quoted
-from retrieval.formats.opening import missing_library
 
 DEPTH, OBJECTS, NAME_CHARS = 4, 10_000, 1000  # dicts within dicts; what all of them hold
 
@@ -37,20 +36,14 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
 
 
 def trial(path: Path) -> Callable[[], object]:
-    _library(path)
+    import torch  # noqa: F401, tells at once that it is missing
+
     return lambda: catalogue(path)
 
 
-def _library(path: Path):
-    try:
-        import torch
-    except ImportError as error:
-        raise missing_library("torch", "cpu", path) from error
-    return torch
-
-
 def catalogue(path: Path) -> dict[str, naming.Entry]:
-    torch = _library(path)
+    import torch
+
     zipped = zipfile.is_zipfile(path)
     if zipped:
         with zipfile.ZipFile(path) as archive:

@@ -14,9 +14,10 @@ import numpy as np
 
 from retrieval import bootstrap
 from retrieval.comparison import align, difference
-from retrieval.embeddings import Embeddings, comparable
+from retrieval.embeddings import Embeddings
 from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
+from retrieval.loading import comparable
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
 from retrieval.report import classes, layout, nearest, sampling, thumbs
 from retrieval.resources import Progress, StageProgress

@@ -30,8 +30,8 @@ from exporter.export import (
 )
 from exporter.onnx.model import describe
 from exporter.onnx.session import Session
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
+from retrieval.loading import load
 from tests.trainer.conftest import draw_pictures, small_config
 from trainer.data import datasets
 from trainer.run import checkpoint, train

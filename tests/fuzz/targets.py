@@ -105,8 +105,8 @@ def embedding(path: Path, rng: random.Random) -> str:
 
 def _evaluated(path: Path, labels: Path | None) -> str:
     from retrieval.console import to_json
-    from retrieval.embeddings import load
     from retrieval.evaluation import Settings, run
+    from retrieval.loading import load
     from retrieval.problem import from_embeddings
 
     data = load(path, labels=labels)

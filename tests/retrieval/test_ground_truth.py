@@ -10,10 +10,10 @@ from sklearn.neighbors import NearestNeighbors
 
 from cli import main
 from retrieval import ground_truth
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
 from retrieval.ground_truth import agreement, has_lists
+from retrieval.loading import load
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = (RNG.standard_normal((n, 8)).astype(np.float32) for n in (500, 40))

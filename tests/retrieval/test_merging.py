@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from retrieval import merging
-from retrieval.embeddings import Split, load
+from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
 from retrieval.formats.hdf5 import file as hdf5
+from retrieval.loading import load
 from retrieval.merging import merge
 
 N = 30

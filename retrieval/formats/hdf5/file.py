@@ -31,8 +31,8 @@ import numpy as np
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.files import claim, create_temporary, remove_leftovers, remove_unused
-from retrieval.formats import FORMATS
 from retrieval.formats.arrays import KEPT, blocks
+from retrieval.formats.hdf5 import SUFFIXES
 from retrieval.formats.hdf5.content import (
     Splits,
     cast,
@@ -54,12 +54,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def check_name(path: str | Path) -> None:
     """Whether a file of this name would be taken for what it is."""
-    suffixes = next(entry.suffixes for entry in FORMATS if entry.name == "hdf5")
-    if Path(path).suffix.lower() not in suffixes:
+    if Path(path).suffix.lower() not in SUFFIXES:
         raise DmlError(
             f"{path} is not the name of an embedding file.",
-            f"HDF5 is written, so the name ends in {', '.join(suffixes)}.",
-            f"Change the name: --out {shlex.quote(str(Path(path).with_suffix(suffixes[0])))}",
+            f"HDF5 is written, so the name ends in {', '.join(SUFFIXES)}.",
+            f"Change the name: --out {shlex.quote(str(Path(path).with_suffix(SUFFIXES[0])))}",
         )
 
 

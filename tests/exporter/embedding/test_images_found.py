@@ -12,7 +12,7 @@ from PIL import Image
 
 from cli import main
 from exporter.embed import embed_with, find_data
-from retrieval.embeddings import load
+from retrieval.loading import load
 from tests.exporter.models import PROPERTIES, mean_model
 from trainer.reporting import pictures_of
 

@@ -19,9 +19,9 @@ from PIL import Image
 from exporter.embedding import decoding, finishing
 from exporter.embedding.writing import embed
 from exporter.onnx.metadata import Preprocessing
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
+from retrieval.loading import load
 from tests.exporter.models import PROPERTIES, mean_model
 from trainer.config import Input
 from trainer.data.datasets.records import build

@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
+from retrieval.loading import load
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 Y = np.array([5, 5, 2**53 + 1, 2**53 + 2, 7, 7])

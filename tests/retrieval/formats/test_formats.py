@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from retrieval.embeddings import Split, load
+from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats import FORMATS, arrays, opening
 from retrieval.formats.hdf5 import file as hdf5
+from retrieval.loading import load
 
 ROUND = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

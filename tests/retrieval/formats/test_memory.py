@@ -20,10 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from retrieval.embeddings import Split, load
+from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats import arrays
 from retrieval.formats.hdf5 import file as hdf5
+from retrieval.loading import load
 
 ROOT = Path(__file__).parents[3]
 N, LONG = 5000, "b" * 500_000  # padded, 10 GB
@@ -31,7 +32,7 @@ X = np.zeros((N, 2), np.float32)
 NAMES = ["a"] * (N - 1) + [LONG]
 MEASURE = """
 import json, resource, sys, time
-from retrieval.embeddings import load
+from retrieval.loading import load
 from retrieval.errors import DmlError
 
 def peak():

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
 from retrieval.formats import gzipped
+from retrieval.loading import load
 
 X = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
 Y = np.arange(30) // 3

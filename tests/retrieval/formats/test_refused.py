@@ -16,8 +16,8 @@ import pytest
 import scipy.io
 import torch
 
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
+from retrieval.loading import load
 from trainer.run.checkpoint import FORMAT
 
 X = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)

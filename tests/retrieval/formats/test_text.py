@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
 from retrieval.formats import csv as csv_format
+from retrieval.loading import load
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32).astype(np.float64)
 NAMES = np.array(["Straße", "b", "b", "ü", "Straße", "c"])

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
 from retrieval.formats import trial
+from retrieval.loading import load
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ USES = {
 }
 SCRIPT = """
 import os, sys, threading
-from retrieval.embeddings import load
+from retrieval.loading import load
 from retrieval.formats import truncation
 truncation.enable()
 x = load(sys.argv[1]).splits["test"].vectors

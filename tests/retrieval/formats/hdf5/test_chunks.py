@@ -8,9 +8,9 @@ import h5py
 import numpy as np
 import pytest
 
-from retrieval.embeddings import load
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import chunks, lzf
+from retrieval.loading import load
 
 CHANCE = np.random.default_rng(0)
 X = CHANCE.standard_normal((300, 16)).astype(np.float32)

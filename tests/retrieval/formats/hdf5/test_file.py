@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from retrieval import files
-from retrieval.embeddings import Split, load
+from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import file as hdf5
+from retrieval.loading import load
 
 ROOT = Path(__file__).parents[4]
 X = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from retrieval.comparison import compare
-from retrieval.embeddings import Split, load
+from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings, run
 from retrieval.formats.hdf5 import file as hdf5
+from retrieval.loading import load
 from retrieval.merging import merge
 from retrieval.problem import from_embeddings
 
@@ -154,7 +155,7 @@ def test_a_name_with_colons_that_exists_is_a_name(files):
 def test_reading_npy_imports_no_optional_library(files):
     code = f"""
 import sys
-from retrieval.embeddings import load
+from retrieval.loading import load
 load({str(files / "x.npy")!r}, labels={str(files / "y.npy")!r})
 sys.exit(bool({{"torch", "pyarrow", "pandas", "safetensors", "h5py"}} & set(sys.modules)))
 """

@@ -1,0 +1,150 @@
+"""Read any embedding file, with labels or a gallery from other files if asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.embeddings import Embeddings, Split
+from retrieval.errors import DmlError
+from retrieval.formats import labels as label_arrays
+from retrieval.formats import opening
+from retrieval.formats.notes import collected
+
+
+def load(
+    source: str | Path,
+    *,
+    labels: str | Path | None = None,
+    gallery: str | Path | None = None,
+    gallery_labels: str | Path | None = None,
+) -> Embeddings:
+    """Read any embedding file. `file::key` picks an array, `file::key,labels` its labels too.
+
+    With a `gallery`, the source holds the queries. Labels may come from files of their own.
+    """
+    with collected() as notes:
+        found = _load(source, labels, gallery, gallery_labels)
+    return replace(found, notes=tuple(notes))
+
+
+def _load(
+    source: str | Path,
+    labels: str | Path | None,
+    gallery: str | Path | None,
+    gallery_labels: str | Path | None,
+) -> Embeddings:
+    found = opening.read(source, with_labels=labels is None)
+    if labels is not None:
+        found = _attach(found, _main_split(found, "query"), labels)
+    if gallery is not None:
+        other = opening.read(gallery, with_labels=gallery_labels is None)
+        if gallery_labels is not None:
+            other = _attach(other, _main_split(other, "gallery"), gallery_labels)
+        found = _beside(found, other, gallery)
+    elif gallery_labels is not None:
+        if "gallery" not in found.splits:
+            raise DmlError(
+                f"{gallery_labels} is for a gallery, and {source} has none.",
+                f"Its splits are {', '.join(found.splits)}.",
+                "Give the gallery as well: --gallery gallery.npy",
+            )
+        found = _attach(found, "gallery", gallery_labels)
+    splits = dict(found.splits)
+    query, other = (splits.get(name, Split(np.empty(0))) for name in ("query", "gallery"))
+    if query.labels is not None and other.labels is not None:
+        first, second = label_arrays.alike(query.labels, other.labels)
+        splits["query"] = replace(query, labels=first)
+        splits["gallery"] = replace(other, labels=second)
+    return replace(found, splits=splits)
+
+
+def _main_split(found: Embeddings, preferred: str) -> str:
+    for name in (preferred, "test"):
+        if name in found.splits:
+            return name
+    if len(found.splits) == 1:
+        return next(iter(found.splits))
+    raise DmlError(
+        f"{found.source} has several splits: {', '.join(found.splits)}.",
+        "One of them is needed here.",
+        f"Choose one: {found.source}::{next(iter(found.splits))}",
+    )
+
+
+def _beside(queries: Embeddings, gallery: Embeddings, name: str | Path) -> Embeddings:
+    """Queries from one file, gallery from another, with labels that mean the same."""
+    if "gallery" in queries.splits:
+        raise DmlError(
+            f"{queries.source} has a gallery of its own.",
+            f"{name} is given as the gallery as well.",
+            f"Leave out --gallery, or choose the queries: {queries.source}::query",
+        )
+    queries, gallery = comparable(queries, gallery)
+    splits = {
+        "query": queries.splits[_main_split(queries, "query")],
+        "gallery": gallery.splits[_main_split(gallery, "gallery")],
+    }
+    return replace(queries, splits=splits)
+
+
+def comparable(first: Embeddings, second: Embeddings) -> tuple[Embeddings, Embeddings]:
+    """Both with labels that mean the same: by name where both have names, else by number.
+
+    Names are `label_names` or text labels. Integers that count through the same list of names stay.
+    Text labels that all write integers are these integers beside a file of integers.
+    """
+    names = [data.label_names for data in (first, second)]
+    if all(each is not None for each in names) and np.array_equal(*names):
+        return first, second
+    if all(_has_names(data) for data in (first, second)):
+        return _mapped(first, _named), _mapped(second, _named)
+    return tuple(_mapped(data, _numbered) if _is_text(data) else data for data in (first, second))
+
+
+def _has_names(data: Embeddings) -> bool:
+    return data.label_names is not None or _is_text(data)
+
+
+def _is_text(data: Embeddings) -> bool:
+    return all(label_arrays.is_text(s.labels) for s in data.splits.values() if s.labels is not None)
+
+
+def _mapped(data: Embeddings, change: Callable[[Split, Embeddings], Split]) -> Embeddings:
+    splits = {name: change(split, data) for name, split in data.splits.items()}
+    return replace(data, label_names=None, splits=splits)
+
+
+def _numbered(split: Split, source: Embeddings) -> Split:
+    found = None if split.labels is None else label_arrays.numbers(split.labels)
+    return split if found is None else replace(split, labels=found)
+
+
+def _named(split: Split, source: Embeddings) -> Split:
+    names, values = source.label_names, split.labels
+    if names is None or values is None or label_arrays.is_text(values) or not len(values):
+        return split
+    if int(values.min()) < 0 or int(values.max()) >= len(names):
+        raise DmlError(
+            f"{source.source} has labels that are not among its {len(names)} label names.",
+            f"They go from {values.min()} to {values.max()}.",
+            "Write the file again with a name for each label.",
+        )
+    return replace(split, labels=label_arrays.named(values, names, str(source.source)))
+
+
+def _attach(data: Embeddings, split: str, source: str | Path) -> Embeddings:
+    """The labels of a file of their own in place of those of a split, and of their names."""
+    values = opening.read_labels(source)
+    part = data.splits[split]
+    if len(values) != len(part.vectors):
+        raise DmlError(
+            f"{source} has {len(values):,} labels for {len(part.vectors):,} vectors.",
+            f"Every item of {split} needs exactly one.",
+            "Give a file of labels with one for each vector, in the same order.",
+        )
+    part = replace(part, labels=values, taken=part.taken | {"labels": str(source)})
+    return replace(data, label_names=None, splits=data.splits | {split: part})
