@@ -59,7 +59,11 @@ embedding_options = options(
     ),
     click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True),
     click.option("--half", is_flag=True, help="Store float16; says what that does to Recall@1."),
-    click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read."),
+    click.option(
+        "--skip-bad",
+        is_flag=True,
+        help="Leave out images that cannot be read; export also does if the run did.",
+    ),
     click.option("--resume", is_flag=True, help="Compute only what an interrupted run left out."),
     force_option,
     json_option,

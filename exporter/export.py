@@ -131,16 +131,22 @@ def export(
     targets = check_targets(folder, runs, settings)
     network = network_of(members, settings.normalize)
     result: dict[str, Any] = {"runs": [str(run) for run in runs], "folder": str(folder)}
+    before = torch.get_num_threads()
     told = use_threads(network, members[0].config.input.crop, settings.threads or 0)
     if told:  # the number that was found serves ONNX Runtime too
         settings = replace(settings, threads=torch.get_num_threads())
         result["threads"] = told
-    if settings.onnx:
-        result["model"] = export_model(members, network, data, targets[MODEL], settings, progress)
-    if settings.embeddings:
-        result["embeddings"] = export_embeddings(
-            members, network, data, splits, folder, settings, progress
-        )
+    try:
+        if settings.onnx:
+            result["model"] = export_model(
+                members, network, data, targets[MODEL], settings, progress
+            )
+        if settings.embeddings:
+            result["embeddings"] = export_embeddings(
+                members, network, data, splits, folder, settings, progress
+            )
+    finally:
+        torch.set_num_threads(before)
     write_text(folder / RESULT, json.dumps(result, indent=2) + "\n", force=True)
     return result
 

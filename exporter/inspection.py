@@ -133,7 +133,7 @@ def _on_random_images(
         "other images, other embeddings": bool((together[0] != together[1:]).any(1).all()),
     }
     if model.metadata is not None and model.metadata.normalized:
-        passed["embeddings of length 1"] = bool(np.abs(norms - 1).max() < 1e-2)
+        passed["embeddings have norm 1"] = bool(np.abs(norms - 1).max() < 1e-2)
     return {
         "passed": passed,
         "random_images": {

@@ -77,7 +77,10 @@ def model_table(found: dict[str, Any]) -> Group:
     """What `inspect` found in a model file, and its checks if they were run."""
     parts = [Text(found["file"], style="bold"), _pairs(_model_lines(found))]
     if "preprocessing" in found:
-        parts += [Text("\nPreprocessing", style="bold"), _pairs(found["preprocessing"])]
+        parts += [
+            Text("\nPreprocessing", style="bold"),
+            _pairs(_preprocessing(found["preprocessing"])),
+        ]
     if (found.get("dmltool") or {}).get("parity"):
         said = found["dmltool"]["parity"]
         parts += [
@@ -122,11 +125,26 @@ def _model_lines(found: dict[str, Any]) -> dict[str, object]:
             "loss": own["loss"],
             "data set": own["dataset"],
             "precision": own["precision"],
-            "length 1": "yes" if own["normalized"] else "no",
+            "embeddings scaled to norm 1": "yes" if own["normalized"] else "no",
             "checkpoint": ", ".join(own["checkpoints"]),
             "versions": ", ".join(f"{k} {v}" for k, v in sorted(own["versions"].items())),
         }
         lines |= {name: value for name, value in own["others"].items() if name not in lines}
+    return lines
+
+
+def _preprocessing(given: dict[str, Any]) -> dict[str, object]:
+    """The lines of the preprocessing, with plain names for those that would be riddles."""
+    lines = dict(given)
+    if "inside" in lines:
+        lines["mean and std are applied"] = (
+            "by the model" if lines.pop("inside") else "before the model"
+        )
+    if "draft" in lines:
+        times = lines.pop("draft")
+        lines["large JPEGs are decoded"] = (
+            f"smaller, but not below {times} x resize" if times else "at full size"
+        )
     return lines
 
 

@@ -96,7 +96,7 @@ class Batch(click.ParamType):
 )
 @click.option("--monitor", metavar="NAME,...", help="Log these beside the loss: spce, pce.")
 @click.option("--min-images", type=click.IntRange(1), help="Leave out classes with fewer.")
-@click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read.")
+@click.option("--skip-bad", is_flag=True, help="Leave out unreadable images; export will too.")
 @click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images.")
 @click.option(
     "--cache",

@@ -274,6 +274,9 @@ def converted(value: Any, kind: Any) -> Any:
     return value
 
 
+STRAY = re.compile(rb"\\udc[89a-f][0-9a-f]")  # how `write_text` escapes bytes that are not UTF-8
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a configuration; what is far larger or deeper than one is not parsed."""
     try:
@@ -296,6 +299,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(data.decode("utf-8"))
     except ValueError as error:  # of TOML, or of UTF-8
+        if stray := STRAY.search(data):
+            line = data.count(b"\n", 0, stray.start()) + 1
+            raise DmlError(
+                f"{path}, line {line}: the name of a file or folder is not UTF-8.",
+                "TOML cannot hold such a name.",
+                "Rename the file or folder, and write its new name into that line.",
+            ) from error
         raise DmlError(
             f"{path} is not TOML.", f"{error}.", "Mend the line that is named."
         ) from error

@@ -36,6 +36,7 @@ from tests.trainer.conftest import draw_pictures, small_config
 from trainer.data import datasets
 from trainer.run import checkpoint, train
 from trainer.run.setup import load_data
+from trainer.run.threads import CHOSEN
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +62,14 @@ def run(trained, tmp_path):
 
 def invoke(*args):
     return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def test_an_export_from_python_leaves_the_threads_of_torch_as_they_were(run, monkeypatch):
+    for name in CHOSEN:
+        monkeypatch.delenv(name, raising=False)
+    before = torch.get_num_threads()
+    export([run], settings=Settings(threads=2 if before == 1 else 1, embeddings=False))
+    assert torch.get_num_threads() == before
 
 
 def test_train_export_eval_is_one_chain(run):

@@ -49,6 +49,11 @@ def test_a_model_shows_what_it_says_of_itself(run):
     assert " MB, " in told  # of the file; the property of this name is that of the images
     for words in ("IR version", "opset", "precision fp32", "uint8, nhwc, 16 x 16", "interpolation"):
         assert words in told
+    for words in ("mean and std are applied by the model", "large JPEGs are decoded smaller"):
+        assert words in told
+    assert "embeddings scaled to norm 1" in told
+    for riddle in (" inside ", " draft ", "length 1"):
+        assert riddle not in told
     for words in (model.sha256, model.metadata.checkpoint_sha256, "same nearest neighbour"):
         assert words in told
     assert done.stderr.splitlines()[-1] == f"Next: dmltool inspect {run / MODEL} --check"

@@ -1,5 +1,6 @@
 """Configs, presets and what the command line changes of them."""
 
+import os
 import time
 import tomllib
 from dataclasses import FrozenInstanceError, fields, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.errors import DmlError
+from retrieval.files import write_text
 from trainer.config import Config, Data, Input, Loss, Optimizer, toml
 from trainer.resolve import (
     default_preset,
@@ -252,6 +254,15 @@ def test_a_file_is_read_and_bad_ones_are_named(tmp_path):
     with pytest.raises(DmlError) as caught:
         resolve("cub-cee", None, {})
     assert "--preset cub-ce" in str(caught.value)
+
+
+def test_a_run_on_a_folder_that_is_not_utf8_says_which_line_of_its_config_is_at_fault(tmp_path):
+    root = os.fsdecode(b"/data/caf\xe9")
+    config = replace(Config(), data=replace(Config().data, root=root))
+    write_text(tmp_path / "config.toml", config.to_toml())
+    with pytest.raises(DmlError, match=r"config.toml, line \d+: .* is not UTF-8") as caught:
+        resolve(None, tmp_path / "config.toml", {})
+    assert "Rename" in caught.value.fix
 
 
 def test_resuming_changes_only_what_the_result_does_not_depend_on():
