@@ -33,7 +33,12 @@ from trainer.networks import backbones
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "RESULTS.md"]
+LINKED = [
+    *PAGES,
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+]
 LANGUAGES = {"bash", "json", "py", "python", "sh", "text", "toml"}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 STEP = re.compile(r"# (\S+\.py)\n")  # the first line of a block that belongs into a file
