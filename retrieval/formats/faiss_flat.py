@@ -59,8 +59,7 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
             entries["ids"] = naming.entry(index.ids)
         elif with_labels:
             note(f"{path}: its ids are not taken as labels; {path}::vectors,ids does that")
-    chosen = naming.choose(entries, key, path, with_labels)
-    return naming.read_chosen(entries, chosen, path, "faiss")
+    return naming.read(entries, key, path, with_labels, "faiss")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:

@@ -239,6 +239,19 @@ def choose_labels(entries: dict[str, Entry], key: str | None, source: Path) -> s
     )
 
 
+def read(
+    entries: dict[str, Entry], key: str | None, source: Path, with_labels: bool, format: str
+) -> Embeddings:
+    """Choose the arrays of each split and read them."""
+    return read_chosen(entries, choose(entries, key, source, with_labels), source, format)
+
+
+def read_labels(entries: dict[str, Entry], key: str | None, source: Path) -> np.ndarray:
+    """Choose the one array of labels and read it."""
+    name = choose_labels(entries, key, source)
+    return label_arrays.labels(entries[name].read(), f"{source}::{name}")
+
+
 def read_chosen(
     entries: dict[str, Entry],
     chosen: dict[str, Choice],

@@ -18,8 +18,7 @@ REFUSED = "Its header is not that of a plain array"
 
 def read(path: Path, key: str | None, with_labels: bool):
     entries = {"": naming.entry(array(path))}
-    chosen = naming.choose(entries, key, path, with_labels)
-    return naming.read_chosen(entries, chosen, path, "npy")
+    return naming.read(entries, key, path, with_labels, "npy")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming
+from retrieval.formats import naming
 from retrieval.formats.arrays import BLOCK_BYTES, allocate, mapped, refuse_bomb, refuse_overrun
 from retrieval.formats.npy import header, pickled
 
@@ -20,15 +20,13 @@ from retrieval.formats.npy import header, pickled
 def read(path: Path, key: str | None, with_labels: bool):
     with zipfile.ZipFile(path) as archive:
         entries = catalogue(archive, path)
-        chosen = naming.choose(entries, key, path, with_labels)
-        return naming.read_chosen(entries, chosen, path, "npz")
+        return naming.read(entries, key, path, with_labels, "npz")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     with zipfile.ZipFile(path) as archive:
         entries = catalogue(archive, path)
-        name = naming.choose_labels(entries, key, path)
-        return labels.labels(entries[name].read(), f"{path}::{name}")
+        return naming.read_labels(entries, key, path)
 
 
 def catalogue(archive: zipfile.ZipFile, path: Path) -> dict[str, naming.Entry]:

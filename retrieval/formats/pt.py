@@ -25,14 +25,12 @@ DEPTH, OBJECTS, NAME_CHARS = 4, 10_000, 1000  # dicts within dicts; what all of 
 
 def read(path: Path, key: str | None, with_labels: bool):
     entries = catalogue(path)
-    chosen = naming.choose(entries, key, path, with_labels)
-    return naming.read_chosen(entries, chosen, path, "torch")
+    return naming.read(entries, key, path, with_labels, "torch")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     entries = catalogue(path)
-    name = naming.choose_labels(entries, key, path)
-    return labels.labels(entries[name].read(), f"{path}::{name}")
+    return naming.read_labels(entries, key, path)
 
 
 def trial(path: Path) -> Callable[[], object]:

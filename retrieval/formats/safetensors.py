@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming
+from retrieval.formats import naming
 from retrieval.formats.arrays import BFLOAT16, mapped, refuse_overrun
 
 DTYPES = {
@@ -29,14 +29,12 @@ HEADER_BYTES = 100_000_000  # the format's own limit
 
 def read(path: Path, key: str | None, with_labels: bool):
     entries = catalogue(path)
-    chosen = naming.choose(entries, key, path, with_labels)
-    return naming.read_chosen(entries, chosen, path, "safetensors")
+    return naming.read(entries, key, path, with_labels, "safetensors")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     entries = catalogue(path)
-    name = naming.choose_labels(entries, key, path)
-    return labels.labels(entries[name].read(), f"{path}::{name}")
+    return naming.read_labels(entries, key, path)
 
 
 def catalogue(path: Path) -> dict[str, naming.Entry]:

@@ -16,8 +16,7 @@ CHECKED_ROWS = 1 << 20
 
 def read(path: Path, key: str | None, with_labels: bool):
     entries = {"": naming.entry(array(path))}
-    chosen = naming.choose(entries, key, path, with_labels)
-    return naming.read_chosen(entries, chosen, path, "vecs")
+    return naming.read(entries, key, path, with_labels, "vecs")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:

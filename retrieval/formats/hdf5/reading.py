@@ -31,8 +31,7 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
             and {"neighbors", "distances"} & set(listed)
         ):
             return _read_ann_benchmarks(file, listed, path)
-        chosen = naming.choose(listed, key, path, with_labels)
-        return naming.read_chosen(listed, chosen, path, "hdf5")
+        return naming.read(listed, key, path, with_labels, "hdf5")
 
 
 def _read_ann_benchmarks(
@@ -59,8 +58,7 @@ def _read_ann_benchmarks(
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     with open_file(path) as file:
         listed = entries(datasets(file, path), path)
-        name = naming.choose_labels(listed, key, path)
-        return labels.labels(listed[name].read(), f"{path}::{name}")
+        return naming.read_labels(listed, key, path)
 
 
 def trial(path: Path) -> Callable[[], None]:
