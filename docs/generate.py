@@ -14,6 +14,7 @@ import click
 
 from cli import CONTEXT, main
 from retrieval.formats import FORMATS
+from retrieval.metrics import METRICS
 from trainer.config import Config, toml
 from trainer.losses import LOSSES, PML, options_of
 from trainer.resolve import preset_names, resolve
@@ -87,6 +88,31 @@ def _epochs(config: Config) -> str:
     parts += [f"warm-up {schedule.warmup} steps"] * bool(schedule.warmup)
     parts += [f"the first {first} classify"] * bool(first)
     return ", ".join(parts)
+
+
+def scores_table() -> str:
+    lines = ["| key | interval | what it is |", "|---|---|---|"]
+    for metric in METRICS:
+        span = "" if metric.reads == "clusters" else f"`{metric.name}_ci`"
+        title = metric.title.format(k="K") + (", by K" if metric.at_k else "")
+        lines.append(f"| `{metric.name}` | {span} | {title}: {metric.help} |")
+    tied = "how many queries have a negative exactly as near as their nearest positive"
+    return "\n".join([*lines, f"| `tied_queries` | | {tied} |"]) + "\n"
+
+
+READS = {
+    "ranks": ("ranks (Q,), 0 without positives; K as well with `at_k=True`", "(Q,)"),
+    "positions": ("`PositivePositions`: where the positives of each query are", "(Q,)"),
+    "clusters": ("labels (N,) and the k-means cluster of each item (N,)", "a float"),
+}
+
+
+def metrics_table() -> str:
+    lines = ["| reads | takes | returns | metrics |", "|---|---|---|---|"]
+    for reads, (takes, returns) in READS.items():
+        titles = [metric.title.format(k="K") for metric in METRICS if metric.reads == reads]
+        lines.append(f"| `{reads}` | {takes} | {returns} | {', '.join(titles)} |")
+    return "\n".join(lines) + "\n"
 
 
 def measured(title: str) -> str:
@@ -172,6 +198,8 @@ FILES = {
     "docs/settings.md": settings,
     "docs/losses.md": loss_reference,
     "docs/recipes.md": recipes,
+    "docs/json.md": lambda: filled("docs/json.md", scores=scores_table()),
+    "docs/extending.md": lambda: filled("docs/extending.md", metrics=metrics_table()),
     "README.md": lambda: filled("README.md", formats=formats_table()),
 }
 

@@ -62,11 +62,11 @@ def cluster_scores(
     k = len(np.unique(labels))
     points, scale = single_precision(vectors, distance, memory)
     tick = _ticker(progress, len(seeds) * restarts * iterations)
-    scores: dict[str, list[float]] = {"nmi": [], "ami": []}
+    scores: dict[str, list[float]] = {metric.name: [] for metric in metrics.cluster_metrics()}
     for seed in seeds:
         assignment, _ = _best_of(points, scale, k, seed, iterations, restarts, tick)
-        scores["nmi"].append(metrics.nmi(labels, assignment))
-        scores["ami"].append(metrics.ami(labels, assignment))
+        for metric in metrics.cluster_metrics():
+            scores[metric.name].append(metric.function(labels, assignment))
     return scores
 
 

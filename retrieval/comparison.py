@@ -11,6 +11,7 @@ from retrieval.embeddings import Embeddings, Split
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading import comparable
 from retrieval.matching import match_rows
+from retrieval.metrics import cluster_metrics
 from retrieval.problem import from_embeddings
 from retrieval.resources import StageProgress
 
@@ -76,7 +77,7 @@ def difference(first: Evaluation, second: Evaluation, d: str, settings: Settings
             "ci": list(span) if known else None,
             "p": p if known else None,
         }
-    for metric in ("nmi", "ami"):
+    for metric in (metric.name for metric in cluster_metrics()):
         one, two = (e.result["distances"][d].get(metric) for e in (first, second))
         if one and two:  # a score of the whole set: no queries to resample
             out[metric] = {

@@ -125,7 +125,10 @@ def score(
         problem = sample(problem, settings.queries, settings.seed)
     found = checks.data_checks(full)
     ranked = _ranks(problem, settings, progress)
-    per_query = {d: _query_scores(settings, r) for d, r in ranked.items()}
+    per_query = {
+        d: metrics.query_scores(found.rank, found.positions, settings.recall_at)
+        for d, found in ranked.items()
+    }
     scores = {}
     for d, ranks in ranked.items():
         scores[d] = _summary(per_query[d], problem.query_codes, settings)
@@ -225,17 +228,6 @@ def _ranks(
     )
 
 
-def _query_scores(settings: Settings, ranks: Ranks) -> dict[str, np.ndarray]:
-    """What each query contributes to each score: the mean over queries is the score."""
-    rank = ranks.rank
-    scores = {f"recall@{k}": (rank > 0) & (rank <= k) for k in settings.recall_at}
-    scores["mrr"] = metrics.reciprocal_ranks(rank)
-    if ranks.positions is not None:
-        scores["r_precision"] = metrics.r_precision(ranks.positions)[1]
-        scores["map_at_r"] = metrics.map_at_r(ranks.positions)[1]
-    return scores
-
-
 def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Settings) -> dict:
     """Means over queries with class-bootstrap intervals, in the shape of the JSON."""
     table = np.stack([np.asarray(column, np.float64) for column in scores.values()], axis=1)
@@ -245,13 +237,14 @@ def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Setting
         for name, a, b in zip(scores, low, high, strict=True)
     }
     means = {name: float(column.mean()) for name, column in scores.items()}
-    ks = [str(k) for k in settings.recall_at]
-    return {
-        "recall": {k: means[f"recall@{k}"] for k in ks},
-        "recall_ci": {k: spans[f"recall@{k}"] for k in ks},
-        **{name: means.get(name) for name in ("mrr", "r_precision", "map_at_r")},
-        **{f"{name}_ci": spans.get(name) for name in ("mrr", "r_precision", "map_at_r")},
-    }
+    out: dict[str, object] = {}
+    for metric in metrics.query_metrics():
+        for name, values in ((metric.name, means), (f"{metric.name}_ci", spans)):
+            if metric.at_k:
+                out[name] = {str(k): values[f"{metric.name}@{k}"] for k in settings.recall_at}
+            else:
+                out[name] = values.get(metric.name)
+    return out
 
 
 def _clusters(problem: Problem, settings: Settings, d: str, progress: StageProgress | None) -> dict:
@@ -261,10 +254,15 @@ def _clusters(problem: Problem, settings: Settings, d: str, progress: StageProgr
         vectors = np.concatenate([problem.asking, vectors])
         codes = np.concatenate([problem.query_codes, codes])
     scores = clustering.cluster_scores(
-        vectors, codes, d, list(range(settings.seeds)),
-        iterations=settings.kmeans_iterations, restarts=settings.kmeans_restarts,
-        memory=settings.memory, progress=_stage(progress, f"k-means ({d})"),
-    )  # fmt: skip
+        vectors,
+        codes,
+        d,
+        list(range(settings.seeds)),
+        iterations=settings.kmeans_iterations,
+        restarts=settings.kmeans_restarts,
+        memory=settings.memory,
+        progress=_stage(progress, f"k-means ({d})"),
+    )
     return {
         name: {
             "mean": float(np.mean(values)),

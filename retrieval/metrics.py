@@ -1,45 +1,47 @@
-"""Retrieval and clustering scores: pure functions that return unrounded floats.
+"""The scores, and METRICS: the table that evaluation, tables, reports and docs read.
 
-Rank of a query: 1 + the number of wrong items at least as near as its nearest right item; 0 when
-it has no right item at all. Such a lone query counts as a miss and stays in the denominator.
+The rank of a query is 1 + the number of negatives at least as near as its nearest positive, or 0
+if it has no positive. Such a query counts as a miss and stays in the denominator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+from retrieval import texts
 
 DISTANCES = ("l2", "cos")  # in the order in which they are shown everywhere
 
 
 class PositivePositions(NamedTuple):
-    """Where the right items of each query stand, as far as R-precision and MAP@R look.
+    """Positions of the positives of each query in its ranking, as far as MAP@R needs them.
 
-    The m-th nearest right item stands at m + the number of wrong items at least as near. Query i
-    owns positions[offsets[i]:offsets[i + 1]], ascending from m = 1, none beyond what was asked for
-    (for R-precision and MAP@R: its counts[i]).
+    The m-th nearest positive is at position m + the number of negatives at least as near. Query i
+    has positions[offsets[i]:offsets[i + 1]], ascending from m = 1, none beyond its counts[i].
     """
 
-    counts: np.ndarray  # (Q,) int64, right items in the gallery
+    counts: np.ndarray  # (Q,) int64, positives in the gallery
     offsets: np.ndarray  # (Q + 1,) int64
     positions: np.ndarray  # (P,) int64, 1 is the nearest
 
 
-def recall_at(ranks: np.ndarray, ks: Iterable[int]) -> dict[int, float]:
-    """Share of queries with a right item among the K nearest, for every K."""
+def hits(ranks: np.ndarray, k: int) -> np.ndarray:
+    """(Q,) bool: whether a positive is among the K nearest."""
     ranks = np.asarray(ranks)
-    return {int(k): _mean((ranks > 0) & (ranks <= k)) for k in ks}
+    return (ranks > 0) & (ranks <= k)
 
 
-def mean_reciprocal_rank(ranks: np.ndarray) -> float:
-    """Mean of 1 / rank; a lone query adds 0."""
-    return _mean(reciprocal_ranks(ranks))
+def recall_at(ranks: np.ndarray, ks: Iterable[int]) -> dict[int, float]:
+    """Share of queries with a positive among the K nearest, for every K; nan without queries."""
+    return {int(k): float(hits(ranks, k).mean()) if len(ranks) else float("nan") for k in ks}
 
 
 def reciprocal_ranks(ranks: np.ndarray) -> np.ndarray:
-    """1 / rank per query (Q,), 0 for a lone one."""
+    """(Q,) 1 / rank, 0 for a query without positives."""
     ranks = np.asarray(ranks)
     return np.divide(1.0, ranks, out=np.zeros(len(ranks)), where=ranks > 0)
 
@@ -54,18 +56,17 @@ def per_class_recall(
     return classes, hits / counts, counts
 
 
-def r_precision(right: PositivePositions) -> tuple[float, np.ndarray]:
-    """Mean over queries, and (Q,): the share of right items among the R nearest."""
-    owner, _, _ = _within_r(right)
-    hits = np.bincount(owner, minlength=len(right.counts))
-    return _per_right(hits, right.counts)
+def r_precision(found: PositivePositions) -> np.ndarray:
+    """(Q,) share of positives among the R nearest."""
+    owner, _, _ = _within_r(found)
+    return _per_positive(np.bincount(owner, minlength=len(found.counts)), found.counts)
 
 
-def map_at_r(right: PositivePositions) -> tuple[float, np.ndarray]:
-    """Mean over queries, and (Q,): 1/R * the sum of m / pos_m over right items with pos_m <= R."""
-    owner, position, order = _within_r(right)
-    gains = np.bincount(owner, weights=order / position, minlength=len(right.counts))
-    return _per_right(gains, right.counts)
+def map_at_r(found: PositivePositions) -> np.ndarray:
+    """(Q,) 1/R * the sum of m / pos_m over positives with pos_m <= R."""
+    owner, position, order = _within_r(found)
+    gains = np.bincount(owner, weights=order / position, minlength=len(found.counts))
+    return _per_positive(gains, found.counts)
 
 
 def nmi(labels: np.ndarray, assignment: np.ndarray) -> float:
@@ -83,20 +84,148 @@ def ami(labels: np.ndarray, assignment: np.ndarray) -> float:
     return float(adjusted_mutual_info_score(labels, assignment, average_method="arithmetic"))
 
 
-def _within_r(right: PositivePositions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Owner, position and m of every right item that stands within the first R of its query."""
-    lengths = np.diff(right.offsets)
+def _within_r(found: PositivePositions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query, position and m of every positive among the R nearest of its query."""
+    lengths = np.diff(found.offsets)
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    order = np.arange(1, len(owner) + 1) - right.offsets[owner]
-    near = right.positions <= right.counts[owner]
-    return owner[near], right.positions[near], order[near]
+    order = np.arange(1, len(owner) + 1) - found.offsets[owner]
+    near = found.positions <= found.counts[owner]
+    return owner[near], found.positions[near], order[near]
 
 
-def _per_right(sums: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:
-    values = np.divide(sums, counts, out=np.zeros(len(counts)), where=counts > 0)
-    return _mean(values), values
+def _per_positive(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return np.divide(sums, counts, out=np.zeros(len(counts)), where=counts > 0)
 
 
-def _mean(values: np.ndarray) -> float:
-    """The mean, nan of nothing (NumPy would warn as well)."""
-    return float(values.mean()) if len(values) else float("nan")
+@dataclass(frozen=True)
+class Metric:
+    """A score: what it is called, and the function that computes it.
+
+    The function depends on what the metric reads:
+    "ranks": ranks (Q,) -> (Q,) values, whose mean is the score; with `at_k` also K
+    "positions": `PositivePositions` -> (Q,) values
+    "clusters": labels (N,), k-means assignment (N,) -> the score
+    """
+
+    name: str  # key in the JSON
+    title: str  # in tables and reports; {k} stands for K
+    help: str
+    function: Callable[..., Any]
+    reads: Literal["ranks", "positions", "clusters"]
+    at_k: bool = False  # one score for every K of `recall_at`
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "recall",
+        "Recall@{k}",
+        "Share of queries with an item of their class among the K nearest. A tie never helps.",
+        hits,
+        "ranks",
+        at_k=True,
+    ),
+    Metric(
+        "mrr",
+        "MRR",
+        "Mean of 1 / rank of the nearest item of the same class.",
+        reciprocal_ranks,
+        "ranks",
+    ),
+    Metric(
+        "r_precision",
+        "R-precision",
+        "Share of the R nearest that are of the query's class, which has R items to find.",
+        r_precision,
+        "positions",
+    ),
+    Metric(
+        "map_at_r",
+        "MAP@R",
+        "R-precision that also rewards the order: mean average precision of the R nearest.",
+        map_at_r,
+        "positions",
+    ),
+    Metric(
+        "nmi",
+        "NMI",
+        "Normalised mutual information of k-means clusters and classes; ± is over seeds.",
+        nmi,
+        "clusters",
+    ),
+    Metric(
+        "ami",
+        "AMI",
+        "NMI corrected for chance: 0 for random clusters.",
+        ami,
+        "clusters",
+    ),
+)
+
+
+def query_metrics() -> list[Metric]:
+    """The metrics that have a value for each query."""
+    return [metric for metric in METRICS if metric.reads != "clusters"]
+
+
+def cluster_metrics() -> list[Metric]:
+    return [metric for metric in METRICS if metric.reads == "clusters"]
+
+
+def query_scores(
+    ranks: np.ndarray, positions: PositivePositions | None, ks: Iterable[int]
+) -> dict[str, np.ndarray]:
+    """(Q,) values by key ("recall@1", "mrr", ...); without positions, what needs none."""
+    found: dict[str, np.ndarray] = {}
+    for metric in query_metrics():
+        if metric.at_k:
+            found |= {f"{metric.name}@{k}": metric.function(ranks, k) for k in ks}
+        elif metric.reads == "ranks":
+            found[metric.name] = metric.function(ranks)
+        elif positions is not None:
+            found[metric.name] = metric.function(positions)
+    return found
+
+
+def title_of(key: str) -> str:
+    """Return the title of a score: "recall@5" -> "Recall@5", "mrr" -> "MRR"."""
+    name, _, k = key.partition("@")
+    return next(metric.title.format(k=k) for metric in METRICS if metric.name == name)
+
+
+class Score(NamedTuple):
+    """A score of one distance as text; empty if it was not computed."""
+
+    value: str
+    span: str  # its interval, or its standard deviation over the seeds of k-means
+
+
+def score_rows(
+    distances: Mapping[str, Mapping[str, Any]], *reads: str
+) -> Iterator[tuple[str, list[Score]]]:
+    """Yield title and scores by distance, in the order of METRICS, of all that were computed.
+
+    Parameters
+    ----------
+    distances : the scores of each distance, as in the JSON of `eval`
+    reads : what the metrics read ("ranks", "positions", "clusters"); none: all of them
+    """
+    shown = [distances[d] for d in DISTANCES if d in distances]
+    for metric in METRICS:
+        if reads and metric.reads not in reads:
+            continue
+        for k in shown[0].get(metric.name, ()) if metric.at_k else ("",):
+            row = [_score(scores, metric, k) for scores in shown]
+            if any(score.value for score in row):
+                yield metric.title.format(k=k), row
+
+
+def _score(scores: Mapping[str, Any], metric: Metric, k: str) -> Score:
+    value, span = scores.get(metric.name), scores.get(f"{metric.name}_ci")
+    if value is None:
+        return Score("", "")
+    if metric.at_k:
+        return Score(texts.percent(value[k]), texts.interval((span or {}).get(k)))
+    if metric.reads != "clusters":
+        return Score(texts.percent(value), texts.interval(span))
+    seeds = f"± {texts.percent(value['std'])} ({len(value['values'])} seeds)"
+    return Score(texts.percent(value["mean"]), "" if value["std"] is None else seeds)

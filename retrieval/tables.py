@@ -14,94 +14,48 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from retrieval import metrics
 from retrieval.checks import warnings
-from retrieval.metrics import DISTANCES, per_class_recall
-from retrieval.texts import interval, level_name, p_value, percent, points, points_interval, size
+from retrieval.metrics import DISTANCES, per_class_recall, score_rows, title_of
+from retrieval.texts import level_name, p_value, percent, points, points_interval, size
 
 if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
     from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Evaluation
 
-_TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI",
-           "ami": "AMI"}  # fmt: skip
-
 
 def evaluation_table(result: dict, width: int = 80) -> RenderableType:
     """l2 and cos side by side, in percent with 95% intervals, as far as the width allows."""
-    table = _score_table(result, width, header=True)
-    for k in map(str, result["settings"]["recall_at"]):
-        _add_row(
-            table,
-            f"Recall@{k}",
-            [
-                cell
-                for d in _shown_distances(result)
-                for cell in (
-                    percent(result["distances"][d]["recall"][k]),
-                    interval(result["distances"][d]["recall_ci"][k]),
-                )
-            ],
-        )
-    for name in ("mrr", "r_precision", "map_at_r"):
-        _add_score(table, result, name)
-    return Group(
-        Text(headline(result), style="bold"), "", Padding(table, (0, 0, 0, 1), expand=False)
-    )
+    table = _score_table(result, width, "ranks", "positions", header=True)
+    return Group(Text(headline(result), style="bold"), "", table)
 
 
 def nmi_table(result: dict, width: int = 80) -> RenderableType:
     """The rows of NMI and AMI, in the columns of `evaluation_table`."""
-    table = _score_table(result, width, header=False)
-    for name in ("nmi", "ami"):
-        _add_score(table, result, name)
-    return Padding(table, (0, 0, 0, 1), expand=False)
+    return _score_table(result, width, "clusters", header=False)
 
 
-def _score_table(result: dict, width: int, header: bool) -> Table:
+def _score_table(result: dict, width: int, *reads: str, header: bool) -> RenderableType:
     """Columns of fixed width, so that rows can follow later in a table of their own."""
     distances, settings = _shown_distances(result), result["settings"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=header)
-    longest = max(len("R-precision"), *(len(f"Recall@{k}") for k in settings["recall_at"]))
-    table.add_column("", no_wrap=True, min_width=longest)
-    spans = width >= 20 + 25 * len(distances)
+    titles = [metric.title.format(k=k) for metric in metrics.METRICS for k in settings["recall_at"]]
+    table.add_column("", no_wrap=True, min_width=max(map(len, titles)))
+    wide = width >= 20 + 25 * len(distances)
     span = max(len("00.00 to 100.00"), len(f"± 0.00 ({settings['seeds']} seeds)"))
     for d in distances:
         table.add_column(f"{d}, %", justify="right", no_wrap=True, min_width=6)
-        if spans:
+        if wide:
             title = level_name(settings["level"])
             table.add_column(title, justify="right", style="dim", no_wrap=True, min_width=span)
-    return table
+    for title, scores in score_rows(result["distances"], *reads):
+        cells = [cell for score in scores for cell in (score if wide else score[:1])]
+        table.add_row(title, *cells)
+    return Padding(table, (0, 0, 0, 1), expand=False)
 
 
 def _shown_distances(result: dict) -> list[str]:
     return [d for d in DISTANCES if d in result["distances"]]
-
-
-def _add_score(table: Table, result: dict, name: str) -> None:
-    cells = []
-    for d in _shown_distances(result):
-        cells += _score_cells(result["distances"][d], name)
-    if any(cells):
-        _add_row(table, _TITLES[name], cells)
-
-
-def _add_row(table: Table, title: str, cells: list[str]) -> None:
-    """Value and interval of each distance; the values alone where there is no room for more."""
-    table.add_row(title, *(cells if len(table.columns) == 1 + len(cells) else cells[::2]))
-
-
-def _score_cells(scores: dict, name: str) -> list[str]:
-    value = scores.get(name)
-    if value is None:
-        return ["", ""]
-    if isinstance(value, dict):  # over the seeds of k-means
-        spread = "" if value["std"] is None else f"± {percent(value['std'])} ({_seeds(value)})"
-        return [percent(value["mean"]), spread]
-    return [percent(value), interval(scores[f"{name}_ci"])]
-
-
-def _seeds(value: dict) -> str:
-    return f"{len(value['values'])} seeds"
 
 
 def headline(result: dict) -> str:
@@ -190,18 +144,16 @@ def comparison_table(result: dict, width: int = 80) -> RenderableType:
         left_out |= {"A, %", "B, %"}
     for d in _shown_distances(result):
         table = _table()
-        columns = [name for name in (d, "A, %", "B, %", "B - A", level, "p")
-                   if name not in left_out]  # fmt: skip
+        columns = (d, "A, %", "B, %", "B - A", level, "p")
+        columns = [name for name in columns if name not in left_out]
         for name in columns:
             table.add_column(name, justify="left" if name == d else "right", no_wrap=True)
         for name, s in result["distances"][d].items():
-            cells = _difference_cells(s, level) | {
-                d: _TITLES.get(name, name.replace("recall", "Recall"))
-            }
+            cells = _difference_cells(s, level) | {d: title_of(name)}
             table.add_row(*(cells[column] for column in columns))
         flips = result["flipped"][d]
-        parts += [table, Text(f"At rank 1, B gains {len(flips['gained']):,} queries "
-                              f"and loses {len(flips['lost']):,}.")]  # fmt: skip
+        gained, lost = len(flips["gained"]), len(flips["lost"])
+        parts += [table, Text(f"At rank 1, B gains {gained:,} queries and loses {lost:,}.")]
     return Group(*parts)
 
 

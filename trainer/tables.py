@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retrieval.console import ProgressBar
-from retrieval.metrics import DISTANCES
+from retrieval.metrics import DISTANCES, score_rows
 from retrieval.texts import percent
 from trainer.data.datasets.records import counted
 from trainer.run.watch import Watch
@@ -142,10 +142,6 @@ def result_table(result: dict[str, Any]) -> Group:
     if result["scores"]:
         table.add_row(f"Recall@1 ({select}, picked the epoch)", *recalls(result["scores"]))
     if result["test"]:
-        found = result["test"]["distances"]
-        for k in found["cos"]["recall"]:
-            cells = recalls({d: found[d]["recall"][k] for d in DISTANCES})
-            table.add_row(f"Recall@{k} (test)", *cells)
-        for name, key in (("MAP@R", "map_at_r"), ("R-precision", "r_precision")):
-            table.add_row(f"{name} (test)", *recalls({d: found[d][key] for d in DISTANCES}))
+        for title, scores in score_rows(result["test"]["distances"]):
+            table.add_row(f"{title} (test)", *(score.value for score in scores))
     return Group(*lines, table)

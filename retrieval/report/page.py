@@ -10,16 +10,15 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from retrieval.metrics import DISTANCES
+from retrieval import metrics
+from retrieval.metrics import DISTANCES, score_rows, title_of
 from retrieval.report import charts
-from retrieval.texts import interval, p_value, percent, points, points_interval
+from retrieval.texts import p_value, percent, points, points_interval
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("map.js", "page.js")
 NAMES = {"l2": "Euclidean", "cos": "cosine"}
 AXES = {"cos": "cosine similarity", "l2": "Euclidean distance"}
-TITLES = {"mrr": "MRR", "r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI",
-          "ami": "AMI"}  # fmt: skip
 
 
 def render(view: dict) -> str:
@@ -39,6 +38,7 @@ def render(view: dict) -> str:
         leads=[_lead(result, d) for d in DISTANCES if d in result["distances"]],
         facts=_facts(result),
         scores=_scores(result),
+        meanings=[(metric.title.format(k="K"), metric.help) for metric in metrics.METRICS],
         curve=_curve(view),
         histograms=_histograms(view),
         spread=_spread(view),
@@ -137,33 +137,8 @@ def _facts(result: dict) -> list[tuple[str, int]]:
 
 def _scores(result: dict) -> list[dict]:
     """Rows of the table: a name and, for each distance, value and interval."""
-    by_distance = [result["distances"][d] for d in _distances(result)]
-    rows = [
-        {"name": f"Recall@{k}", "cells": [_recall(scores, k) for scores in by_distance]}
-        for k in sorted(by_distance[0]["recall"], key=int)
-    ]
-    for key, title in TITLES.items():
-        cells = [_score(scores, key) for scores in by_distance]
-        if any(cell["value"] for cell in cells):
-            rows.append({"name": title, "cells": cells})
-    return rows
-
-
-def _recall(scores: dict, k: str) -> dict:
-    return _cell(scores["recall"].get(k), (scores.get("recall_ci") or {}).get(k))
-
-
-def _score(scores: dict, key: str) -> dict:
-    value = scores.get(key)
-    if not isinstance(value, dict):
-        return _cell(value, scores.get(f"{key}_ci"))
-    seeds = f" ({len(value['values'])} seeds)"
-    spread = "" if value["std"] is None else f"± {percent(value['std'])}{seeds}"
-    return {"value": percent(value["mean"]), "span": spread}
-
-
-def _cell(value: float | None, span: list[float] | None) -> dict:
-    return {"value": percent(value), "span": interval(span)}
+    rows = score_rows(result["distances"])
+    return [{"name": title, "cells": [score._asdict() for score in row]} for title, row in rows]
 
 
 def _curve(view: dict) -> Markup | None:
@@ -217,7 +192,7 @@ def _differences(scores: dict) -> list[dict]:
     ends = min(0, *shown), max(0, *shown)
     return [
         {
-            "name": TITLES.get(name, name.replace("recall", "Recall")),
+            "name": title_of(name),
             "theirs": percent(s["a"]),
             "ours": percent(s["b"]),
             "difference": points(s["difference"]),

@@ -1,14 +1,24 @@
 """Scores against arithmetic by hand and against scikit-learn."""
 
+import io
+import json
 import math
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from rich.console import Console
 
+from cli import main
 from retrieval import metrics
-from retrieval.metrics import PositivePositions
+from retrieval.embeddings import Split
+from retrieval.formats.hdf5.file import write
+from retrieval.metrics import Metric, PositivePositions
+from retrieval.ranking.ranks import count_ranks
+from trainer.tables import result_table
 
 RANKS = np.array([1, 3, 0, 2, 1, 10])
 
@@ -31,13 +41,12 @@ def test_recall_never_falls_with_k_and_stays_below_the_share_of_queries_with_a_r
 
 
 def test_reciprocal_rank_by_hand():
-    assert metrics.mean_reciprocal_rank(RANKS) == pytest.approx((1 + 1 / 3 + 0 + 0.5 + 1 + 0.1) / 6)
+    assert metrics.reciprocal_ranks(RANKS) == pytest.approx([1, 1 / 3, 0, 0.5, 1, 0.1])
 
 
 def test_scores_of_no_queries_are_nan():
     none = np.empty(0, np.int64)
     assert math.isnan(metrics.recall_at(none, [1])[1])
-    assert math.isnan(metrics.mean_reciprocal_rank(none))
 
 
 def test_per_class_recall_by_hand():
@@ -57,23 +66,23 @@ def test_per_class_recall_weighted_by_counts_is_recall():
 def test_r_precision_and_map_at_r_by_hand():
     # R = 4, right items at 1, 3, 4; a lone query; R = 2, none within 2; R = 1, at once.
     right = places([1, 3, 4], [], [], [1], counts=[4, 0, 2, 1])
-    mean, each = metrics.r_precision(right)
+    each = metrics.r_precision(right)
     assert each.tolist() == [3 / 4, 0, 0, 1]
-    assert mean == pytest.approx(1.75 / 4)
-    mean, each = metrics.map_at_r(right)
+    assert each.mean() == pytest.approx(1.75 / 4)
+    each = metrics.map_at_r(right)
     assert each == pytest.approx([(1 + 2 / 3 + 3 / 4) / 4, 0, 0, 1])
-    assert mean == pytest.approx(each.sum() / 4)
+    assert each.mean() == pytest.approx(each.sum() / 4)
 
 
 def test_positions_beyond_r_do_not_count():
     near, far = places([1], counts=[2]), places([1, 5], counts=[2])
-    assert metrics.r_precision(near)[0] == metrics.r_precision(far)[0] == 0.5
-    assert metrics.map_at_r(near)[0] == metrics.map_at_r(far)[0] == 0.5
+    assert metrics.r_precision(near).mean() == metrics.r_precision(far).mean() == 0.5
+    assert metrics.map_at_r(near).mean() == metrics.map_at_r(far).mean() == 0.5
 
 
 def test_perfect_retrieval_scores_one():
     right = places([1, 2, 3], [1], counts=[3, 1])
-    assert metrics.r_precision(right)[0] == metrics.map_at_r(right)[0] == 1.0
+    assert metrics.r_precision(right).mean() == metrics.map_at_r(right).mean() == 1.0
 
 
 def test_nmi_is_mutual_information_over_the_mean_entropy():
@@ -104,3 +113,57 @@ def test_recall_alone_does_not_load_sklearn():
     code = "import sys, numpy, retrieval.metrics as m; m.recall_at(numpy.ones(3), [1])\n"
     code += "sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_metric_has_a_title_a_sentence_and_a_function_of_what_it_reads():
+    found = places([1], [2, 3], counts=[1, 2])
+    reads = {"ranks": (RANKS,), "positions": (found,), "clusters": (RANKS, RANKS)}
+    for metric in metrics.METRICS:
+        assert metric.help.endswith(".")
+        assert ("{k}" in metric.title) == metric.at_k
+        values = metric.function(*reads[metric.reads], *[2] * metric.at_k)
+        if metric.reads == "clusters":
+            assert isinstance(values, float)
+        else:
+            assert len(values) == (len(RANKS) if metric.reads == "ranks" else 2)
+    names = [metric.name for metric in metrics.METRICS]
+    assert len(set(names)) == len(names)
+
+
+def test_a_metric_is_one_entry_and_shows_in_json_console_comparison_and_report(
+    clustered, tmp_path, monkeypatch
+):
+    """Also in the table at the end of a training; without any other change."""
+    X, labels = clustered
+    write(tmp_path / "a.h5", {"test": Split(X, labels)})
+    entry = Metric("dcg", "DCG", "Mean of 1 / log2(1 + rank).", discounted, "ranks")
+    monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, entry))
+
+    def run(*args):
+        done = CliRunner().invoke(main, [*args, "--no-nmi"])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    file = str(tmp_path / "a.h5")
+    result = json.loads(run("eval", file, "--json"))
+    scores = result["distances"]["cos"]
+    ranks = count_ranks(X, labels)["cos"].rank
+    assert scores["dcg"] == pytest.approx(discounted(ranks).mean())
+    assert scores["dcg_ci"][0] < scores["dcg"] < scores["dcg_ci"][1]
+    value = f"{100 * scores['dcg']:.2f}"
+    assert re.search(rf"DCG .* {value} ", run("eval", file))
+    assert re.search(rf"DCG +{value} +{value} +\+0.00", run("compare", file, file))
+    page = tmp_path / "r.html"
+    run("report", file, "--map", "none", "--out", str(page))
+    html = page.read_text()
+    assert '<th scope="row">DCG</th><td><span class="value">' in html
+    assert value in html
+    assert "<dt>DCG</dt><dd>Mean of 1 / log2(1 + rank).</dd>" in html
+    trained = {"run": "r", "best_epoch": 1, "epochs": 1, "select": "val", "scores": {}}
+    console = Console(file=io.StringIO(), width=100)
+    console.print(result_table(trained | {"baselines": {}, "test": result}))
+    assert re.search(rf"DCG \(test\) .* {value}", console.file.getvalue())
+
+
+def discounted(ranks):
+    return np.where(ranks > 0, 1 / np.log2(1 + np.maximum(ranks, 1)), 0.0)
