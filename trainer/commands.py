@@ -309,8 +309,8 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     from retrieval.formats.opening import Sources
     from retrieval.inspection import provenance
     from retrieval.loading import load
-    from retrieval.report.gather import Options, gather
-    from retrieval.report.page import render
+    from retrieval.reporting.gather import Options, gather
+    from retrieval.reporting.page import render
     from trainer.reporting import pictures_of, run_view
 
     sources = Sources(file, gallery, labels, gallery_labels, *others)

@@ -30,8 +30,8 @@ MODULES = (
     "trainer.reporting",
     "onnxruntime",
     "retrieval.merging",
-    "retrieval.report.gather",
-    "retrieval.report.page",
+    "retrieval.reporting.gather",
+    "retrieval.reporting.page",
     "matplotlib.figure",
     "sklearn.manifold",
 )

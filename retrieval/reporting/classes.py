@@ -8,7 +8,7 @@ import numpy as np
 
 from retrieval.metrics import per_class_recall
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem
-from retrieval.report.nearest import MEMORY, Best, best_of, pair_scores
+from retrieval.reporting.nearest import MEMORY, Best, best_of, pair_scores
 from retrieval.resources import blocks
 from retrieval.space import float64_rows, space_of
 

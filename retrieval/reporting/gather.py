@@ -19,7 +19,7 @@ from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading import comparable
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
-from retrieval.report import classes, layout, nearest, sampling, thumbs
+from retrieval.reporting import classes, layout, nearest, sampling, thumbs
 from retrieval.resources import Progress, StageProgress
 from retrieval.tables import evaluation_warnings
 

@@ -12,8 +12,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from retrieval.report import charts
-from retrieval.report.page import embedded, render, sentence
+from retrieval.reporting import charts
+from retrieval.reporting.page import embedded, render, sentence
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.problem import Problem
-from retrieval.report.nearest import self_ids
+from retrieval.reporting.nearest import self_ids
 from retrieval.resources import slices
 
 MOST, TAB, RANDOM = 2000, 150, 300  # queries in all, in a tab of worst or best, and at random

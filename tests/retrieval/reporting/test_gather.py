@@ -13,8 +13,8 @@ from cli import main
 from retrieval import DmlError, clustering
 from retrieval.embeddings import Embeddings, Split
 from retrieval.formats.hdf5.file import write
-from retrieval.report import gather, layout, nearest, sampling, thumbs
-from retrieval.report.gather import Options, shown
+from retrieval.reporting import gather, layout, nearest, sampling, thumbs
+from retrieval.reporting.gather import Options, shown
 
 SOURCE = {"file": "a.h5", "format": "hdf5", "attrs": {"model": "m"}}
 QUICK = Options(nmi=False, map="pca")

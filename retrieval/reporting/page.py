@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from retrieval import metrics
 from retrieval.metrics import DISTANCES, score_rows, title_of
-from retrieval.report import charts
+from retrieval.reporting import charts
 from retrieval.texts import p_value, percent, points, points_interval
 
 FOLDER = Path(__file__).parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from retrieval.report.nearest import MEMORY
+from retrieval.reporting.nearest import MEMORY
 from retrieval.space import float64_rows, space_of
 
 DIMENSIONS = 50  # left by PCA for t-SNE
