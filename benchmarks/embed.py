@@ -28,7 +28,7 @@ from exporter.embedding.writing import Embedded, embed
 from exporter.onnx.metadata import Preprocessing, to_properties
 from exporter.onnx.session import Session, describe
 from trainer.data.datasets.records import DataSet, build
-from trainer.data.loading import Source
+from trainer.data.source import Source
 
 DISTINCT, BATCH = 24, 8
 SMALL, LARGE = (500, 375), (1500, 1000)

@@ -17,7 +17,8 @@ from benchmarks.measure import machine, record, table
 from trainer.config import Input
 from trainer.data import datasets, sampling, transforms
 from trainer.data.images import read_rgb
-from trainer.data.loading import Loader, open_images
+from trainer.data.loading import Loader
+from trainer.data.source import open_images
 
 SIZES = {(1500, 1000): 24, (4000, 3000): 6}  # of photographs, and how many of each
 ROUNDS = 7
@@ -134,7 +135,7 @@ def in_memory() -> str:
     rows, targets = data.rows("train"), data.targets("train")
     out = []
     for name, spec in (("no random change", STILL), ("turned, scaled, slanted, shifted", AFFINE)):
-        with Loader(source, spec, rows, targets, 0) as loader:
+        with Loader(replace(source, spec=spec), rows, targets, 0) as loader:
             seconds = []
             for epoch in range(ROUNDS + 1):  # the first compiles
                 plan = sampling.random_batches(len(rows), 128, 0, epoch)

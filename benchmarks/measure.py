@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 import threading
@@ -12,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
+
+from retrieval.resources import processors
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
@@ -85,7 +86,7 @@ def machine(*packages: str) -> str:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             found.append(f"{name} absent")
-    return f"{os.cpu_count()} cores of {model}, Python {platform.python_version()}, " + ", ".join(
+    return f"{processors()} cores of {model}, Python {platform.python_version()}, " + ", ".join(
         found
     )
 

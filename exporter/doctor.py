@@ -22,12 +22,12 @@ from rich.text import Text
 from exporter.onnx import providers
 from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS
+from retrieval.resources import available_memory, processors
 
 OK, NOTE, MISSING, BROKEN = "ok", "note", "missing", "broken"
 MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), MISSING: ("✗", "red"), BROKEN: ("✗", "red")}
 CPU = install("cpu")
 BASE = "In the folder of dmltool's repository: pip install -c constraints.txt ."
-CGROUP = Path("/sys/fs/cgroup")
 LEAST_DISK, LEAST_MEMORY = 1 << 30, 1 << 30  # the demo needs less than half of each
 
 
@@ -160,22 +160,13 @@ def _readers() -> list[Check]:
 def _machine(folder: Path) -> list[Check]:
     free = shutil.disk_usage(folder).free
     disk = OK if free >= LEAST_DISK else MISSING
-    found = [
-        Check("machine", "processors", OK, f"{len(os.sched_getaffinity(0))}")
-        if hasattr(os, "sched_getaffinity")
-        else Check("machine", "processors", OK, f"{os.cpu_count()}"),
-        Check(
-            "machine", "disk", disk, f"{free / 1e9:.1f} GB free in {folder}",
-            "" if disk == OK else "make room, or work in another folder", needed=True,
-        ),
-    ]  # fmt: skip
-    memory = _available_memory()
-    if memory is None:
-        return [*found, Check("machine", "memory", NOTE, "not known on this system")]
+    room = "" if disk == OK else "make room, or work in another folder"
+    memory = available_memory()
     state = OK if memory >= LEAST_MEMORY else MISSING
     fix = "" if state == OK else "close other programs"
     return [
-        *found,
+        Check("machine", "processors", OK, f"{processors()}"),
+        Check("machine", "disk", disk, f"{free / 1e9:.1f} GB free in {folder}", room, True),
         Check("machine", "memory", state, f"{memory / 1e9:.1f} GB available", fix, True),
     ]
 
@@ -238,23 +229,6 @@ def _installed_twice(*packages: str) -> str:
     """Two builds of one module overwrite each other's files."""
     there = [name for name in packages if _version(name)]
     return f"{' and '.join(there)} are both installed" if len(there) > 1 else ""
-
-
-def _available_memory() -> int | None:
-    """Of the machine, or of the container where that is less."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
-    try:
-        most, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        lines = (CGROUP / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):  # none, or "max"
-        return free * 1024
-    # Files that were read count as used, and make room when it is wanted.
-    cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-    return min(free * 1024, most - used + cached)
 
 
 def table(checks: list[Check]) -> Table:

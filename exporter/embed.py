@@ -19,7 +19,7 @@ from retrieval.files import check_target
 from retrieval.formats.hdf5.file import check_name
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load
-from trainer.data.loading import Source
+from trainer.data.source import Source
 
 
 def embed_with(

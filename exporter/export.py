@@ -30,7 +30,7 @@ from retrieval.files import check_target, claim, is_at, lock, write_text
 from retrieval.resources import StageProgress
 from trainer.config import Config
 from trainer.data.datasets import DataSet
-from trainer.data.loading import Source
+from trainer.data.source import Source
 from trainer.data.transforms import for_testing
 from trainer.networks.embedder import Embedder
 from trainer.resolve import from_dict

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import os
 import secrets
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -66,8 +68,11 @@ def write_text(path: Path, text: str, force: bool = False) -> None:
 
 
 @contextmanager
-def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
-    """Written under a temporary name, then renamed: a reader never meets half a file."""
+def whole_file(path: Path, force: bool = True, also: Path | None = None) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name, then rename it: a reader never meets half a file.
+
+    also: a second name for the same file, which it gets first.
+    """
     try:
         remove_leftovers(path)
         file, temporary = create_temporary(path)
@@ -76,6 +81,8 @@ def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            if also is not None:
+                _give_second_name(temporary, also)
             if force:
                 os.replace(temporary, path)
             else:  # fails if another run has been faster
@@ -87,6 +94,22 @@ def whole_file(path: Path, force: bool = True) -> Iterator[BinaryIO]:
         raise DmlError(
             f"{path} cannot be written.", f"{error.strerror}.", "Choose another place or name."
         ) from error
+
+
+def _give_second_name(path: Path, other: Path) -> None:
+    """Let `other` be the same file as `path`, or a copy where the file system has no links."""
+    link = temporary_name(other)
+    try:
+        os.link(path, link)
+    except OSError:  # exFAT and some network file systems have no links
+        with path.open("rb") as source, whole_file(other) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        return
+    try:
+        os.replace(link, other)
+    except BaseException:
+        os.unlink(link)
+        raise
 
 
 def _rename_new(old: Path, new: Path) -> None:
@@ -110,8 +133,8 @@ def _rename_new(old: Path, new: Path) -> None:
 # Locks, which end with their process, tell files in use from those that a killed process left.
 
 
-def lock(file: BinaryIO) -> bool:
-    """Locks a file until it is closed; BlockingIOError if another has it, False without locks."""
+def lock(file: BinaryIO | int) -> bool:
+    """Lock a file until it is closed; BlockingIOError if another has it, False without locks."""
     if fcntl is None:
         return False
     try:
@@ -121,6 +144,26 @@ def lock(file: BinaryIO) -> bool:
     except OSError:  # some network file systems have none
         return False
     return True
+
+
+@contextmanager
+def locked_folder(folder: Path, taken: DmlError) -> Iterator[bool]:
+    """Hold the lock of a folder, which ends with the process; raise `taken` if another has it.
+
+    Gives False where there are no locks: on Windows, and on some network file systems.
+    """
+    if fcntl is None:
+        yield False
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            held = lock(descriptor)
+        except BlockingIOError:
+            raise taken from None
+        yield held
+    finally:
+        os.close(descriptor)
 
 
 def claim(path: Path) -> BinaryIO:
@@ -149,10 +192,15 @@ def is_at(file: BinaryIO, path: Path) -> bool:
         return False
 
 
+def temporary_name(path: Path) -> Path:
+    """A new name beside the path, which `remove_leftovers` knows."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
 def create_temporary(path: Path, buffering: int = -1) -> tuple[BinaryIO, Path]:
     """A new, locked file beside the path, to be renamed to it, and its name."""
     while True:
-        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        name = temporary_name(path)
         file = name.open("x+b", buffering=buffering)
         with suppress(BlockingIOError):
             lock(file)
@@ -162,8 +210,9 @@ def create_temporary(path: Path, buffering: int = -1) -> tuple[BinaryIO, Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes the temporary files of killed writers of this path."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
+    """Remove the temporary files of killed writers of this path, or of all paths in a folder."""
+    folder, name = (path, "*") if path.is_dir() else (path.parent, glob.escape(path.name))
+    for left in folder.glob(f".{name}.{'[0-9a-f]' * 8}.tmp"):
         remove_unused(left)
 
 
@@ -172,3 +221,21 @@ def remove_unused(path: Path) -> None:
     with suppress(OSError), claim(path) as file:
         if lock(file):
             path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # folders cannot be opened on Windows
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What the machine has and how work is shared out: processors, threads, blocks of rows."""
+"""What the machine has and how work is shared out: memory, processors, threads, row blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -36,8 +37,52 @@ def single_blas_thread() -> Iterator[None]:
                 limits.restore_original_limits()
 
 
+CGROUP = Path("/sys/fs/cgroup")
+# The limit of a container, what is used of it, and its cached files: cgroup version 2, then 1.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+
+
+def available_memory(cgroup: Path = CGROUP) -> int:
+    """Bytes that this process may still take: of the machine, or of its container if less.
+
+    Cached files count as used in a container, but give way when memory is wanted.
+    """
+    limits = []
+    with suppress(OSError, ValueError):
+        limits.append(1024 * _value_of(Path("/proc/meminfo"), "MemAvailable:"))
+    for most, used, details, cached in _MEMORY_FILES:
+        with suppress(OSError, ValueError):  # no container, or "max"
+            left = int((cgroup / most).read_text()) - int((cgroup / used).read_text())
+            limits.append(left + _value_of(cgroup / details, cached))
+    with suppress(OSError, ValueError, AttributeError):  # macOS
+        limits = limits or [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    return max(0, min(limits, default=1 << 31))
+
+
+def _value_of(file: Path, name: str) -> int:
+    """The number behind a name in a file of such lines; ValueError if the name is not there."""
+    for line in file.read_text().splitlines():
+        if line.startswith(f"{name} "):
+            return int(line.split()[1])
+    raise ValueError(name)
+
+
+def processors_if_limited() -> int:
+    """The processors that this process may use where some are withheld from it, else 0."""
+    allowed = processors()
+    return allowed if allowed < (os.cpu_count() or 1) else 0
+
+
 def processors() -> int:
-    """Those this process may use, not all of the machine's."""
+    """The number of processors that this process may use, not all of the machine's."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

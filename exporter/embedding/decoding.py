@@ -31,7 +31,7 @@ from trainer.data import transforms
 from trainer.data.datasets.records import FileReader
 
 if TYPE_CHECKING:  # it imports torch, which embedding needs not
-    from trainer.data.loading import Source
+    from trainer.data.source import Source
 
 CHUNK = 4  # images in one task: small, so that all threads work on the batch that comes next
 MOST_WORKERS = 8

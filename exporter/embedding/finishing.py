@@ -17,9 +17,8 @@ import numpy as np
 
 from exporter.embedding.decoding import Bad
 from retrieval.errors import DmlError
-from retrieval.files import remove_unused
+from retrieval.files import remove_unused, sync
 from retrieval.formats.arrays import allocate, blocks, mapped
-from retrieval.formats.hdf5.content import sync
 from retrieval.formats.hdf5.file import SAME, Writer
 from retrieval.loading import load
 from retrieval.metrics import recall_at

@@ -36,7 +36,7 @@ from retrieval.resources import StageProgress
 
 if TYPE_CHECKING:  # it imports torch, which embedding needs not
     from trainer.data.datasets import DataSet
-    from trainer.data.loading import Source
+    from trainer.data.source import Source
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model, bad_rank, describe
 from exporter.onnx.providers import NAMES, load_runtime, pick, quiet, silent_options
 from retrieval.errors import DmlError
-from retrieval.resources import processors
+from retrieval.resources import processors_if_limited
 
 __all__ = ["Model", "Session", "describe", "foreign_preprocessing", "pick"]
 
@@ -142,7 +141,7 @@ def _start(model: Model, chain: list[str], threads: int | None, spinning: bool) 
             f"{model.path} has changed since it was looked at.", "", "Start the command again."
         )
     options = silent_options()
-    options.intra_op_num_threads = threads or _threads()
+    options.intra_op_num_threads = threads or processors_if_limited()
     options.add_session_config_entry("session.intra_op.allow_spinning", "01"[spinning])
     if model.beside:
         folder = str(Path(model.path).absolute().parent)
@@ -158,12 +157,6 @@ def _start(model: Model, chain: list[str], threads: int | None, spinning: bool) 
             _first_line(error),
             "Export it again with operators that ONNX Runtime knows.",
         ) from error
-
-
-def _threads() -> int:
-    """0, the runtime's choice, looks at all cores of the machine: wrong where some are withheld."""
-    allowed = processors()
-    return allowed if allowed < (os.cpu_count() or 1) else 0
 
 
 def _padded(piece: np.ndarray, length: int) -> np.ndarray:

@@ -6,13 +6,14 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
 
 from retrieval.errors import DmlError
+from retrieval.resources import available_memory
 
 KEPT = ("float16", "float32", "float64", "int8", "uint8")
 BLOCK_BYTES = 1 << 26
@@ -21,23 +22,6 @@ ROOM_RATIO, ROOM_BYTES = 8, 1 << 27
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16; ml_dtypes saves it under this name
 
 _compressed: ContextVar[int | None] = ContextVar("compressed", default=None)
-
-
-def available_memory() -> int:
-    """Bytes that this process may still take, as far as the system tells."""
-    limits = []
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits.append(int(line.split()[1]) * 1024)
-    with suppress(OSError, ValueError):  # a container's own limit; "max" when there is none
-        group = Path("/sys/fs/cgroup")
-        limits.append(
-            int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-        )
-    with suppress(OSError, ValueError, AttributeError):
-        limits = limits or [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    return max(0, min(limits, default=1 << 31))
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:

@@ -122,17 +122,6 @@ def test_a_full_disk_is_not_ready(monkeypatch, tmp_path):
     assert by_name(checks)["disk"].fix
 
 
-def test_files_read_in_a_container_do_not_count_as_memory_in_use(monkeypatch, tmp_path):
-    limits = {"max": "3000000000\n", "current": "2900000000\n"}
-    limits["stat"] = "anon 100000000\ninactive_file 2700000000\nactive_file 1\n"
-    for name, text in limits.items():
-        (tmp_path / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(doctor, "CGROUP", tmp_path)
-    assert doctor._available_memory() == 2_800_000_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert doctor._available_memory() > 0
-
-
 def test_the_command_prints_and_its_exit_code_tells(without):
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 0, result.output

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from retrieval import files
 from retrieval.errors import DmlError
 from retrieval.files import check_target, whole_file, write_text
 
@@ -71,3 +72,52 @@ def test_a_new_file_gets_its_name_in_one_step_and_replaces_nothing(tmp_path, mon
         write_text(tmp_path / "a", "second")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "first"
+
+
+def test_a_second_name_is_the_same_file_or_a_copy(tmp_path, monkeypatch):
+    last, best = tmp_path / "last", tmp_path / "best"
+    for text in (b"one", b"two"):
+        with whole_file(last, also=best) as file:
+            file.write(text)
+    assert last.samefile(best)
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "no links")))
+    with whole_file(last, also=best) as file:
+        file.write(b"three")
+    assert (last.read_bytes(), best.read_bytes()) == (b"three", b"three")
+    assert not last.samefile(best)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "last"]
+
+
+def test_leftovers_of_a_whole_folder_are_removed_but_those_in_use(tmp_path):
+    (tmp_path / ".a.json.0123abcd.tmp").write_text("half")
+    (tmp_path / ".b.original.tmp").write_text("of the user")
+    living, name = files.create_temporary(tmp_path / "c")
+    with living:
+        files.remove_leftovers(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {name.name, ".b.original.tmp"}
+
+
+def test_one_process_holds_a_folder(tmp_path):
+    taken = DmlError("taken")
+    with (
+        files.locked_folder(tmp_path, taken) as held,
+        pytest.raises(DmlError, match="taken"),
+        files.locked_folder(tmp_path, taken),
+    ):
+        pass
+    assert held
+    with files.locked_folder(tmp_path, taken):
+        pass
+
+
+def test_without_fcntl_files_are_written_and_nothing_is_locked(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "fcntl", None)
+    write_text(tmp_path / "a", "new")
+    with files.locked_folder(tmp_path, DmlError("taken")) as held:
+        assert not held
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_sha256_is_that_of_the_content(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert files.sha256(tmp_path / "a").startswith("ba7816bf8f01cfea")

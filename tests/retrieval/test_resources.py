@@ -1,9 +1,18 @@
 """How many threads are used: as asked for within reason, or the faster number in a trial."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from retrieval import resources
-from retrieval.resources import allowed, faster_threads, told_allowed, told_threads
+from retrieval.resources import (
+    allowed,
+    available_memory,
+    faster_threads,
+    told_allowed,
+    told_threads,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +55,35 @@ def test_no_more_threads_than_processors(monkeypatch):
     assert (allowed(1), allowed(2), allowed(100_000)) == (1, 2, 2)
     assert told_allowed(2) == ""
     assert told_allowed(100_000) == "--threads 100000: 2 are used, one a processor"
+
+
+def write_limits(folder, names, most="3000000000\n"):
+    limit, used, details, cached = names
+    (folder / limit).parent.mkdir(exist_ok=True)
+    (folder / limit).write_text(most)
+    (folder / used).write_text("2900000000\n")
+    (folder / details).write_text(f"anon 100000000\n{cached} 2700000000\nactive_file 1\n")
+
+
+@pytest.mark.parametrize("names", resources._MEMORY_FILES, ids=["version 2", "version 1"])
+def test_files_read_in_a_container_do_not_count_as_memory_in_use(names, tmp_path):
+    write_limits(tmp_path, names)
+    assert available_memory(tmp_path) == 2_800_000_000
+
+
+def test_a_container_without_a_limit_has_the_memory_of_the_machine(tmp_path):
+    write_limits(tmp_path, resources._MEMORY_FILES[0], "max\n")
+    assert available_memory(tmp_path) == pytest.approx(available_memory(tmp_path / "no"), rel=0.2)
+    assert available_memory(tmp_path) > 100_000_000
+
+
+def test_nothing_else_asks_the_machine_for_processors_or_memory():
+    asked = re.compile(r"cpu_count|sched_getaffinity|/proc/meminfo|sys/fs/cgroup|SC_PHYS_PAGES")
+    root = Path(__file__).parents[2]
+    found = [
+        path.name
+        for package in ("retrieval", "trainer", "exporter", "benchmarks")
+        for path in (root / package).rglob("*.py")
+        if asked.search(path.read_text())
+    ]
+    assert found == ["resources.py"]

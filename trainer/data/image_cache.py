@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +25,8 @@ import numpy as np
 import PIL
 
 from retrieval.errors import DmlError
-from retrieval.formats.arrays import available_memory
-from retrieval.resources import processors
+from retrieval.files import remove_leftovers, whole_file
+from retrieval.resources import available_memory, processors
 from trainer.config import Input
 from trainer.data.datasets.records import DataSet
 from trainer.data.images import Progress, check_images
@@ -271,35 +270,18 @@ def _state(file: str) -> str:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Whole or not there. What a killed run has left of its own is removed first."""
-    mine = f".partial-{socket.gethostname()}-"
-    temporary = path.with_name(f"{path.name}{mine}{os.getpid()}")
+    """Write a file of the cache; what killed runs have left in the cache is removed first."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for old in path.parent.glob(f"*{mine}*"):
-            if not _alive(int(old.name.rpartition("-")[2])):
-                old.unlink(missing_ok=True)
-        try:
-            with open(temporary, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        remove_leftovers(path.parent)
+        with whole_file(path) as file:
+            yield file
     except OSError as error:
         raise _no_room(path.parent, f"{error.strerror or error}.") from error
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    except DmlError as error:
+        if isinstance(error.__cause__, OSError):  # of whole_file
+            raise _no_room(path.parent, error.why) from error
+        raise
 
 
 def _no_room(folder: Path, why: str) -> DmlError:

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from retrieval.errors import DmlError
+from retrieval.resources import processors
 
 # Formats that only hold pixels. Others that Pillow knows are left out on purpose: EPS starts
 # Ghostscript, and the rest are rare.
@@ -211,7 +212,7 @@ def check_images(
     """
     bad: list[tuple[int, str]] = []
     starts = range(0, len(paths), _BATCH)
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(workers or processors()) as pool:
         try:
             for start, found in zip(
                 starts, pool.map(lambda s: _faults(paths, s, short_side, fits), starts), strict=True

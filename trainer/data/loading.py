@@ -1,4 +1,4 @@
-"""Batches of images for the network, read by this process or by worker processes.
+"""Batches of images as tensors, read by this process or by worker processes.
 
 Neither the number of workers nor the cache changes a single bit of a batch.
 """
@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -22,107 +22,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from retrieval.errors import DmlError
 from retrieval.resources import processors
-from trainer.config import Input
-from trainer.data import image_cache, images, transforms
-from trainer.data.datasets.records import SPLITS, DataSet, listed
-from trainer.data.image_cache import Store
-from trainer.data.images import Progress
+from trainer.data import transforms
+from trainer.data.source import Source
 
 MOST_WORKERS = 8
 
 Task = tuple[np.ndarray, np.ndarray | None]  # rows (B,), keys (B,); no keys: as in evaluation
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A data set whose images were all readable, and those of them that are kept."""
-
-    data: DataSet
-    spec: Input
-    store: Store | None = None
-
-    def resized(self, row: int) -> np.ndarray:
-        """(H, W, 3) uint8, read-only"""
-        if self.store is not None:
-            return self.store.image(row)
-        return transforms.resized(self.data.image(row, self.spec.short_side), self.spec)
-
-
-def open_images(
-    data: DataSet,
-    spec: Input,
-    *,
-    cache: str = "auto",
-    skip_bad: bool = False,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> Source:
-    """Every image is read once; those that cannot be are an error, or left out with skip_bad.
-
-    cache: none, ram, disk; auto: ram unless images are files of their own.
-    """
-    files = data.files()
-    if cache == "auto":
-        cache = "ram" if files is None else "none"
-    kept, bad = None, []
-    if cache == "ram":
-        kept, bad = image_cache.in_memory(data, spec, workers, progress)
-    elif cache == "disk":
-        kept, bad = image_cache.on_disk(data, spec, workers, progress)
-    elif files is not None:
-        bad = image_cache.check(data, spec, workers, progress)
-    if bad:
-        if not skip_bad:
-            raise images.bad_images(files or data.paths, bad)
-        whole, keep = data, np.ones(len(data), dtype=bool)
-        keep[[row for row, _ in bad]] = False
-        data = data.take(np.flatnonzero(keep), _left_out(bad, files or data.paths))
-        _check_left(whole, data)
-        kept = None if kept is None else kept.take(np.flatnonzero(keep))
-    return Source(data, spec, kept)
-
-
-def _left_out(bad: image_cache.Bad, paths: Sequence[str]) -> str:
-    names = listed((str(paths[row]) for row, _ in bad), 3)
-    if len(bad) == 1:
-        return f"1 image that cannot be read is left out: {names}."
-    return f"{len(bad):,} images that cannot be read are left out: {names}."
-
-
-def _check_left(whole: DataSet, left: DataSet) -> None:
-    """No split may lose all images of a class."""
-    for split in SPLITS:
-        lost = np.setdiff1d(whole.classes(split), left.classes(split))
-        if len(lost):
-            names = listed(whole.label_names[label] for label in lost)
-            raise DmlError(
-                f"{whole.name}: {len(lost):,} classes of {split} are empty without the bad images.",
-                f"No image can be read of {names}.",
-                "Replace the images, or remove these classes.",
-            )
-
-
-# Batches
-
-
-def make_batch(source: Source, spec: Input, rows: np.ndarray, keys: np.ndarray | None) -> Tensor:
-    """(B, crop, crop, 3) uint8; a key determines what is random about an image."""
-    crop = spec.crop
-    plain = keys is None or not transforms.is_random(spec)
-    if plain and source.store is not None and source.store.uniform:
-        height, width = source.store.shapes[0].tolist()
-        if min(height, width) >= crop:
-            left, top = transforms.centre(width, height, crop)
-            block = source.store.images(rows)
-            return torch.from_numpy(block[:, top : top + crop, left : left + crop])
-    batch = np.empty((len(rows), crop, crop, 3), np.uint8)
-    for place, row in enumerate(rows.tolist()):
-        image = source.resized(row)
-        if plain:
-            batch[place] = transforms.for_testing(image, spec)
-        else:
-            batch[place] = transforms.for_training(image, spec, Random(int(keys[place])))
-    return torch.from_numpy(batch)
 
 
 class Loader:
@@ -131,7 +36,6 @@ class Loader:
     def __init__(
         self,
         source: Source,
-        spec: Input,
         rows: np.ndarray,
         targets: np.ndarray,
         workers: int = -1,
@@ -140,11 +44,11 @@ class Loader:
         """rows (n,) of the data set; targets (n,) beside them."""
         self.rows = np.asarray(rows, np.int64)
         self.targets = np.asarray(targets, np.int64)
-        self.pool = _Pool(source, spec, workers, torch.device(device))
+        self.pool = _Pool(source, workers, torch.device(device))
         self.workers = self.pool.workers
 
     def epoch(self, plan: np.ndarray, keys: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images uint8 (B, 3, H, W) in channels-last memory and targets (B,), a pair a step.
+        """Yield images uint8 (B, 3, H, W) in channels-last memory and targets (B,), step by step.
 
         plan (steps, B): places in rows; keys (steps, B), see `sampling`.
         """
@@ -165,14 +69,13 @@ class Loader:
 def testing_batches(
     source: Source,
     rows: np.ndarray,
-    spec: Input,
     batch_size: int,
     workers: int = -1,  # noqa: PT028 this is no test
     device: torch.device | str = "cpu",  # noqa: PT028
 ) -> Iterator[Tensor]:
-    """Images as of `Loader.epoch` in the order of rows, without random changes."""
+    """Yield images as `Loader.epoch` does, in the order of rows and without random changes."""
     rows = np.asarray(rows, np.int64)
-    pool = _Pool(source, spec, workers, torch.device(device))
+    pool = _Pool(source, workers, torch.device(device))
     try:
         starts = range(0, len(rows), batch_size)
         yield from pool.read([(rows[start : start + batch_size], None) for start in starts])
@@ -181,7 +84,10 @@ def testing_batches(
 
 
 def chosen_workers(source: Source, device: torch.device) -> int:
-    """None where images are in memory and the processor trains as well; else one a core."""
+    """How many processes read images.
+
+    None if the images are in memory and the processor trains as well, else one for each core.
+    """
     in_memory = source.store is not None and source.store.file is None
     if in_memory and (device.type == "cpu" or sys.platform != "linux"):
         return 0
@@ -193,10 +99,10 @@ def chosen_workers(source: Source, device: torch.device) -> int:
 
 
 class _Pool:
-    """make_batch for a list of tasks, in order."""
+    """Reads the batches of a list of tasks, in order."""
 
-    def __init__(self, source: Source, spec: Input, workers: int, device: torch.device) -> None:
-        self.source, self.spec = source, spec
+    def __init__(self, source: Source, workers: int, device: torch.device) -> None:
+        self.source, spec = source, source.spec
         self.workers = chosen_workers(source, device) if workers < 0 else workers
         self.pin = device.type == "cuda"
         self.tasks = _Tasks()
@@ -211,7 +117,7 @@ class _Pool:
 
     def _local(self, tasks: list[Task]) -> Iterator[Tensor]:
         for rows, keys in tasks:
-            batch = make_batch(self.source, self.spec, rows, keys)
+            batch = torch.from_numpy(self.source.batch(rows, keys))
             yield batch.pin_memory() if self.pin else batch
 
     def _remote(self, tasks: list[Task]) -> Iterator[Tensor]:
@@ -239,7 +145,7 @@ class _Pool:
             # More processes than cores may be wanted where reading waits for a network.
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             self.loader = DataLoader(
-                _Batches(self.source, self.spec),
+                _Batches(self.source),
                 batch_size=None,
                 sampler=self.tasks,
                 num_workers=self.workers,
@@ -281,12 +187,12 @@ class _Failure:
 
 
 class _Batches(Dataset):
-    def __init__(self, source: Source, spec: Input) -> None:
-        self.source, self.spec = source, spec
+    def __init__(self, source: Source) -> None:
+        self.source = source
 
     def __getitem__(self, task: Task) -> Tensor | _Failure:
         try:
-            return make_batch(self.source, self.spec, *task)
+            return torch.from_numpy(self.source.batch(*task))
         except DmlError as error:
             return _Failure(error.what, error.why, error.fix)
 
@@ -296,15 +202,16 @@ def _as_it_is(batch: Tensor | _Failure) -> Tensor | _Failure:
 
 
 def _start_worker(_: int) -> None:
-    """Ctrl-C reaches the whole group of processes; the parent alone answers it."""
+    """Ignore Ctrl-C, which reaches the whole group of processes: the parent alone answers it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
 @contextmanager
 def _same_handler() -> Iterator[None]:
-    """torch raises from its handler of SIGCHLD, amid any statement of the main thread. It is set
-    back: the iterator itself looks for dead workers every few seconds.
+    """Undo the SIGCHLD handler of torch, which raises amid any statement of the main thread.
+
+    The iterator itself looks for dead workers every few seconds.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or not hasattr(signal, "SIGCHLD"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import re
 import socket
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import DmlError
+from retrieval.files import sha256
 from retrieval.formats import pt, safetensors
 from retrieval.formats.arrays import BFLOAT16
 from retrieval.formats.naming import Entry
@@ -138,7 +138,7 @@ def fetched(url: str, file_name: str = "") -> Path:
     digits = found[1] if found else None
     if not path.exists():
         _download(url, path, digits)
-    elif digits and not _sha256(path).startswith(digits):
+    elif digits and not sha256(path).startswith(digits):
         raise DmlError(
             f"{path} is damaged.",
             f"Its SHA-256 should start with {digits}.",
@@ -171,8 +171,3 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

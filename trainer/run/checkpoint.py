@@ -6,8 +6,6 @@ a file is ever run.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 import torch
 
 from retrieval.errors import DmlError
-from retrieval.files import whole_file
+from retrieval.files import sync, whole_file
 from trainer.config import Config
 from trainer.resolve import from_dict, read_toml
 
@@ -41,26 +39,18 @@ KEYS = {
 
 
 def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
-    """Writes last.pt, and best.pt as another name of the same file.
+    """Write last.pt, and best.pt as another name of the same file.
 
     The best is named first: if the run is killed in between, the epoch is repeated from the old
     last.pt and names it again.
     """
     missing = KEYS.keys() - state.keys()
     assert not missing, missing
-    pending = folder / ".next.pt"
     try:
-        with whole_file(pending) as file:
+        with whole_file(folder / LAST, also=folder / BEST if best else None) as file:
             torch.save(canonical({"format": FORMAT, "version": VERSION, **state}), file)
-        if best:
-            link = folder / ".best.pt"
-            link.unlink(missing_ok=True)
-            _second_name(pending, link)
-            os.replace(link, folder / BEST)
-        os.replace(pending, folder / LAST)
-        _sync(folder)
+        sync(folder)
     except (OSError, RuntimeError, DmlError) as error:
-        remove_leftovers(folder)
         if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
             raise KeyboardInterrupt from error
         first = not (folder / LAST).exists()
@@ -89,21 +79,6 @@ def canonical(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(canonical(item) for item in value)
     return value
-
-
-def _second_name(path: Path, name: Path) -> None:
-    try:
-        os.link(path, name)
-    except OSError:  # exFAT and some network file systems have no links
-        with path.open("rb") as source, whole_file(name) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """What a killed run was writing."""
-    for pattern in (".*.pt", "..*.pt.*"):
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -170,12 +145,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _sync(folder: Path) -> None:
-    """The new names reach the disk as well."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from retrieval.errors import DmlError
 from trainer.config import Config
 from trainer.data import sampling
-from trainer.data.loading import Loader, Source
+from trainer.data.loading import Loader
+from trainer.data.source import Source
 from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
 from trainer.run import checkpoint, distributed, optimizers

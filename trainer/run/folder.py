@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,6 @@ from trainer.run.epoch import Training
 from trainer.run.optimizers import rate
 from trainer.run.setup import load_weights
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
 BEFORE = (CONFIG, ENVIRONMENT, metrics_log.METRICS, STARTING)  # there before the first checkpoint
 
@@ -40,31 +35,16 @@ class FolderTaken(DmlError):
     """Another run has it."""
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """One process at a time trains a run. The lock ends with the process, however that ends.
-
-    False where the file system has no locks, as some on a network, or the system has none.
-    """
-    if fcntl is None:
-        yield False
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    held = True
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderTaken(
-                f"{folder} is being trained by another process.",
-                "Two would overwrite each other's checkpoints.",
-                "Wait for it, stop it, or choose another --out.",
-            ) from None
-        except OSError:
-            held = False
-        yield held
-    finally:
-        os.close(descriptor)
+def locked(folder: Path) -> AbstractContextManager[bool]:
+    """Hold a run folder, so that one process at a time trains it; False where nothing locks."""
+    return files.locked_folder(
+        folder,
+        FolderTaken(
+            f"{folder} is being trained by another process.",
+            "Two would overwrite each other's checkpoints.",
+            "Wait for it, stop it, or choose another --out.",
+        ),
+    )
 
 
 @contextmanager
@@ -111,20 +91,13 @@ def not_started(folder: Path) -> bool:
 
 def clear_start(folder: Path) -> None:
     """Removes what a run leaves before its first checkpoint, STARTING at the end; nothing else."""
-    remove_leftovers(folder)
+    files.remove_leftovers(folder)
     for path in (folder / metrics_log.BOARD).glob("events.out.tfevents.*"):
         path.unlink(missing_ok=True)
     with suppress(OSError):
         (folder / metrics_log.BOARD).rmdir()
     for name in BEFORE:
         (folder / name).unlink(missing_ok=True)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """What a killed run was writing, under the temporary names of `whole_file`."""
-    checkpoint.remove_leftovers(folder)
-    for name in (*BEFORE, RESULT, metrics_log.CURVES):
-        files.remove_leftovers(folder / name)
 
 
 def _taken(folder: Path) -> FolderTaken:
@@ -198,7 +171,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     known = (record for record in found if isinstance(record.get("epoch"), int))
     training.records = [record for record in known if record["epoch"] <= training.epoch]
     if training.world.rank == 0:
-        remove_leftovers(folder)
+        files.remove_leftovers(folder)
         (folder / STARTING).unlink(missing_ok=True)
         metrics_log.write_metrics(folder, training.records)
         with suppress(OSError, ValueError):

@@ -16,7 +16,7 @@ from trainer.config import Config
 from trainer.data import datasets
 from trainer.data.datasets.records import counted
 from trainer.data.datasets.splitting import check_batches, with_validation, without_small_classes
-from trainer.data.loading import Source, open_images
+from trainer.data.source import Source, open_images
 from trainer.networks.embedder import Embedder
 from trainer.resolve import from_dict
 from trainer.run import distributed

@@ -130,7 +130,7 @@ def prepare(
             device.type, enabled=precision(config, device) == torch.float16
         ),
         loader=Loader(
-            source, config.input, data.rows("train"), targets, config.data.workers, device
+            source, data.rows("train"), targets, config.data.workers, device
         ),
         monitors=monitors,
     )  # fmt: skip
@@ -264,7 +264,6 @@ def embed_rows(
     batches = testing_batches(
         training.source,
         own,
-        config.input,
         max(64, config.batches.total),
         config.data.workers,
         training.device,

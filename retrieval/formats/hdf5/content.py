@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -154,18 +153,6 @@ def put(file: BinaryIO, offset: int, data: np.ndarray) -> None:
     file.seek(offset)
     while left:
         left = left[file.write(left) :]
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # folders cannot be opened on Windows
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def own_version() -> str:

@@ -30,7 +30,7 @@ import numpy as np
 
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.files import claim, create_temporary, remove_leftovers, remove_unused
+from retrieval.files import claim, create_temporary, remove_leftovers, remove_unused, sync
 from retrieval.formats.arrays import KEPT, blocks
 from retrieval.formats.hdf5 import SUFFIXES
 from retrieval.formats.hdf5.content import (
@@ -42,7 +42,6 @@ from retrieval.formats.hdf5.content import (
     length,
     plain,
     put,
-    sync,
 )
 from retrieval.formats.hdf5.layout import MARK, SAME, Layout
 from retrieval.formats.hdf5.reading import FORMAT, VERSION, attribute, read, read_labels, trial

@@ -82,7 +82,7 @@ def test_glyphs_of_another_seed_are_drawn_again(model, tmp_path):
     from exporter.embedding.writing import embed
     from exporter.onnx.model import describe
     from trainer.data import datasets
-    from trainer.data.loading import Source
+    from trainer.data.source import Source
 
     session, lanes = side_by_side(describe(model), "cpu")
     data = datasets.load("glyphs", seed=5)

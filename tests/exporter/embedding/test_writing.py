@@ -25,7 +25,7 @@ from retrieval.loading import load
 from tests.exporter.models import PROPERTIES, mean_model
 from trainer.config import Input
 from trainer.data.datasets.records import build
-from trainer.data.loading import Source, make_batch, open_images
+from trainer.data.source import Source, open_images
 
 ROOT = Path(__file__).parents[3]
 PREPARED = Preprocessing(12, True, 8, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -84,7 +84,7 @@ def test_the_file_holds_the_embeddings_of_the_images_and_where_they_came_from(so
     )  # fmt: skip
     assert (done.computed, done.skipped, done.recall) == (N, (), None)
     found, data = load(tmp_path / "x.h5"), source.data
-    pixels = make_batch(source, PREPARED.spec(), np.arange(N), None).numpy()
+    pixels = source.batch(np.arange(N))
     np.testing.assert_array_equal(found.splits["test"].vectors, quarters(pixels))
     np.testing.assert_array_equal(found.splits["test"].labels, data.labels)
     assert found.splits["test"].paths.tolist() == list(data.paths)

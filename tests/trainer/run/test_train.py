@@ -500,8 +500,8 @@ def test_a_run_inside_its_data_is_refused(config, pictures):
 def test_what_a_kill_left_behind_is_removed(config, tmp_path):
     with pytest.raises(Interruption):
         train.run(config, tmp_path / "run", Interrupting(5))
-    (tmp_path / "run" / "..next.pt.abcd").write_bytes(b"half")
-    for name in ("curves.png", "metrics.jsonl", "config.toml", "environment.json", "result.json"):
+    names = ("curves.png", "metrics.jsonl", "config.toml", "environment.json", "result.json")
+    for name in (*names, "last.pt", "best.pt"):
         (tmp_path / "run" / f".{name}.ab3d0f7e.tmp").write_bytes(b"half")
     train.run(config, tmp_path / "run", resume=True)
     assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]

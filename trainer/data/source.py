@@ -1,0 +1,106 @@
+"""Images of a data set, ready to be resized, cropped and stacked into batches. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from trainer.config import Input
+from trainer.data import image_cache, images, transforms
+from trainer.data.datasets.records import SPLITS, DataSet, listed
+from trainer.data.image_cache import Store
+from trainer.data.images import Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A data set, what is done to its images, and a cache of resized images if there is one."""
+
+    data: DataSet
+    spec: Input
+    store: Store | None = None
+
+    def resized(self, row: int) -> np.ndarray:
+        """One resized image (H, W, 3) uint8, read-only."""
+        if self.store is not None:
+            return self.store.image(row)
+        return transforms.resized(self.data.image(row, self.spec.short_side), self.spec)
+
+    def batch(self, rows: np.ndarray, keys: np.ndarray | None = None) -> np.ndarray:
+        """Images (B, crop, crop, 3) uint8, for training if there are keys (B,), else for testing.
+
+        A key determines what is random about an image.
+        """
+        spec, crop = self.spec, self.spec.crop
+        plain = keys is None or not transforms.is_random(spec)
+        if plain and self.store is not None and self.store.uniform:
+            height, width = self.store.shapes[0].tolist()
+            if min(height, width) >= crop:
+                left, top = transforms.centre(width, height, crop)
+                return self.store.images(rows)[:, top : top + crop, left : left + crop]
+        batch = np.empty((len(rows), crop, crop, 3), np.uint8)
+        for place, row in enumerate(rows.tolist()):
+            image = self.resized(row)
+            if plain:
+                batch[place] = transforms.for_testing(image, spec)
+            else:
+                batch[place] = transforms.for_training(image, spec, Random(int(keys[place])))
+        return batch
+
+
+def open_images(
+    data: DataSet,
+    spec: Input,
+    *,
+    cache: str = "auto",
+    skip_bad: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Source:
+    """Read every image once; those that cannot be read are an error, or left out with skip_bad.
+
+    cache: none, ram, disk; auto: ram unless images are files of their own.
+    """
+    files = data.files()
+    if cache == "auto":
+        cache = "ram" if files is None else "none"
+    kept, bad = None, []
+    if cache == "ram":
+        kept, bad = image_cache.in_memory(data, spec, workers, progress)
+    elif cache == "disk":
+        kept, bad = image_cache.on_disk(data, spec, workers, progress)
+    elif files is not None:
+        bad = image_cache.check(data, spec, workers, progress)
+    if bad:
+        if not skip_bad:
+            raise images.bad_images(files or data.paths, bad)
+        whole, keep = data, np.ones(len(data), dtype=bool)
+        keep[[row for row, _ in bad]] = False
+        data = data.take(np.flatnonzero(keep), _left_out(bad, files or data.paths))
+        _check_left(whole, data)
+        kept = None if kept is None else kept.take(np.flatnonzero(keep))
+    return Source(data, spec, kept)
+
+
+def _left_out(bad: image_cache.Bad, paths: Sequence[str]) -> str:
+    names = listed((str(paths[row]) for row, _ in bad), 3)
+    if len(bad) == 1:
+        return f"1 image that cannot be read is left out: {names}."
+    return f"{len(bad):,} images that cannot be read are left out: {names}."
+
+
+def _check_left(whole: DataSet, left: DataSet) -> None:
+    """Raise if a split has lost all images of a class."""
+    for split in SPLITS:
+        lost = np.setdiff1d(whole.classes(split), left.classes(split))
+        if len(lost):
+            names = listed(whole.label_names[label] for label in lost)
+            raise DmlError(
+                f"{whole.name}: {len(lost):,} classes of {split} are empty without the bad images.",
+                f"No image can be read of {names}.",
+                "Replace the images, or remove these classes.",
+            )
