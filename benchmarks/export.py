@@ -26,8 +26,8 @@ from exporter.onnx.trace import write_model
 from trainer.config import Config, Data, Input, Network
 from trainer.networks.embedder import Embedder
 from trainer.run import checkpoint
-from trainer.run.folder import preprocessing
 from trainer.run.setup import load_data
+from trainer.run.state import preprocessing
 
 PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript")
 BATCH = 8

@@ -35,6 +35,7 @@ from trainer.run.device import to_input
 from trainer.run.distributed import alone
 from trainer.run.epoch import train_epoch
 from trainer.run.setup import build_embedder, load_embedder
+from trainer.run.state import Job
 from trainer.run.watch import Watch
 
 LOSSES = ("ce", "group", "spce")
@@ -63,7 +64,8 @@ def loop(rounds: int = 7) -> None:
         ]  # fmt: skip
         config, _ = resolve("glyphs-ce", None, {}, settings)
         with tempfile.TemporaryDirectory() as folder:
-            ours = train.prepare(config, Path(folder), alone(), torch.device("cpu"), Watch(), None)
+            job = Job(config, Path(folder), alone(), torch.device("cpu"), Watch())
+            ours = train.prepare(job, None)
         ours.targets = ours.targets[:images]
         bare = BareLoop(config, ours)
         ratios, seconds = [], {"ours": [], "bare": []}

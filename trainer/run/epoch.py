@@ -1,11 +1,8 @@
-"""An epoch: batches in, a record of its means out."""
+"""Train one epoch, and record the means of its losses."""
 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,53 +12,16 @@ from torch import Tensor, nn
 from retrieval.errors import DmlError
 from trainer.config import Config
 from trainer.data import sampling
-from trainer.data.loading import Loader
-from trainer.data.source import Source
-from trainer.losses.monitor import Monitors
-from trainer.networks.embedder import Embedder
 from trainer.run import checkpoint, distributed, optimizers
 from trainer.run.device import precision, to_input
 from trainer.run.distributed import World
-from trainer.run.metrics_log import Board, draw_curves
-from trainer.run.watch import Watch
+from trainer.run.state import Training
 
 MONITORED_STEPS = 20  # an epoch
 
 
-@dataclass
-class Training:
-    """The parts of a run that change or that steps need."""
-
-    config: Config
-    folder: Path
-    world: World
-    device: torch.device
-    watch: Watch
-    source: Source
-    targets: np.ndarray  # (n,) of the training rows, 0 .. C-1
-    embedder: Embedder
-    model: nn.Module  # the embedder, maybe compiled and wrapped for several processes
-    loss: nn.Module
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    loader: Loader
-    monitors: Monitors | None = None
-    board: Board | None = None
-    epoch: int = 0  # finished so far
-    best: dict[str, Any] = field(default_factory=dict)
-    records: list[dict[str, Any]] = field(default_factory=list)
-
-    def close(self) -> None:
-        self.loader.close()
-        if self.board:
-            self.board.close()
-        if self.world.rank == 0:
-            with suppress(DmlError, OSError):  # a full disk has been told already
-                draw_curves(self.folder, self.records)
-
-
 def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
-    """One pass over the training images; what metrics.jsonl says of it."""
+    """Pass once over the training images; return the record for metrics.jsonl."""
     config, world = training.config, training.world
     plan = epoch_plan(config, training.targets, epoch)
     keys = sampling.keys(config.run.seed, epoch, *plan.shape)
@@ -82,6 +42,7 @@ def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
 def train_step(
     training: Training, images: Tensor, targets: Tensor, epoch: int
 ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, Tensor]]:
+    """Update the weights by one batch; return the loss, its parts, and the embeddings, labels."""
     config, device, scaler = training.config, training.device, training.scaler
     half = precision(config, device)
     with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
@@ -106,7 +67,7 @@ def train_step(
 
 
 def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
-    """(steps, B) places among the training rows."""
+    """The batches of an epoch: (steps, B) positions among the training rows."""
     batches, seed = config.batches, config.run.seed
     if batches.classes:
         return sampling.balanced_batches(
@@ -116,7 +77,7 @@ def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
 
 
 def own_columns(plan: np.ndarray, world: World) -> np.ndarray:
-    """The part of each batch that this process takes."""
+    """The columns of each batch that this process takes."""
     size = plan.shape[1]
     if size % world.size:
         raise DmlError(
@@ -135,7 +96,7 @@ def classification(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Tenso
 
 
 class Meter:
-    """Means over an epoch. Values are fetched from a GPU only now and then: fetching waits."""
+    """Means over an epoch. Values are fetched from a GPU every 20 steps, since fetching waits."""
 
     def __init__(self, training: Training, epoch: int, steps: int, batch: int) -> None:
         self.training, self.epoch, self.steps, self.batch = training, epoch, steps, batch
@@ -160,6 +121,7 @@ class Meter:
             self.flush()
 
     def flush(self) -> None:
+        """Fetch the pending values, add them up and report the last of them."""
         names = list(self.pending[0])
         values = torch.stack([torch.stack([p[n].float() for n in names]) for p in self.pending])
         for row in values.tolist():
@@ -174,6 +136,7 @@ class Meter:
         self.training.watch.step(self.epoch + 1, self.done, self.steps, shown)
 
     def stop(self, value: float) -> None:
+        """Raise because the loss is not finite."""
         step = self.epoch * self.steps + self.done
         folder = self.training.folder
         raise DmlError(
@@ -189,6 +152,7 @@ class Meter:
         return images / max(time.perf_counter() - self.began, 1e-9)
 
     def record(self) -> dict[str, Any]:
+        """The means of the epoch, as metrics.jsonl keeps them."""
         means = {name: total / self.done for name, total in self.sums.items()}
         return {
             "epoch": self.epoch + 1,

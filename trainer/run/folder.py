@@ -1,38 +1,30 @@
-"""The run folder: made, filled and found again."""
+"""Create, lock, save and restore a run folder."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from retrieval import files
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from trainer.config import Config, Schedule
-from trainer.data.datasets import DataSet
-from trainer.data.datasets.records import counted
-from trainer.data.images import WHITE
 from trainer.resolve import from_dict
-from trainer.run import checkpoint, metrics_log
+from trainer.run import checkpoint, metrics_log, state
 from trainer.run.checkpoint import BEST, LAST, STARTING
-from trainer.run.epoch import Training
 from trainer.run.optimizers import rate
-from trainer.run.setup import load_weights
+from trainer.run.state import Training
 
 CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
 BEFORE = (CONFIG, ENVIRONMENT, metrics_log.METRICS, STARTING)  # there before the first checkpoint
 
 
 class FolderTaken(DmlError):
-    """Another run has it."""
+    """The folder belongs to another run, or another process trains it."""
 
 
 def locked(folder: Path) -> AbstractContextManager[bool]:
@@ -49,10 +41,10 @@ def locked(folder: Path) -> AbstractContextManager[bool]:
 
 @contextmanager
 def claimed(folder: Path, config: Config) -> Iterator[None]:
-    """Makes the folder of a new run. If the run fails before its first checkpoint, it goes again.
+    """Make and hold the folder of a new run; remove it if the run fails before a checkpoint.
 
-    Of several runs that want the same folder, one gets it: whoever writes STARTING, which is
-    there until the first checkpoint is. Left by a run that was killed, it gives the folder free.
+    Of several runs that want the same folder, one gets it: the one that writes STARTING, which is
+    there until the first checkpoint is. A folder where a killed run left STARTING is free again.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -85,12 +77,12 @@ def claimed(folder: Path, config: Config) -> Iterator[None]:
 
 
 def not_started(folder: Path) -> bool:
-    """A run that has not come to its first checkpoint, or was stopped before it."""
+    """Whether a run has not reached its first checkpoint, or was stopped before it."""
     return (folder / STARTING).exists() and not (folder / LAST).exists()
 
 
 def clear_start(folder: Path) -> None:
-    """Removes what a run leaves before its first checkpoint, STARTING at the end; nothing else."""
+    """Remove what a run writes before its first checkpoint, STARTING last; nothing else."""
     files.remove_leftovers(folder)
     for path in (folder / metrics_log.BOARD).glob("events.out.tfevents.*"):
         path.unlink(missing_ok=True)
@@ -108,7 +100,7 @@ def _taken(folder: Path) -> FolderTaken:
 
 
 def start(training: Training) -> None:
-    """What a run begins with, and a first checkpoint: lack of room is found now."""
+    """Write the settings and a first checkpoint, so that lack of room is found now."""
     if training.world.rank != 0:
         return
     folder = training.folder
@@ -121,7 +113,7 @@ def start(training: Training) -> None:
 
 
 def check_room(training: Training) -> None:
-    """A checkpoint is written beside the last one, and will hold the optimiser's state as well."""
+    """Raise if there is no room for two checkpoints, each with the optimiser's state."""
     spec = training.config.optimizer
     slots = int(spec.momentum > 0) if spec.name == "sgd" else 2
     weights = [p for group in training.optimizer.param_groups for p in group["params"]]
@@ -137,36 +129,11 @@ def check_room(training: Training) -> None:
         )
 
 
-def restore(training: Training, state: dict[str, Any]) -> None:
-    """Goes on where a checkpoint ends."""
+def restore(training: Training, saved: dict[str, Any]) -> None:
+    """Go on where a checkpoint ends: its state, and what the folder says of the run."""
     folder = training.folder
-    if state["data_sha256"] != fingerprint(training.source.data):
-        raise DmlError(
-            f"The data set is not the one that {folder} was trained on.",
-            "Images or classes were added, removed or renamed.",
-            "Restore them, or start anew with another --out.",
-        )
-    load_weights(training.embedder, state["embedder"])
-    load_weights(training.loss, state["loss"])
-    try:
-        training.optimizer.load_state_dict(state["optimizer"])
-        training.scaler.load_state_dict(state["scaler"])
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise DmlError(
-            f"{folder / LAST} is damaged.", f"The optimiser's state: {error}."
-        ) from error
-    training.epoch = state["epoch"]
-    training.best = state["best"]
-    for name, now, one in (
-        ("threads", torch.get_num_threads(), "thread"),
-        ("processes", training.world.size, "process"),
-    ):
-        if state[name] != now:
-            training.watch.note(
-                f"{counted(state[name], one, name)} before, {now} now: the result will differ in "
-                "its last bits"
-            )
-    # A killed run may have told of an epoch whose checkpoint it did not finish.
+    state.restore(training, saved)
+    # A killed run may have recorded an epoch whose checkpoint it did not finish.
     found = metrics_log.read_metrics(folder)
     known = (record for record in found if isinstance(record.get("epoch"), int))
     training.records = [record for record in known if record["epoch"] <= training.epoch]
@@ -176,11 +143,11 @@ def restore(training: Training, state: dict[str, Any]) -> None:
         metrics_log.write_metrics(folder, training.records)
         with suppress(OSError, ValueError):
             write_environment(training, json.loads((folder / ENVIRONMENT).read_text()))
-    tell_epochs(training, from_dict(state["config"], f"The checkpoint in {folder}").schedule)
+    tell_epochs(training, from_dict(saved["config"], f"The checkpoint in {folder}").schedule)
 
 
 def tell_epochs(training: Training, before: Schedule) -> None:
-    """Says what is left to do. More epochs than before are written down, to be resumed as well."""
+    """Say what is left to do, and save a larger number of epochs, so that it can be resumed too."""
     schedule, done = training.config.schedule, training.epoch
     if done >= schedule.epochs:
         training.watch.note(f"{training.folder} is finished; only its scores are computed again")
@@ -198,7 +165,7 @@ def tell_epochs(training: Training, before: Schedule) -> None:
 
 
 def write_environment(training: Training, before: dict[str, Any]) -> None:
-    """Where the run is going on now is added to where it was started."""
+    """Write where the run was started, and add where it is being resumed."""
     now = metrics_log.environment(str(training.device), training.world.size)
     if before:
         now = before | {"resumed": [*before.get("resumed", []), now | {"epoch": training.epoch}]}
@@ -206,46 +173,16 @@ def write_environment(training: Training, before: dict[str, Any]) -> None:
 
 
 def save(training: Training, best: bool) -> None:
-    if training.world.rank != 0:
-        return
-    data = training.source.data
-    state = {
-        "epoch": training.epoch,
-        "config": training.config.to_dict(),
-        "embedder": training.embedder.state_dict(),
-        "loss": training.loss.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
-        "scaler": training.scaler.state_dict(),
-        "threads": torch.get_num_threads(),
-        "processes": training.world.size,
-        "label_names": [data.label_names[c] for c in data.classes("train")],
-        "data_sha256": fingerprint(data),
-        "preprocessing": training.embedder.preprocessing | preprocessing(training.config),
-        "versions": metrics_log.versions(),
-        "best": training.best,
-    }
-    checkpoint.save(training.folder, state, best)
+    """Write a checkpoint; of several processes the first does it."""
+    if training.world.rank == 0:
+        checkpoint.save(training.folder, state.saved(training), best)
 
 
 def best_weights(folder: Path) -> dict[str, Any]:
+    """The network's weights of the best epoch."""
     return checkpoint.load(folder / BEST)["embedder"]
 
 
-def preprocessing(config: Config) -> dict[str, Any]:
-    """What turns an image file into what the network sees, apart from mean and std."""
-    names = ("resize", "keep_ratio", "crop", "interpolation", "draft")
-    fixed = {"antialias": True, "background": list(WHITE)}
-    return {name: getattr(config.input, name) for name in names} | fixed
-
-
-def fingerprint(data: DataSet) -> str:
-    """Of paths, labels and splits; not of pixels, nor of where the data set lies."""
-    digest = hashlib.sha256()
-    for text in (*data.paths, "", *data.label_names):
-        digest.update(os.fsencode(text) + b"\0")
-    digest.update(data.labels.tobytes() + data.splits.tobytes())
-    return digest.hexdigest()
-
-
 def to_json(result: dict[str, Any]) -> str:
+    """Indented JSON, as the files of a run have it."""
     return json.dumps(result, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Recall of a network on held-out images, by the engine of `retrieval`."""
+"""Recall of a network on held-out images, computed by `retrieval`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WithPixels(nn.Module):
 def embed(
     embedder: Embeds, batches: Iterable[Tensor], to_input: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """(n, D) float32 on the CPU, in evaluation mode."""
+    """Embeddings (n, D), float32 on the CPU, computed in evaluation mode."""
     training = embedder.training
     embedder.eval()
     try:
@@ -59,15 +59,15 @@ def embed(
         embedder.train(training)
 
 
-def sides(data: DataSet, split: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Rows that are searched, and rows that ask; None: each asks all others."""
+def gallery_and_queries(data: DataSet, split: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Gallery rows and query rows of a split; None: every image is a query for all others."""
     if split == "test" and not len(data.rows("test")):
         return data.rows("gallery"), data.rows("query")
     return data.rows(split), None
 
 
 def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) -> dict[str, float]:
-    """Recall@1 by l2 and by cos; the first `gallery` rows are searched by the rest if it is given.
+    """Recall@1 by l2 and by cos; if `gallery` is given, so many first rows are the gallery.
 
     Vectors that are not finite stop training with a clear message instead of a score.
     """
@@ -79,14 +79,13 @@ def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) 
         )
     from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
 
-    asking = (None, None) if gallery is None else (vectors[gallery:], labels[gallery:])
-    searched = slice(None, gallery)
-    ranks = count_ranks(vectors[searched], labels[searched], *asking)
+    queries = (None, None) if gallery is None else (vectors[gallery:], labels[gallery:])
+    ranks = count_ranks(vectors[:gallery], labels[:gallery], *queries)
     return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
 
 
 def verdict(best: dict[str, Any], baselines: dict[str, dict[str, float]], epochs: int) -> str:
-    """What to say where training was of no use; nothing where it was."""
+    """A note if training did not help; empty if it did."""
     score = best["scores"]["cos"]
     for name, found in baselines.items():
         if score < found["cos"]:

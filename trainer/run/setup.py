@@ -21,7 +21,7 @@ from trainer.networks.embedder import Embedder
 from trainer.resolve import from_dict
 from trainer.run import distributed
 from trainer.run.distributed import World
-from trainer.run.scoring import sides
+from trainer.run.scoring import gallery_and_queries
 from trainer.run.watch import Watch
 
 
@@ -111,14 +111,14 @@ def check_splits(data: datasets.DataSet, select: str) -> None:
             "Training compares images of at least two classes.",
             "Add images, or hold out fewer classes.",
         )
-    sides_there = [split for split in ("query", "gallery") if len(data.rows(split))]
-    if len(sides_there) == 1:
+    there = [split for split in ("query", "gallery") if len(data.rows(split))]
+    if len(there) == 1:
         raise DmlError(
-            f"{data.name} has {sides_there[0]} images, but none to go with them.",
+            f"{data.name} has {there[0]} images, but none to go with them.",
             "Queries are searched in a gallery.",
             "Name both splits, query and gallery, or one, test.",
         )
-    if select != "last" and not len(sides(data, select)[0]):
+    if select != "last" and not len(gallery_and_queries(data, select)[0]):
         raise DmlError(
             f"{data.name} has no images to pick the best epoch by.",
             f"--select {select} needs a {'validation' if select == 'val' else 'test'} set.",

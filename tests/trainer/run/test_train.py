@@ -366,7 +366,7 @@ def test_checkpoints_need_no_hard_links(config, tmp_path, monkeypatch):
     def refused(*_):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(checkpoint.os, "link", refused)
+    monkeypatch.setattr(files.os, "link", refused)
     train.run(config, tmp_path / "run")
     assert checkpoint.load(tmp_path / "run" / "best.pt")["epoch"] >= 1
     assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
@@ -385,7 +385,7 @@ def test_of_two_runs_that_want_a_folder_one_gets_it(config, tmp_path):
 
 
 def killed_before_its_first_checkpoint(config, folder, moment):
-    """A process that ends at once when saving.NAME is called, before or after it has done it."""
+    """A process that ends at once when `moment` is called, before or after it has done it."""
     (folder.parent / "config.toml").write_text(config.to_toml())
     code = f"""
 import os, sys
@@ -411,9 +411,13 @@ train.run(from_dict(read_toml(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize(
     "moment",
-    ["train.open_data", "saving.write_environment", "history.write_metrics",
-     "checkpoint.torch.save"],
-)  # fmt: skip
+    [
+        "train.open_data",
+        "run_folder.write_environment",
+        "metrics_log.write_metrics",
+        "checkpoint.torch.save",
+    ],
+)
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(
     moment, resume, config, change, tmp_path
 ):

@@ -1,0 +1,134 @@
+"""The state of a run: the parts that training changes, and what a checkpoint keeps of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from retrieval.errors import DmlError
+from trainer.config import Config
+from trainer.data.datasets import DataSet
+from trainer.data.datasets.records import counted
+from trainer.data.images import WHITE
+from trainer.data.loading import Loader
+from trainer.data.source import Source
+from trainer.losses.monitor import Monitors
+from trainer.networks.embedder import Embedder
+from trainer.run.distributed import World
+from trainer.run.metrics_log import Board, draw_curves, versions
+from trainer.run.setup import load_weights
+from trainer.run.watch import Watch
+
+
+@dataclass
+class Job:
+    """What is to be trained, where, and who is told about it."""
+
+    config: Config
+    folder: Path
+    world: World
+    device: torch.device
+    watch: Watch
+
+
+@dataclass
+class Training(Job):
+    """A run that has been prepared: everything that its steps need and change."""
+
+    source: Source
+    targets: np.ndarray  # (n,) of the training rows, 0 .. C-1
+    embedder: Embedder
+    model: nn.Module  # the embedder, maybe compiled and wrapped for several processes
+    loss: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    loader: Loader
+    monitors: Monitors | None = None
+    board: Board | None = None
+    epoch: int = 0  # finished so far
+    best: dict[str, Any] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """End worker processes and draw the curves."""
+        self.loader.close()
+        if self.board:
+            self.board.close()
+        if self.world.rank == 0:
+            with suppress(DmlError, OSError):  # a full disk has been reported already
+                draw_curves(self.folder, self.records)
+
+
+def saved(training: Training) -> dict[str, Any]:
+    """The content of a checkpoint: all that a run needs to go on and an export needs to start."""
+    data = training.source.data
+    return {
+        "epoch": training.epoch,
+        "config": training.config.to_dict(),
+        "embedder": training.embedder.state_dict(),
+        "loss": training.loss.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "scaler": training.scaler.state_dict(),
+        "threads": torch.get_num_threads(),
+        "processes": training.world.size,
+        "label_names": [data.label_names[c] for c in data.classes("train")],
+        "data_sha256": fingerprint(data),
+        "preprocessing": training.embedder.preprocessing | preprocessing(training.config),
+        "versions": versions(),
+        "best": training.best,
+    }
+
+
+def restore(training: Training, state: dict[str, Any]) -> None:
+    """Bring a prepared run to where its checkpoint ends."""
+    if state["data_sha256"] != fingerprint(training.source.data):
+        raise DmlError(
+            f"The data set is not the one that {training.folder} was trained on.",
+            "Images or classes were added, removed or renamed.",
+            "Restore them, or start anew with another --out.",
+        )
+    load_weights(training.embedder, state["embedder"])
+    load_weights(training.loss, state["loss"])
+    try:
+        training.optimizer.load_state_dict(state["optimizer"])
+        training.scaler.load_state_dict(state["scaler"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise DmlError(
+            f"The checkpoint in {training.folder} is damaged.",
+            f"The optimiser's state cannot be restored: {error}.",
+            "Train anew with another --out.",
+        ) from error
+    training.epoch, training.best = state["epoch"], state["best"]
+    for name, now, one in (
+        ("threads", torch.get_num_threads(), "thread"),
+        ("processes", training.world.size, "process"),
+    ):
+        if state[name] != now:
+            training.watch.note(
+                f"{counted(state[name], one, name)} before, {now} now: the result will differ in "
+                "its last bits"
+            )
+
+
+def preprocessing(config: Config) -> dict[str, Any]:
+    """What turns an image file into what the network sees, apart from mean and std."""
+    names = ("resize", "keep_ratio", "crop", "interpolation", "draft")
+    fixed = {"antialias": True, "background": list(WHITE)}
+    return {name: getattr(config.input, name) for name in names} | fixed
+
+
+def fingerprint(data: DataSet) -> str:
+    """A hash of paths, labels and splits; not of pixels, nor of where the data set lies."""
+    digest = hashlib.sha256()
+    for text in (*data.paths, "", *data.label_names):
+        digest.update(os.fsencode(text) + b"\0")
+    digest.update(data.labels.tobytes() + data.splits.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,137 @@
+"""Score a run: before training, after each epoch, and on the test set at the end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from retrieval.errors import DmlError
+from retrieval.evaluation import evaluate
+from trainer.data.loading import testing_batches
+from trainer.run import distributed
+from trainer.run.checkpoint import LAST
+from trainer.run.device import precision, to_input
+from trainer.run.scoring import Embeds, WithPixels, embed, gallery_and_queries, recall
+from trainer.run.state import Training
+
+
+def score_baselines(training: Training) -> dict[str, Any] | None:
+    """Score the network before training, and raw pixels: the record of epoch 0."""
+    began = time.perf_counter()
+    network = WithPixels(training.embedder)
+    found = validation_vectors(training, network)
+    if found is None:
+        return None
+    vectors, *rest = found
+    dim = training.embedder.dim
+    untrained, pixels = distributed.from_first(
+        lambda: [recall(part, *rest) for part in (vectors[:, :dim], vectors[:, dim:])],
+        training.world,
+    )
+    seconds = time.perf_counter() - began
+    return {
+        "epoch": 0,
+        "loss": None,
+        "parts": {},
+        "monitor": {},
+        "seconds": seconds,
+        "images_per_second": len(vectors) / seconds,
+        "lr": 0.0,
+        "scores_of": training.config.run.select,
+        "scores": untrained,
+        "pixels": pixels,
+        "best": False,
+    }
+
+
+def baselines(training: Training) -> dict[str, dict[str, float]]:
+    """The scores of epoch 0 by name; a run of an older version has none."""
+    first = next(iter(training.records), {})
+    if first.get("epoch") != 0:
+        return {}
+    return {"pixels": first["pixels"], "untrained": first["scores"]}
+
+
+def check_sound(training: Training, epoch: int) -> None:
+    """Raise if the last step has ruined the network, before a checkpoint replaces the last one."""
+    modules = (training.embedder, training.loss)
+    tensors = [t.detach() for m in modules for t in (*m.parameters(), *m.buffers())]
+    sound = all(t.isfinite().all() for t in tensors if t.is_floating_point())
+    some = training.source.data.rows("train")[:64]
+    if not sound or not np.isfinite(embed_rows(training, some)).all():
+        raise DmlError(
+            f"The network gives NaN or infinite embeddings after epoch {epoch + 1}.",
+            f"Training has diverged. {training.folder / LAST} holds the end of epoch "
+            f"{epoch}, which was sound.",
+            "Start again with a smaller --lr, or with --set optimizer.clip=1.",
+        )
+
+
+def validate(training: Training) -> dict[str, float]:
+    """Recall@1 on the split that picks the best epoch; nothing if none does."""
+    found = validation_vectors(training, training.embedder)
+    if found is None:
+        return {}
+    return distributed.from_first(lambda: recall(*found), training.world)
+
+
+def validation_vectors(
+    training: Training, network: Embeds
+) -> tuple[np.ndarray, np.ndarray, int | None] | None:
+    """Embeddings, labels and the number of gallery rows of the split that picks the best epoch."""
+    data = training.source.data
+    split = training.config.run.select
+    if split == "last":
+        return None
+    gallery, queries = gallery_and_queries(data, split)
+    rows = gallery if queries is None else np.concatenate([gallery, queries])
+    distributed.share_buffers(training.embedder, training.world)
+    vectors = embed_rows(training, rows, network)
+    return vectors, data.labels[rows], None if queries is None else len(gallery)
+
+
+def embed_rows(
+    training: Training,
+    rows: np.ndarray,
+    network: Embeds | None = None,
+    full: bool = False,
+) -> np.ndarray:
+    """Embeddings (n, D) of these rows, by all processes; full: in float32, as an export is."""
+    config, world = training.config, training.world
+    own = rows[world.rank :: world.size]
+    batches = testing_batches(
+        training.source,
+        own,
+        max(64, config.batches.total),
+        config.data.workers,
+        training.device,
+    )
+    half = None if full else precision(config, training.device)
+    with torch.autocast(training.device.type, half or torch.bfloat16, enabled=half is not None):
+        vectors = embed(
+            network or training.embedder,
+            batches,
+            lambda images: to_input(images, training.device),
+        )
+    return distributed.gather_rows(vectors, len(rows), world).numpy()
+
+
+def score_test(training: Training) -> dict[str, Any] | None:
+    """Evaluate the embedder on the test set, if there is one; only the first process has scores."""
+    data = training.source.data
+    gallery, queries = gallery_and_queries(data, "test")
+    if not len(gallery):
+        return None
+    training.watch.stage("scoring the test set", 0, 1)
+    rows = gallery if queries is None else np.concatenate([queries, gallery])
+    vectors, labels = embed_rows(training, rows, full=True), data.labels[rows]
+    if training.world.rank != 0:
+        return None
+    n = len(rows) if queries is None else len(queries)
+    pair = (None, None) if queries is None else (vectors[n:], labels[n:])
+    return evaluate(
+        vectors[:n], labels[:n], *pair, recall_at=training.config.run.recall_at, nmi=False
+    )
