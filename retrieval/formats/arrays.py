@@ -1,4 +1,4 @@
-"""Room for arrays, and vectors of any dtype as the few dtypes that the engine takes."""
+"""Memory for the arrays of a file, and vectors converted to the dtypes that ranking takes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,34 @@ ROOM_RATIO, ROOM_BYTES = 8, 1 << 27
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16; ml_dtypes saves it under this name
 
 _compressed: ContextVar[int | None] = ContextVar("compressed", default=None)
+_budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+@dataclass
+class Budget:
+    """Memory that the arrays of one file may take together."""
+
+    path: Path
+    stored: int
+    taken: int = 0
+
+
+@contextmanager
+def budget(path: Path) -> Iterator[None]:
+    """Inside the block, `reserve` counts what is taken for the arrays of this file."""
+    token = _budget.set(Budget(path, os.path.getsize(path)))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def reserve(size: int) -> None:
+    """Count `size` bytes as taken; raise if all arrays of a file together take too many."""
+    found = _budget.get()
+    if found is not None:
+        found.taken += size
+        refuse_bomb(str(found.path), found.stored, found.taken)
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
@@ -29,6 +58,7 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size <= available_memory() // 4:
+        reserve(size)
         return np.empty(shape, dtype)
     try:
         with tempfile.TemporaryFile() as file:

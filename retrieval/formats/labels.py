@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.formats.arrays import blocks
+from retrieval.formats.arrays import blocks, reserve
 
 # Canonical, so that "07" and "7", or "-0" and "0", stay different.
 INTEGER = re.compile(r"(0|-?[1-9][0-9]*)\Z")
@@ -134,6 +134,7 @@ def text(values: Sequence[str], where: str) -> np.ndarray:
     room = 2 * sum(map(len, distinct)) + PADDED_CHARS * len(values)
     if 4 * padded > PADDED_BYTES and padded > room:
         return np.array(values, object)
+    reserve(4 * padded)
     return np.array(values, np.str_)
 
 

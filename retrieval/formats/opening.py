@@ -14,6 +14,7 @@ import numpy as np
 
 from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS, Format, foreign, trial, truncation
+from retrieval.formats.arrays import budget
 from retrieval.formats.foreign import explain
 
 
@@ -91,7 +92,8 @@ def _call(format: Format, path: Path, function):
         truncation.watch(path, path.stat().st_size)
         if hasattr(module, "trial"):
             trial.attempt(module.trial(path), path, format.name)
-        return function(module)
+        with budget(path):
+            return function(module)
     except (DmlError, MemoryError):
         raise
     except ModuleNotFoundError as error:

@@ -195,3 +195,15 @@ def test_paths_that_are_much_alike_are_not_taken_for_a_bomb(tmp_path, monkeypatc
         file.create_dataset("y", data=np.zeros((2000, 256), "f4"), compression="gzip")
     with pytest.raises(DmlError, match="h5repack -f NONE"):
         load(f"{tmp_path / 'y.h5'}::y")
+
+
+def test_the_arrays_of_a_file_share_one_budget(tmp_path, monkeypatch):
+    """Each array of the file would be let pass alone."""
+    monkeypatch.setattr(arrays, "ROOM_BYTES", 1 << 20)
+    path = tmp_path / "x.npz"
+    names = np.array([f"{n:0100d}" for n in range(2000)])  # 800 KB of zeros and numbers
+    np.savez_compressed(path, embeddings=np.zeros((2000, 100), np.float32), labels=names)
+    with pytest.raises(DmlError, match=r"claims .* bytes of data"):
+        load(path)
+    monkeypatch.setattr(arrays, "ROOM_BYTES", 1 << 21)
+    assert len(load(path).splits["test"].labels) == 2000
