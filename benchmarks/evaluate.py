@@ -78,9 +78,11 @@ def pml(G, gl, ks, Q=None, ql=None):
 
 
 def ours(G, gl, ks, Q=None, ql=None, positions=False):
-    from retrieval.ranking.ranks import count_ranks
+    from retrieval.problem import from_arrays
+    from retrieval.ranking import count_ranks
 
-    ranks = count_ranks(G, gl, Q, ql, positions=positions)
+    given = (G, gl) if Q is None else (Q, ql, G, gl)
+    ranks = count_ranks(from_arrays(*given), positions=positions)
     return {d: {k: float(((r.rank > 0) & (r.rank <= k)).mean()) for k in ks}
             for d, r in ranks.items()}  # fmt: skip
 
@@ -252,7 +254,8 @@ def kmeans():
 
 def hard():
     """Data that float32 cannot decide: what exactness costs at its worst."""
-    from retrieval.ranking.ranks import count_ranks
+    from retrieval.problem import from_arrays
+    from retrieval.ranking import count_ranks
 
     N, D, C = 20_000, 128, 2000
     X, labels = clustered(N, D, C, 2.0)
@@ -269,10 +272,10 @@ def hard():
         "one row in ten zero": np.where(rng.random((N, 1)) < 0.1, 0, X).astype(np.float32),
     }
     rows = []
-    count_ranks(X[:500], labels[:500])
+    count_ranks(from_arrays(X[:500], labels[:500]))
     for name, vectors in cases.items():
         start = time.perf_counter()
-        ranks = count_ranks(vectors, labels)
+        ranks = count_ranks(from_arrays(vectors, labels))
         seconds = time.perf_counter() - start
         tied = int((ranks["cos"].ties > 0).sum())
         rows.append([name, f"{seconds:.2f}", f"{tied:,}"])

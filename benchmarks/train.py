@@ -24,7 +24,8 @@ import torch
 
 from benchmarks.measure import RESULTS, machine, record, table
 from retrieval.metrics import DISTANCES
-from retrieval.ranking.ranks import count_ranks
+from retrieval.problem import from_arrays
+from retrieval.ranking import count_ranks
 from trainer import losses
 from trainer.config import Config
 from trainer.data.datasets import load
@@ -170,7 +171,7 @@ def embedded(network: Embedder, pixels: np.ndarray) -> np.ndarray:
 
 
 def recall(vectors: np.ndarray, data, rows: np.ndarray) -> dict[str, float]:
-    ranks = count_ranks(vectors, data.labels[rows])
+    ranks = count_ranks(from_arrays(vectors, data.labels[rows]))
     return {d: float((found.rank == 1).mean()) for d, found in ranks.items()}
 
 

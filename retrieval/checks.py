@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from retrieval.problem import QUERY_GALLERY, Problem
-from retrieval.ranking.identical_rows import row_groups, rows_among
+from retrieval.ranking.identical_rows import rows_among
 from retrieval.resources import blocks
 
 # Each check: what its count means, said to the person who reads the table.
@@ -26,7 +26,7 @@ def data_checks(problem: Problem) -> dict[str, int]:
     both = problem.protocol == QUERY_GALLERY
     codes, asking = problem.gallery_codes, problem.query_codes
     sizes = np.bincount(codes, minlength=len(problem.names))
-    group = row_groups(problem.gallery)
+    group = problem.gallery_groups
     checks = {
         "nonfinite_rows": problem.dropped,
         "zero_norm_rows": zero_rows(problem.gallery),
@@ -34,9 +34,9 @@ def data_checks(problem: Problem) -> dict[str, int]:
     }
     if both:
         sizes = sizes + np.bincount(asking, minlength=len(problem.names))
-        same = rows_among(problem.asking, problem.gallery)  # (Q,) a gallery row, or -1
+        same = rows_among(problem.query_vectors, problem.gallery)  # (Q,) a gallery row, or -1
         inside = same >= 0
-        checks["zero_norm_rows"] += zero_rows(problem.asking)
+        checks["zero_norm_rows"] += zero_rows(problem.query_vectors)
         checks["queries_in_gallery"] = int(np.count_nonzero(inside))
         # Of a query and the rows identical to it, some have another label.
         pairs = np.unique(np.stack([group, codes]), axis=1)

@@ -13,8 +13,15 @@ from retrieval import bootstrap, checks, clustering, metrics
 from retrieval.errors import DmlError, install
 from retrieval.metrics import DISTANCES
 from retrieval.neighbours import load_faiss
-from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays, sample
-from retrieval.ranking.ranks import Ranks, count_ranks
+from retrieval.problem import (
+    LEAVE_ONE_OUT,
+    QUERY_GALLERY,
+    Problem,
+    from_arrays,
+    require_common_label,
+    sample,
+)
+from retrieval.ranking import count_ranks
 from retrieval.resources import Progress, StageProgress, allowed
 from retrieval.texts import duration
 
@@ -120,14 +127,22 @@ def score(
     """All scores but NMI and AMI, which k-means may take long for: `add_nmi`."""
     if settings.nmi:
         load_faiss()  # where it is missing, that is said at once
+    require_common_label(problem)
     full = problem
     if settings.queries is not None:
         problem = sample(problem, settings.queries, settings.seed)
     found = checks.data_checks(full)
-    ranked = _ranks(problem, settings, progress)
+    ranked = count_ranks(
+        problem,
+        distances=settings.distances,
+        positions=settings.map_at_r,
+        memory=settings.memory,
+        threads=settings.threads and allowed(settings.threads),
+        progress=_stage(progress, "ranks"),
+    )
     per_query = {
-        d: metrics.query_scores(found.rank, found.positions, settings.recall_at)
-        for d, found in ranked.items()
+        d: metrics.query_scores(ranks.rank, ranks.positions, settings.recall_at)
+        for d, ranks in ranked.items()
     }
     scores = {}
     for d, ranks in ranked.items():
@@ -211,23 +226,6 @@ def _beyond(problem: Problem, settings: Settings) -> list[str]:
     ]
 
 
-def _ranks(
-    problem: Problem, settings: Settings, progress: StageProgress | None
-) -> dict[str, Ranks]:
-    return count_ranks(
-        problem.gallery,
-        problem.gallery_codes,
-        problem.queries,
-        problem.query_codes,
-        self_ids=problem.self_ids,
-        distances=settings.distances,
-        positions=settings.map_at_r,
-        memory=settings.memory,
-        threads=settings.threads and allowed(settings.threads),
-        progress=_stage(progress, "ranks"),
-    )
-
-
 def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Settings) -> dict:
     """Means over queries with class-bootstrap intervals, in the shape of the JSON."""
     table = np.stack([np.asarray(column, np.float64) for column in scores.values()], axis=1)
@@ -251,7 +249,7 @@ def _clusters(problem: Problem, settings: Settings, d: str, progress: StageProgr
     """NMI and AMI of k-means, k the number of classes, over all items of the test set."""
     vectors, codes = problem.gallery, problem.gallery_codes
     if problem.protocol == QUERY_GALLERY:
-        vectors = np.concatenate([problem.asking, vectors])
+        vectors = np.concatenate([problem.query_vectors, vectors])
         codes = np.concatenate([problem.query_codes, codes])
     scores = clustering.cluster_scores(
         vectors,

@@ -1,8 +1,9 @@
-"""One retrieval problem: who asks whom, with labels as shared integer codes."""
+"""A retrieval problem: queries, gallery, class codes, and which pairs are left out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from retrieval.errors import DmlError
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import KEPT, allocate
 from retrieval.formats.labels import alike
+from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import blocks
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
@@ -18,32 +20,59 @@ LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
 
 @dataclass(frozen=True)
 class Problem:
-    """Queries ask the gallery; under leave-one-out they are gallery items and skip themselves."""
+    """Queries are searched in the gallery; under leave-one-out, each among all other items."""
 
     protocol: str
-    queries: np.ndarray | None  # (Q, D); None: every gallery item asks all others
+    queries: np.ndarray | None  # (Q, D); None: the queries are all gallery items
     query_codes: np.ndarray  # (Q,) int64, index into names
     query_rows: np.ndarray  # (Q,) row of each query in its file
     gallery: np.ndarray  # (G, D)
     gallery_codes: np.ndarray  # (G,) int64
     names: np.ndarray  # (C,) the labels as given, sorted
-    self_ids: np.ndarray | None = None  # (Q,) the gallery row that is the query itself
+    self_ids: np.ndarray  # (Q,) the gallery row that is the query itself, -1: none
     dropped: int = 0  # rows left out because they hold NaN or Inf
     split: str = ""  # of the file that the queries are from
 
     @property
-    def asking(self) -> np.ndarray:
+    def query_vectors(self) -> np.ndarray:
+        """(Q, D), also where the queries are the gallery."""
         return self.gallery if self.queries is None else self.queries
+
+    @cached_property
+    def positive_counts(self) -> np.ndarray:
+        """(Q,) int64, how many positives of each query the gallery holds."""
+        sizes = np.bincount(self.gallery_codes, minlength=len(self.names))
+        own = (self.self_ids >= 0) & (self.gallery_codes[self.self_ids] == self.query_codes)
+        return sizes[self.query_codes] - own
+
+    @cached_property
+    def gallery_groups(self) -> np.ndarray:
+        """(G,) int64, the first gallery row that is identical to each row."""
+        return row_groups(self.gallery)
+
+    def select(self, rows: np.ndarray) -> Problem:
+        """The same gallery with some of the queries."""
+        selected = replace(
+            self,
+            queries=self.query_vectors[rows],
+            query_codes=self.query_codes[rows],
+            query_rows=self.query_rows[rows],
+            self_ids=self.self_ids[rows],
+        )
+        if "gallery_groups" in vars(self):  # computed once for a gallery
+            vars(selected)["gallery_groups"] = self.gallery_groups
+        return selected
 
 
 def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Problem:
-    """The problem a file poses: query -> gallery if it holds both, else its test split."""
+    """Make a problem of a file: queries and gallery if it holds both, else its test split."""
     splits = data.splits
     if "query" in splits and "gallery" in splits:
-        ask, answer = splits["query"], splits["gallery"]
         problem = from_arrays(
-            *(ask.vectors, _labels(data, "query")),
-            *(answer.vectors, _labels(data, "gallery")),
+            splits["query"].vectors,
+            _labels(data, "query"),
+            splits["gallery"].vectors,
+            _labels(data, "gallery"),
             drop_nonfinite=drop_nonfinite,
         )
         return replace(problem, split="query")
@@ -78,7 +107,7 @@ def from_arrays(
     *,
     drop_nonfinite: bool = False,
 ) -> Problem:
-    """Checks shapes, codes labels, leaves out rows with NaN or Inf if allowed."""
+    """Make a problem of arrays: check shapes, code labels, drop rows with NaN or Inf if allowed."""
     if (gallery is None) != (gallery_labels is None):
         raise DmlError(
             "A gallery and its labels come together.",
@@ -90,9 +119,16 @@ def from_arrays(
     if gallery is None:
         names, codes = np.unique(labels[rows], return_inverse=True)
         return Problem(
-            LEAVE_ONE_OUT, None, codes, _numbers(rows, vectors), _taken(vectors, rows), codes,
-            names, dropped=dropped,
-        )  # fmt: skip
+            protocol=LEAVE_ONE_OUT,
+            queries=None,
+            query_codes=codes,
+            query_rows=np.arange(len(vectors))[rows],
+            gallery=_taken(vectors, rows),
+            gallery_codes=codes,
+            names=names,
+            self_ids=np.arange(len(codes)),
+            dropped=dropped,
+        )
     gallery, gallery_labels = _checked(gallery, gallery_labels, "gallery embeddings")
     if gallery.shape[1] != vectors.shape[1]:
         raise DmlError(
@@ -103,35 +139,41 @@ def from_arrays(
     labels, gallery_labels = alike(labels, gallery_labels)
     kept, more = _finite(gallery, "gallery embeddings", drop_nonfinite)
     labels, gallery_labels = labels[rows], gallery_labels[kept]
-    if not np.isin(labels, gallery_labels).any():
-        raise DmlError(
-            "Queries and gallery have no label in common.",
-            f"Queries have labels such as {_some(labels)}, the gallery {_some(gallery_labels)}: "
-            "there is nothing to find.",
-            "Check that both are labelled by the same list of classes.",
-        )
     names, codes = np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
+    Q = len(labels)
     return Problem(
-        QUERY_GALLERY, _taken(vectors, rows), codes[: len(labels)], _numbers(rows, vectors),
-        _taken(gallery, kept), codes[len(labels) :], names, dropped=dropped + more,
-    )  # fmt: skip
+        protocol=QUERY_GALLERY,
+        queries=_taken(vectors, rows),
+        query_codes=codes[:Q],
+        query_rows=np.arange(len(vectors))[rows],
+        gallery=_taken(gallery, kept),
+        gallery_codes=codes[Q:],
+        names=names,
+        self_ids=np.full(Q, -1),
+        dropped=dropped + more,
+    )
 
 
 def sample(problem: Problem, queries: int, seed: int) -> Problem:
-    """The same gallery, asked by `queries` of its queries drawn at random."""
+    """The same gallery with `queries` of its queries, drawn at random."""
     Q = len(problem.query_codes)
     if queries >= Q:
         return problem
-    rows = np.sort(np.random.default_rng(seed).choice(Q, queries, replace=False))
-    own = None
-    if problem.protocol == LEAVE_ONE_OUT:
-        own = rows if problem.self_ids is None else problem.self_ids[rows]
-    return replace(
-        problem,
-        queries=problem.asking[rows],
-        query_codes=problem.query_codes[rows],
-        query_rows=problem.query_rows[rows],
-        self_ids=own,
+    return problem.select(np.sort(np.random.default_rng(seed).choice(Q, queries, replace=False)))
+
+
+def require_common_label(problem: Problem) -> None:
+    """Refuse a problem in which no query has a label of the gallery: there is nothing to find."""
+    if np.isin(problem.query_codes, problem.gallery_codes).any():
+        return
+    labels, gallery_labels = (
+        problem.names[codes] for codes in (problem.query_codes, problem.gallery_codes)
+    )
+    raise DmlError(
+        "Queries and gallery have no label in common.",
+        f"Queries have labels such as {_some(labels)}, the gallery {_some(gallery_labels)}: "
+        "there is nothing to find.",
+        "Check that both are labelled by the same list of classes.",
     )
 
 
@@ -229,7 +271,3 @@ def _taken(vectors: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
     for part in blocks(out):
         out[part] = vectors[rows[part]]
     return out
-
-
-def _numbers(rows: slice | np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    return np.arange(len(vectors)) if isinstance(rows, slice) else rows

@@ -22,6 +22,7 @@ from retrieval.formats.arrays import allocate, blocks, mapped
 from retrieval.formats.hdf5.file import SAME, Writer
 from retrieval.loading import load
 from retrieval.metrics import recall_at
+from retrieval.problem import from_arrays
 from retrieval.resources import StageProgress
 
 MOST_TEXT = 32_768  # bytes; an attribute of HDF5 holds 64 kB at most
@@ -150,15 +151,14 @@ def _taken(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
 def _recall(
     vectors: Vectors, labels: Vectors, stage: str, progress: StageProgress | None
 ) -> dict[str, float]:
-    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
+    from retrieval.ranking import count_ranks  # its kernels take a second to load
 
-    if {"query", "gallery"} <= set(vectors):
-        sides = [part[s] for s in ("gallery", "query") for part in (vectors, labels)]
-    else:
-        split = "test" if "test" in vectors else next(iter(vectors))
-        sides = [vectors[split], labels[split]]
+    splits = ["query", "gallery"]
+    if not {*splits} <= set(vectors):
+        splits = ["test" if "test" in vectors else next(iter(vectors))]
+    problem = from_arrays(*(part[s] for s in splits for part in (vectors, labels)))
     report = (lambda done, total: progress(stage, done, total)) if progress else None
-    ranks = count_ranks(*sides, memory=MEMORY, progress=report)
+    ranks = count_ranks(problem, memory=MEMORY, progress=report)
     return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
 
 

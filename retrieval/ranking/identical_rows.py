@@ -1,4 +1,4 @@
-"""Identical rows: equal values in every column, whatever the dtype (and -0 is 0)."""
+"""Find identical rows: equal values in every column, whatever the dtype (and -0 is 0)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ Rows = Callable[[slice], np.ndarray]  # a slice of positions -> their rows (n, D
 _BLOCK = 1 << 21  # numbers converted at a time
 
 
-def row_groups(*sides: np.ndarray) -> np.ndarray:
-    """(N,) int64: the index of the first row identical to each row, counted over all sides."""
-    D = sides[0].shape[1]
+def row_groups(*arrays: np.ndarray) -> np.ndarray:
+    """(N,) int64: the index of the first row identical to each row, counted over all arrays."""
+    D = arrays[0].shape[1]
     # float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0.
     hashes = np.concatenate(
         [
-            _hashes(len(side), D, lambda part, side=side: np.asarray(side[part], np.float64) + 0.0)
-            for side in sides
+            _hashes(
+                len(array), D, lambda part, array=array: np.asarray(array[part], np.float64) + 0.0
+            )
+            for array in arrays
         ]
     )
     group = _first_of_each(hashes)
-    left, seed = _differ(sides, np.arange(len(group)), group), 0
+    left, seed = _differ(arrays, np.arange(len(group)), group), 0
     while len(left):  # rows with the hash of another row are hashed anew, among themselves
         seed += 1
-        hashes = _hashes(len(left), D, lambda part, left=left: _rows(sides, left[part]) + 0.0, seed)
+        hashes = _hashes(
+            len(left), D, lambda part, left=left: _rows(arrays, left[part]) + 0.0, seed
+        )
         first = _first_of_each(hashes)
         group[left] = left[first]
-        left = left[_differ(sides, left, first)]
+        left = left[_differ(arrays, left, first)]
     return group
 
 
@@ -82,7 +86,7 @@ def _first_of_each(hashes: np.ndarray) -> np.ndarray:
 
 
 def _differ(
-    sides: tuple[np.ndarray, ...],
+    arrays: tuple[np.ndarray, ...],
     index: np.ndarray,
     first: np.ndarray,
     same: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.equal,
@@ -90,20 +94,20 @@ def _differ(
     """Positions in `index` whose row is not the same as the row at their position `first`."""
     repeated = np.flatnonzero(first != np.arange(len(first)))
     out = [repeated[:0]]
-    for part in slices(len(repeated), max(1, _BLOCK // sides[0].shape[1])):
+    for part in slices(len(repeated), max(1, _BLOCK // arrays[0].shape[1])):
         some = repeated[part]
-        a, b = (_rows(sides, index[at]) for at in (some, first[some]))
+        a, b = (_rows(arrays, index[at]) for at in (some, first[some]))
         out.append(some[~same(a, b).all(axis=1)])
     return np.concatenate(out)
 
 
-def _rows(sides: tuple[np.ndarray, ...], index: np.ndarray) -> np.ndarray:
-    """Rows (n, D) in float64, counted over all sides."""
-    out, start = np.empty((len(index), sides[0].shape[1])), 0
-    for side in sides:
-        here = np.flatnonzero((index >= start) & (index < start + len(side)))
-        out[here] = side[index[here] - start]
-        start += len(side)
+def _rows(arrays: tuple[np.ndarray, ...], index: np.ndarray) -> np.ndarray:
+    """Rows (n, D) in float64, counted over all arrays."""
+    out, start = np.empty((len(index), arrays[0].shape[1])), 0
+    for array in arrays:
+        here = np.flatnonzero((index >= start) & (index < start + len(array)))
+        out[here] = array[index[here] - start]
+        start += len(array)
     return out
 
 

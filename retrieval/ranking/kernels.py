@@ -1,48 +1,118 @@
-"""The loops that NumPy cannot fuse, compiled by numba and cached on disk.
+"""Compiled loops that count negatives in a tile of the product of queries and gallery.
 
-All release the GIL: the engine runs one tile per thread. Sums may be reassociated (vectorised);
-every margin they are compared with covers any order of summation.
+All of them release the GIL, so every thread works on a tile of its own. Sums may be added up in
+any order: each margin covers every order of summation. In a tile, `q` and `g` count the queries
+and the gallery items of the tile.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from numba import njit
+
+from retrieval.compiling import compiled
 
 ANY, NONE = -2, -3  # groups that every item, or no item, belongs to
-_SUMS = {"reassoc", "contract", "nsz"}  # never "nnan": a NaN cell must compare false
 
 
-def compiled(function=None, *, fastmath=_SUMS):
-    """numba's njit, cached on disk where any folder for that can be written."""
-    if function is None:
-        return lambda f: compiled(f, fastmath=fastmath)
-    try:
-        return njit(nogil=True, cache=True, fastmath=fastmath)(function)
-    except RuntimeError:  # no such folder: compiled anew in every process
-        return njit(nogil=True, fastmath=fastmath)(function)
+class Tile(NamedTuple):
+    """A block of cosines in float32."""
+
+    product: np.ndarray  # (A, B)
+    margin: np.float32  # how far a cosine may be off
+    transposed: bool  # the queries are the columns, not the rows
+
+
+class TileQueries(NamedTuple):
+    """The queries of a tile."""
+
+    thresholds: np.ndarray  # (5, A) float32: cos sure, cos possible, 2 |q|, l2 sure, l2 possible
+    codes: np.ndarray  # (A,) classes
+    groups: np.ndarray  # (A,) the group of rows that tie with the nearest positive
+
+
+class TileGallery(NamedTuple):
+    """The gallery items of a tile."""
+
+    norms: np.ndarray  # (3, B) float32: |x|, and bounds above and below |x|^2
+    codes: np.ndarray  # (B,)
+    groups: np.ndarray  # (B,) rows of one group are equally near to any query
+
+
+class Float64Queries(NamedTuple):
+    """The queries of a tile that is computed in float64."""
+
+    squares: np.ndarray  # (A,) squared lengths
+    limits: np.ndarray  # (2, A): surely nearer below the first, possibly up to the second
+    self_columns: np.ndarray  # (A,) the column that is the query itself, or -1
+    codes: np.ndarray
+    groups: np.ndarray
+
+
+class Float64Gallery(NamedTuple):
+    """The gallery items of such a tile."""
+
+    squares: np.ndarray  # (B,)
+    codes: np.ndarray
+    groups: np.ndarray
+
+
+class PositiveLists(NamedTuple):
+    """The positives of each query, nearest first: those of query q begin at start[q]."""
+
+    start: np.ndarray  # (Q,)
+    limit: np.ndarray  # (Q,) R, how many positives there are
+    active: np.ndarray  # (Q,) how many may still stand within R
+    total: np.ndarray  # (Q,) negatives before the last active one
+    last: np.ndarray  # (Q,) the threshold of the last active one, as `TileQueries` has it
+    negatives: np.ndarray  # (P,) negatives before the m-th positive, but not before the one before
+    soonest: np.ndarray  # (P,) the least order among the positives that exact arithmetic could give
+    groups: np.ndarray  # (P,)
+    sure: np.ndarray  # (P,) a negative of this nearness surely is at least as near
+    possible: np.ndarray  # (P,) a negative of this nearness possibly is
+    nearest: np.ndarray  # (P,) bounds of the squared distance, in float64
+    farthest: np.ndarray  # (P,)
+
+
+class MeasuredPairs(NamedTuple):
+    """Pairs of a query and a negative, measured in float64."""
+
+    query: np.ndarray
+    squared: np.ndarray
+    error: np.ndarray
+    l2: np.ndarray  # the l2 distance where it is exact, else nan
+    square: np.ndarray  # squared length of the negative
+
+
+class PairRows(NamedTuple):
+    """One side of a list of pairs."""
+
+    vectors: np.ndarray
+    row: np.ndarray  # (n,) rows of `vectors`
+    inverse: np.ndarray  # (n,) 1 / norm of each, 0 for a zero row
 
 
 @compiled
-def count_rows(S, e, ask, item, counts):
-    """Rows of S (A, B) ask: how many of its columns are surely nearer than the row's threshold.
+def count_rows(product, margin, thresholds, norms, counts):
+    """Count for each row of the product the columns that are nearer than its thresholds.
 
-    ask (5, A): cos hi, cos lo, 2|q|, l2 tau hi, l2 tau lo; item (3, B): |x|, |x|^2 hi, |x|^2 lo.
     counts (4, A): cos sure, cos possible, l2 sure, l2 possible.
     """
-    A, B = S.shape
-    norm, w_hi, w_lo = item[0], item[1], item[2]
+    A, B = product.shape
+    norm, w_hi, w_lo = norms[0], norms[1], norms[2]
     for i in range(A):
-        cos_hi, cos_lo, g, t_hi, t_lo = ask[0, i], ask[1, i], ask[2, i], ask[3, i], ask[4, i]
+        cos_hi, cos_lo, twice = thresholds[0, i], thresholds[1, i], thresholds[2, i]
+        t_hi, t_lo = thresholds[3, i], thresholds[4, i]
         # float32 counters keep all lanes of one width; exact below 2^24 columns.
         a = b = c = d = np.float32(0)
         for j in range(B):
-            s = S[i, j]
-            p = g * norm[j]
+            s = product[i, j]
+            p = twice * norm[j]
             a += np.float32(s >= cos_hi)
             b += np.float32(s >= cos_lo)
-            c += np.float32((s - e) * p >= w_hi[j] - t_hi)
-            d += np.float32((s + e) * p >= w_lo[j] - t_lo)
+            c += np.float32((s - margin) * p >= w_hi[j] - t_hi)
+            d += np.float32((s + margin) * p >= w_lo[j] - t_lo)
         counts[0, i] = np.int32(a)
         counts[1, i] = np.int32(b)
         counts[2, i] = np.int32(c)
@@ -50,48 +120,48 @@ def count_rows(S, e, ask, item, counts):
 
 
 @compiled
-def count_columns(S, e, ask, item, counts):
-    """The same for the columns of S: ask (5, B), item (3, A), counts (4, B)."""
-    A, B = S.shape
-    cos_hi, cos_lo, g, t_hi, t_lo = ask[0], ask[1], ask[2], ask[3], ask[4]
+def count_columns(product, margin, thresholds, norms, counts):
+    """Count the same for each column of the product, where the queries are the columns."""
+    A, B = product.shape
+    cos_hi, cos_lo, twice = thresholds[0], thresholds[1], thresholds[2]
+    t_hi, t_lo = thresholds[3], thresholds[4]
     sure_cos, maybe_cos, sure_l2, maybe_l2 = counts[0], counts[1], counts[2], counts[3]
     for j in range(B):
         sure_cos[j] = maybe_cos[j] = sure_l2[j] = maybe_l2[j] = 0
     for i in range(A):
-        norm, w_hi, w_lo = item[0, i], item[1, i], item[2, i]
+        norm, w_hi, w_lo = norms[0, i], norms[1, i], norms[2, i]
         for j in range(B):
-            s = S[i, j]
-            p = g[j] * norm
+            s = product[i, j]
+            p = twice[j] * norm
             sure_cos[j] += np.int32(s >= cos_hi[j])
             maybe_cos[j] += np.int32(s >= cos_lo[j])
-            sure_l2[j] += np.int32((s - e) * p >= w_hi - t_hi[j])
-            maybe_l2[j] += np.int32((s + e) * p >= w_lo - t_lo[j])
+            sure_l2[j] += np.int32((s - margin) * p >= w_hi - t_hi[j])
+            maybe_l2[j] += np.int32((s + margin) * p >= w_lo - t_lo[j])
 
 
 @compiled
-def doubtful(
-    S, e, l2, rows, cols, rows_ask, ask, item, q_label, g_label, q_group, g_group, tied, pairs
-):
-    """Lists the cells whose verdict float32 leaves open, rows x cols being those to look at.
+def doubtful(tile, l2, queries, gallery, rows, columns, tied, pairs):
+    """List the negatives for which float32 leaves the verdict open, in these rows and columns.
 
-    q_group[i] is the group of identical rows that the asker's nearest right item belongs to: an
-    item of that group (any item, for ANY) is a tie, added to `tied`, no arithmetic needed.
-    Returns the number of pairs (asker, item) written, -1 if `pairs` (P, 2) is too short.
+    A negative in the group of the nearest positive (any, for ANY) is a tie without arithmetic and
+    is added to `tied`. Returns the number of pairs (q, g) written, -1 if `pairs` is too short.
     """
+    product, margin = tile.product, tile.margin
+    thresholds, norms = queries.thresholds, gallery.norms
     found = 0
     for i in rows:
-        for j in cols:
-            s = S[i, j]
-            q, g = (i, j) if rows_ask else (j, i)
+        for j in columns:
+            s = product[i, j]
+            q, g = (j, i) if tile.transposed else (i, j)
             if l2:
-                p = ask[2, q] * item[0, g]
-                sure = (s - e) * p >= item[1, g] - ask[3, q]
-                possible = (s + e) * p >= item[2, g] - ask[4, q]
+                p = thresholds[2, q] * norms[0, g]
+                sure = (s - margin) * p >= norms[1, g] - thresholds[3, q]
+                possible = (s + margin) * p >= norms[2, g] - thresholds[4, q]
             else:
-                sure = s >= ask[0, q]
-                possible = s >= ask[1, q]
-            if possible and not sure and q_label[q] != g_label[g]:
-                if q_group[q] == g_group[g] or q_group[q] == ANY:
+                sure = s >= thresholds[0, q]
+                possible = s >= thresholds[1, q]
+            if possible and not sure and queries.codes[q] != gallery.codes[g]:
+                if queries.groups[q] == gallery.groups[g] or queries.groups[q] == ANY:
                     tied[q] += 1
                     continue
                 if found == pairs.shape[0]:
@@ -103,31 +173,28 @@ def doubtful(
 
 
 @compiled
-def count_float64(
-    P, first, w_q, w_g, limit, slack, own, q_label, g_label, q_group, g_group, counts, ties, pairs
-):
-    """Rows of the float64 product P ask, by squared distance w_q + w_g - 2 P.
+def count_float64(product, first, queries, gallery, slack, counts, ties, pairs):
+    """Count by squared distances in float64, for rows of the product from `first` on.
 
-    limit (2, A): sure below limit[0], possible up to limit[1]. slack: (per w, per root of w,
-    constant). own[i] is the column of the asker itself, or -1. Counts and known ties are added
-    up, open pairs listed; returns (row to go on from, pairs listed), row A when it is done.
+    slack: error per squared length, per length, and constant. Counts and ties are added up, open
+    pairs are listed. Returns (row to go on from, pairs listed); all rows are done at row A.
     """
-    A, B = P.shape
+    A, B = product.shape
     found = 0
     for i in range(first, A):
         if pairs.shape[0] - found < B:
             return i, found
-        root = np.sqrt(w_q[i])
+        root = np.sqrt(queries.squares[i])
         for j in range(B):
-            if j == own[i]:
+            if j == queries.self_columns[i]:
                 continue
-            w = w_q[i] + w_g[j]
-            d = w - 2.0 * P[i, j]
-            err = slack[0] * w + slack[1] * (root + np.sqrt(w_g[j])) + slack[2]
-            if d + err < limit[0, i]:
+            w = queries.squares[i] + gallery.squares[j]
+            d = w - 2.0 * product[i, j]
+            err = slack[0] * w + slack[1] * (root + np.sqrt(gallery.squares[j])) + slack[2]
+            if d + err < queries.limits[0, i]:
                 counts[i] += 1
-            elif not (d - err > limit[1, i]) and q_label[i] != g_label[j]:
-                if q_group[i] == g_group[j] or q_group[i] == ANY:
+            elif not (d - err > queries.limits[1, i]) and queries.codes[i] != gallery.codes[j]:
+                if queries.groups[i] == gallery.groups[j] or queries.groups[i] == ANY:
                     counts[i] += 1
                     ties[i] += 1
                 else:
@@ -138,57 +205,52 @@ def count_float64(
 
 
 @compiled
-def _credit(q, m, start, limit, active, total, wrong, soonest, possible, last, sign):
-    """One more wrong item at least as near as query q's right items from the m-th on.
+def _credit(lists, q, m, sign):
+    """Add a negative that is at least as near as the positives of query q from the m-th on.
 
-    Right items whose place is now beyond `limit` no longer count: active shrinks to those before.
-    soonest: the least m that exact order could give each, as near ones are listed in any order.
+    Positives that are now beyond R are no longer active.
     """
-    base, M, C = start[q], active[q], total[q] + 1
-    wrong[base + m] += 1
-    while M > 0 and limit[q] < soonest[base + M - 1] + C:
+    base, M, C = lists.start[q], lists.active[q], lists.total[q] + 1
+    lists.negatives[base + m] += 1
+    while M > 0 and lists.limit[q] < lists.soonest[base + M - 1] + C:
         M -= 1
-        C -= wrong[base + M]
-    if active[q] > M:
-        last[q] = sign * possible[base + M - 1] if M > 0 else sign * np.inf
-    active[q], total[q] = M, C
+        C -= lists.negatives[base + M]
+    if lists.active[q] > M:
+        lists.last[q] = sign * lists.possible[base + M - 1] if M > 0 else sign * np.inf
+    lists.active[q], lists.total[q] = M, C
 
 
 @compiled
-def place(
-    S, e, l2, askers, first, rows_ask, scale, item, q_label, g_label, g_group,
-    start, limit, active, total, wrong, soonest, group, sure, possible, last, pairs
-):  # fmt: skip
-    """Credits the wrong items of a tile to the right items that they are at least as near as.
+def credit_tile(tile, l2, queries, gallery, flagged, first, lists, pairs):
+    """Add the negatives of a tile to the positives that they are at least as near as.
 
-    The askers are rows of S, or columns. Asker q's right items are start[q]:start[q + 1], nearest
-    first: a wrong item surely is as near as those with nearness >= sure, possibly as those with
-    nearness >= possible. Pairs that float32 leaves open are listed; returns (asker to go on from,
-    pairs listed). `last` is what the counting kernels compare with, kept up to date.
+    Looks at the queries flagged[first:]. Pairs that float32 leaves open are listed. Returns
+    (position in `flagged` to go on from, pairs listed).
     """
-    items = S.shape[1] if rows_ask else S.shape[0]
+    product, margin, norms = tile.product, tile.margin, gallery.norms
+    items = product.shape[0] if tile.transposed else product.shape[1]
     sign = np.float32(-1 if l2 else 1)
     found = 0
-    for n in range(first, len(askers)):
+    for n in range(first, len(flagged)):
         if pairs.shape[0] - found < items:
             return n, found
-        q = askers[n]
-        base = start[q]
+        q = flagged[n]
+        base = lists.start[q]
         for j in range(items):
-            M = active[q]
+            M = lists.active[q]
             if M == 0:
                 break
-            s = S[q, j] if rows_ask else S[j, q]
+            s = product[j, q] if tile.transposed else product[q, j]
             low = high = s
             if l2:
-                p = scale[q] * item[0, j]
-                low, high = (s - e) * p - item[1, j], (s + e) * p - item[2, j]
-            if not high >= possible[base + M - 1] or q_label[q] == g_label[j]:
+                p = queries.thresholds[2, q] * norms[0, j]
+                low, high = (s - margin) * p - norms[1, j], (s + margin) * p - norms[2, j]
+            if not high >= lists.possible[base + M - 1] or queries.codes[q] == gallery.codes[j]:
                 continue
-            b = _first(possible, base, M, high)
-            a = _first(sure, base, M, low)
+            b = _first(lists.possible, base, M, high)
+            a = _first(lists.sure, base, M, low)
             for m in range(b, a):
-                if group[base + m] == g_group[j]:  # identical rows: a tie, no arithmetic needed
+                if lists.groups[base + m] == gallery.groups[j]:  # identical rows: a tie
                     a = m
                     break
             if b < a:
@@ -196,8 +258,8 @@ def place(
                 pairs[found, 1] = j
                 found += 1
             elif a < M:
-                _credit(q, a, start, limit, active, total, wrong, soonest, possible, last, sign)
-    return len(askers), found
+                _credit(lists, q, a, sign)
+    return len(flagged), found
 
 
 @compiled
@@ -227,74 +289,73 @@ def _first_rising(rising, base, count, value):
 
 
 @compiled
-def straighten(start, sure, possible, nearest, farthest, soonest, group):
-    """Makes bounds fall, or rise, along each query's list, widening them where rounding bent them.
+def straighten(lists, ends):
+    """Make the bounds monotone along each list, wider where rounding has bent them; in place.
 
-    sure and possible fall with m; nearest and farthest rise. All in place. soonest (out): the
-    least place that each right item could have among the right ones. group: unset where an item
-    may be as near as one that is not identical; a tie with it then says nothing of the next.
+    Fills `soonest`. A group is unset where a positive may be as near as one of another group: a
+    tie with it then says nothing of the next.
     """
-    for q in range(len(start) - 1):
-        for r in range(start[q + 1] - 2, start[q] - 1, -1):
+    sure, possible, nearest, farthest = lists.sure, lists.possible, lists.nearest, lists.farthest
+    soonest, groups = lists.soonest, lists.groups
+    for q in range(len(lists.start)):
+        start, end = lists.start[q], ends[q]
+        for r in range(end - 2, start - 1, -1):
             sure[r] = max(sure[r], sure[r + 1])
             nearest[r] = min(nearest[r], nearest[r + 1])
-        for r in range(start[q] + 1, start[q + 1]):
+        for r in range(start + 1, end):
             possible[r] = min(possible[r], possible[r - 1])
             farthest[r] = max(farthest[r], farthest[r - 1])
-        for r in range(start[q], start[q + 1]):
-            near = r > start[q] and nearest[r] <= farthest[r - 1]
-            soonest[r] = soonest[r - 1] if near else r - start[q] + 1
-        first = start[q]
-        for r in range(start[q], start[q + 1]):  # runs of one `soonest`
+        for r in range(start, end):
+            near = r > start and nearest[r] <= farthest[r - 1]
+            soonest[r] = soonest[r - 1] if near else r - start + 1
+        first = start
+        for r in range(start, end):  # runs of one `soonest`
             if soonest[r] != soonest[first]:
                 first = r
-            if group[r] != group[first]:
-                group[first : r + 1] = NONE
+            if groups[r] != groups[first]:
+                groups[first : r + 1] = NONE
 
 
 @compiled
-def place_pairs(
-    q, value, error, level, square, l2, start, limit, active, total, wrong, soonest, tied,
-    nearest, farthest, right_level, right_square, possible, last, unsure
-):  # fmt: skip
-    """The same for pairs measured in float64; returns how many (pair, m) are left in `unsure`.
+def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
+    """Add measured pairs to the positives; returns how many (pair, m) are left in `unsure`.
 
-    Right item m lies between squared distances nearest[m] and farthest[m]. `level` is the l2
-    distance where that is exact, else nan: items of one length rank alike under both distances.
+    Items of one length rank alike under both distances: where l2 is exact it decides cos as well,
+    one positive at a time, counted in `tied`.
     """
     sign = np.float32(-1 if l2 else 1)
     left = 0
-    for n in range(len(q)):
-        base, M = start[q[n]], active[q[n]]
-        b = _first_rising(farthest, base, M, value[n] - error[n])
-        a = _first_rising(nearest, base, M, value[n] + error[n])
+    for n in range(len(pairs.query)):
+        q = pairs.query[n]
+        base, M = lists.start[q], lists.active[q]
+        b = _first_rising(lists.farthest, base, M, pairs.squared[n] - pairs.error[n])
+        a = _first_rising(lists.nearest, base, M, pairs.squared[n] + pairs.error[n])
         for m in range(b, a):
             r = base + m
-            if square[n] == right_square[r] and level[n] == level[n]:
-                tied[r] += level[n] <= right_level[r]
+            if pairs.square[n] == positive_square[r] and pairs.l2[n] == pairs.l2[n]:
+                tied[r] += pairs.l2[n] <= positive_l2[r]
             else:
                 unsure[left, 0] = n
                 unsure[left, 1] = m
                 left += 1
         if a < M:
-            _credit(q[n], a, start, limit, active, total, wrong, soonest, possible, last, sign)
+            _credit(lists, q, a, sign)
     return left
 
 
 @compiled
-def pair_distances(Q, q_row, G, g_row, q_inverse, g_inverse, l2, cos):
-    """Squared distances of pairs in float64: l2 by direct differences; cos as squared chord.
+def pair_distances(queries, gallery, l2, cos):
+    """Measure pairs in float64: squared l2 distances by differences, cos as squared chords.
 
-    The chord |q/|q| - x/|x||^2 = 2 - 2 cos keeps its digits where 1 - cos has lost them.
-    q_inverse, g_inverse: 1 / norm of each pair's rows, 0 for a zero row, whose cos is 0.
+    The chord |q/|q| - x/|x||^2 = 2 - 2 cos keeps its digits where 1 - cos has lost them. The
+    cosine of a zero row is 0.
     """
-    D = Q.shape[1]
-    for n in range(q_row.shape[0]):
-        q, g = q_row[n], g_row[n]
-        a, b = q_inverse[n], g_inverse[n]
+    for n in range(len(queries.row)):
+        query, item = queries.vectors[queries.row[n]], gallery.vectors[gallery.row[n]]
+        a, b = queries.inverse[n], gallery.inverse[n]
         plain = chord = 0.0
-        for k in range(D):
-            x, y = np.float64(Q[q, k]), np.float64(G[g, k])
+        for k in range(len(query)):
+            x, y = np.float64(query[k]), np.float64(item[k])
             plain += (x - y) * (x - y)
             u = x * a - y * b
             chord += u * u
@@ -304,7 +365,7 @@ def pair_distances(Q, q_row, G, g_row, q_inverse, g_inverse, l2, cos):
 
 @compiled(fastmath=False)
 def hash_rows(words, keys, out):
-    """A 64-bit hash of each row of words (N, D): every bit of a word reaches every bit of it.
+    """Hash each row of words (N, D) to 64 bits: every bit of a word reaches every bit of the hash.
 
     Words of small numbers differ in a few high bits only; multiplied and added up, they collide.
     """

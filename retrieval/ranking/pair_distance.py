@@ -1,92 +1,118 @@
-"""Single pairs of query and item: their distance in float64 with its error, then exactly."""
+"""Measure single pairs of query and item in float64 with an error bound, or compare them exactly.
+
+Every float is an integer times a power of two, so squared distances, dot products and squared
+norms are integers too: Python compares them without rounding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from retrieval.ranking import exact, kernels
-from retrieval.ranking.vectors import ULP64, Side
-from retrieval.resources import blocks
+from retrieval.ranking import kernels
+from retrieval.ranking.vectors import ULP64, Prepared, integers_of, lattice_step
+from retrieval.resources import slices
 
 _EXACT_ROWS = 1024  # rows compared exactly at a time
 
 
 def measure(
-    asks: Side, q: np.ndarray, items: Side, g: np.ndarray, lattice: bool
+    prepared: Prepared, q: np.ndarray, g: np.ndarray
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Squared distances of the pairs (q[n], g[n]) and bounds of their errors, for cos and l2.
 
     For cos it is the squared chord 2 - 2 cos. On a lattice l2 has no error.
     """
+    queries, gallery = prepared.queries, prepared.gallery
     l2, cos = np.empty(len(q)), np.empty(len(q))
-    Q, q_row = asks.rows(q)
-    G, g_row = items.rows(g)
-    kernels.pair_distances(Q, q_row, G, g_row, asks.inverse[q], items.inverse[g], l2, cos)
-    dim = items.dim
-    l2_error = np.zeros_like(l2) if lattice else (dim + 8) * ULP64 * l2 + 1e-290
+    kernels.pair_distances(
+        kernels.PairRows(*queries.rows(q), queries.inverse[q]),
+        kernels.PairRows(*gallery.rows(g), gallery.inverse[g]),
+        l2,
+        cos,
+    )
+    dim = gallery.dim
+    l2_error = np.zeros_like(l2) if prepared.lattice else (dim + 8) * ULP64 * l2 + 1e-290
     # Lengths are known to D/2 ulp (scales both vectors), coordinates of unit vectors to one.
     cos_error = (4 * dim + 32) * ULP64 * cos + 6 * ULP64 * np.sqrt(cos)
     cos_error += ((dim + 16) * ULP64) ** 2
-    cos_error[(asks.norm[q] == 0) | (items.norm[g] == 0)] = 0  # 2 by definition
+    cos_error[(queries.norm[q] == 0) | (gallery.norm[g] == 0)] = 0  # 2 by definition
     return {"cos": (cos, cos_error), "l2": (l2, l2_error)}
 
 
 def compare_exactly(
-    asks: Side, q: np.ndarray, items: Side, g: np.ndarray, best: np.ndarray, distance: str
+    prepared: Prepared, q: np.ndarray, g: np.ndarray, best: np.ndarray, distance: str
 ) -> np.ndarray:
     """1 where item g[n] is nearer to query q[n] than item best[n], 0 equal, -1 farther."""
     out = np.empty(len(q), np.int8)
-    for start in range(0, len(q), _EXACT_ROWS):
-        n = slice(start, start + _EXACT_ROWS)
-        rows = asks.vectors[q[n]], items.vectors[g[n]], items.vectors[best[n]]
-        out[n] = exact.compare(*rows, distance)
+    queries, gallery = prepared.queries.vectors, prepared.gallery.vectors
+    for n in slices(len(q), _EXACT_ROWS):
+        out[n] = _compare(queries[q[n]], gallery[g[n]], gallery[best[n]], distance)
     return out
 
 
-def is_lattice(asks: Side, items: Side) -> bool:
-    """Are all vectors multiples of one step so coarse that float64 squares add up exactly?
+def _compare(query: np.ndarray, item: np.ndarray, best: np.ndarray, distance: str) -> np.ndarray:
+    rows = np.stack([query, item, best]).astype(np.float64)  # (3, M, D)
+    small = _small_integers(rows)
+    if small is not None:
+        if distance == "l2":
+            nearer = ((small[0] - small[2]) ** 2).sum(-1) - ((small[0] - small[1]) ** 2).sum(-1)
+            return np.sign(nearer).astype(np.int8)
+        dots = [(a * b).sum(-1) for a, b in _cos_pairs(*small)]
+        return np.array([_cos_sign(*map(int, row)) for row in zip(*dots, strict=True)], np.int8)
+    out = np.zeros(rows.shape[1], np.int8)
+    for m in np.flatnonzero(_undecided(rows, distance)):
+        out[m] = _compare_one(rows[:, m], distance)
+    return out
 
-    True of int8 and binary codes, where ties are many and real.
-    """
-    top = max(float(np.sqrt(side.square.max(initial=0.0))) for side in (asks, items))
-    unit = exact.step(top, items.dim)
-    sides = (items,) if asks is items else (asks, items)
-    return all(
-        exact.integers_of(side.vectors[part].astype(np.float64), unit) is not None
-        for size in (64, len(items) + len(asks))  # a few rows usually settle it
-        for side in sides
-        for part in blocks(side.vectors[:size])
+
+def _small_integers(rows: np.ndarray) -> np.ndarray | None:
+    unit = lattice_step(float(np.abs(rows).max(initial=0.0)), rows.shape[-1])
+    return integers_of(rows, unit) if 1e-290 < unit < 1e290 else None
+
+
+def _undecided(rows: np.ndarray, distance: str) -> np.ndarray:
+    """(M,) False where zeros alone show a tie: query at a right angle to item and best."""
+    if distance == "l2":
+        return np.ones(rows.shape[1], bool)
+    query, item, best = rows != 0
+    return (query & (item | best)).any(axis=-1)
+
+
+def _cos_pairs(query: Sequence, item: Sequence, best: Sequence) -> tuple[tuple, ...]:
+    return (query, item), (query, best), (item, item), (best, best)
+
+
+def _cos_sign(qi: int, qb: int, ii: int, bb: int) -> int:
+    """The sign of qi/sqrt(ii) - qb/sqrt(bb); the cosine of a zero row is 0."""
+    left = qi * abs(qi) * bb if ii and bb else qi * abs(qi) if ii else 0
+    right = qb * abs(qb) * ii if ii and bb else qb * abs(qb) if bb else 0
+    return (left > right) - (left < right)
+
+
+def _compare_one(rows: np.ndarray, distance: str) -> int:
+    # Coordinates that add nothing, or the same to both distances, are left out.
+    item, best = rows[1:]
+    query, item, best = _integers(
+        rows[:, item != best if distance == "l2" else (item != 0) | (best != 0)]
     )
+    if distance == "l2":
+        to_best = sum((q - b) ** 2 for q, b in zip(query, best, strict=True))
+        to_item = sum((q - i) ** 2 for q, i in zip(query, item, strict=True))
+        return (to_best > to_item) - (to_best < to_item)
+    pairs = _cos_pairs(query, item, best)
+    return _cos_sign(*(sum(a * b for a, b in zip(x, y, strict=True)) for x, y in pairs))
 
 
-def whole_multiples(sides: list[np.ndarray]) -> list[np.ndarray]:
-    """The same vectors in multiples of their smallest entry, if all are: codes times a constant.
-
-    Neither ranking changes, and as integers they have exact distances. Others return as they are.
-    """
-    if any(side.dtype.kind != "f" for side in sides):
-        return sides
-    some = np.abs(np.concatenate([side[:64].ravel() for side in sides]).astype(np.float64))
-    unit = some[some > 0].min(initial=np.inf)
-    # A power of two is a lattice already; what is tiny has digits below the least float.
-    if not 1e-250 < unit < np.inf or np.frexp(unit)[0] == 0.5:
-        return sides
-    if any(_multiples(side[:64], unit) is None for side in sides):  # a few rows usually settle it
-        return sides
-    whole = [_multiples(side, unit) for side in sides]
-    return sides if any(side is None for side in whole) else whole
-
-
-def _multiples(vectors: np.ndarray, unit: float) -> np.ndarray | None:
-    digits, exponent = np.frexp(unit)
-    high = np.ldexp(np.floor(np.ldexp(digits, 33)), exponent - 33)  # the first 33 bits of the unit
-    low = unit - high  # at most 20 bits: products with multiples of 20 bits are exact
-    out = np.empty(vectors.shape, np.float32)
-    for part in blocks(vectors):
-        block = vectors[part].astype(np.float64)
-        with np.errstate(over="ignore"):
-            multiple = np.rint(block / unit)
-        if np.abs(multiple).max() > 2**20 or (block - multiple * high != multiple * low).any():
-            return None
-        out[part] = multiple
-    return out
+def _integers(rows: np.ndarray) -> list[list[int]]:
+    """The rows times one power of two that makes all of them integers."""
+    mantissa, exponent = np.frexp(rows)
+    digits = (mantissa * 2.0**53).astype(np.int64)
+    used = exponent[digits != 0]
+    lowest = int(used.min()) if used.size else 0
+    shift = np.where(digits != 0, exponent - lowest, 0)
+    return [
+        [int(d) << int(s) for d, s in zip(*row, strict=True)]
+        for row in zip(digits, shift, strict=True)
+    ]

@@ -1,13 +1,13 @@
-"""The exact rank of every query's nearest right item, by counting instead of sorting.
+"""The exact rank of every query's nearest positive, by counting instead of sorting.
 
-rank = 1 + number of wrong items at least as near as the nearest right one; a tie never helps.
-1. The nearest right item, within classes, in float64 (`positives`).
-2. Blocks of one float32 product of unit vectors. With s = cos(q, x) it decides both distances:
-   cos by s itself, l2 because |q - x|^2 <= T  <=>  2 |q| |x| s >= |x|^2 - (T - |q|^2).
+rank = 1 + the number of negatives at least as near as the nearest positive; a tie never helps.
+1. The nearest positive, within classes, in float64 (`nearest_positive`).
+2. Tiles of one float32 product of unit vectors (`tiles`). With s = cos(q, x) it decides both
+   distances: cos by s itself, l2 because |q - x|^2 <= T  <=>  2 |q| |x| s >= |x|^2 - (T - |q|^2).
    Each verdict has a margin that covers every rounding error; what lies outside is counted.
-3. What lies inside is decided pair by pair in float64, and what float64 cannot tell apart in
-   exact arithmetic. Tiles with too many open pairs (collapsed embeddings) first go through a
-   float64 product of centred vectors.
+3. What lies inside is decided pair by pair in float64 (`pair_distance`), and what float64 cannot
+   tell apart in exact arithmetic. Tiles with too many open pairs (collapsed embeddings) first go
+   through a float64 product of centred vectors.
 So the ranks are those of real arithmetic, whatever the block size, thread count or row order.
 """
 
@@ -18,30 +18,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.metrics import DISTANCES, PositivePositions
-from retrieval.ranking.pair_distance import whole_multiples
+from retrieval.problem import Problem
 from retrieval.ranking.positions import BYTES
-from retrieval.ranking.tiles import Engine
-from retrieval.ranking.vectors import Side
+from retrieval.ranking.tiles import TileCounter
+from retrieval.ranking.vectors import prepare
 from retrieval.resources import Progress, processors, single_blas_thread
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Per query: its rank (0: no right item in the gallery), ties and nearest right item."""
+    """The rank of each query's nearest positive, and what else was counted."""
 
-    rank: np.ndarray  # (Q,) int64
-    ties: np.ndarray  # (Q,) int64, wrong items exactly as near as the nearest right one
-    nearest: np.ndarray  # (Q,) int64, gallery index, -1 if there is none
-    positions: PositivePositions | None = None  # of all right items, as far as they stand within R
+    rank: np.ndarray  # (Q,) int64, 0: no positive in the gallery
+    ties: np.ndarray  # (Q,) int64, negatives exactly as near as the nearest positive
+    nearest: np.ndarray  # (Q,) int64, gallery index of the nearest positive, -1 if there is none
+    positions: PositivePositions | None = None  # of all positives within R
 
 
 def count_ranks(
-    gallery: np.ndarray,
-    gallery_labels: np.ndarray,
-    queries: np.ndarray | None = None,
-    query_labels: np.ndarray | None = None,
+    problem: Problem,
     *,
-    self_ids: np.ndarray | None = None,
     distances: tuple[str, ...] = DISTANCES,
     positions: bool = False,
     memory: int = 2 << 30,
@@ -49,87 +45,67 @@ def count_ranks(
     block: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Ranks]:
-    """Ranks of queries (Q, D) in gallery (G, D), labels as int64 codes, for each distance.
+    """Rank the queries of a problem, for each distance.
 
-    Without queries every gallery item asks all others. `self_ids` (Q,) names the gallery row that
-    is the query itself (-1: none): it is left out by identity. Vectors must be finite. `positions`
-    asks for the places of all right items as well, for R-precision and MAP@R.
+    Parameters
+    ----------
+    problem : queries, gallery and their classes; vectors must be finite
+    distances : "l2", "cos" or both
+    positions : find the positions of all positives as well, for R-precision and MAP@R
+    memory : bytes to work with, beyond the vectors themselves
+    threads : how many threads to use; one for each processor if not given
+    block : rows of a tile
+    progress : called with (done, total)
     """
     threads = threads or processors()
-    if positions:
-        rights = _count_labels(gallery_labels, gallery_labels if queries is None else query_labels)
-        if rights.sum() * BYTES > memory // 4 and len(rights) > 1:
-            return _in_chunks(
-                gallery, gallery_labels, queries, query_labels, rights,
-                self_ids=self_ids, distances=distances, positions=True, memory=memory,
-                threads=threads, block=block, progress=progress,
-            )  # fmt: skip
-    if queries is None:
-        [gallery] = whole_multiples([gallery])
-    else:
-        gallery, queries = whole_multiples([gallery, queries])
-    items = Side(gallery, gallery_labels, memory // 4, threads)
-    asks = items if queries is None else Side(queries, query_labels, memory // 4, threads)
-    if queries is None:
-        self_ids = np.arange(len(items))
-    elif self_ids is None:
-        self_ids = np.full(len(asks), -1)
+    if positions and problem.positive_counts.sum() * BYTES > memory // 4:
+        runs = _runs(problem.positive_counts, memory // 8)
+        if len(runs) > 1:
+            options = {"distances": distances, "threads": threads, "block": block}
+            return _in_runs(problem, runs, memory, progress, options)
     if block is None:  # enough tiles to share out, each large enough for a product at full speed
-        block = min(1024, max(256, len(items) // 16))
+        block = min(1024, max(256, len(problem.gallery) // 16))
     with single_blas_thread():  # one tile per thread, not one product on all
-        engine = Engine(
-            asks, items, np.asarray(self_ids, np.int64), distances, positions, threads, block
-        )
-        engine.count(progress)
-    return {d: _ranks(engine, d) for d in distances}
+        counter = TileCounter(prepare(problem, distances, memory, threads), positions, block)
+        counter.count(progress)
+    return {d: _ranks(counter, d) for d in distances}
 
 
-def _ranks(engine: Engine, d: str) -> Ranks:
-    nearest = engine.right[d].index
-    rank = np.where(nearest >= 0, engine.counts[d] + 1, 0)
-    places = engine.places[d].positions() if engine.places else None
-    return Ranks(rank, engine.ties[d], nearest, places)
+def _ranks(counter: TileCounter, d: str) -> Ranks:
+    nearest = counter.nearest[d].index
+    rank = np.where(nearest >= 0, counter.counts[d] + 1, 0)
+    positions = counter.positions[d].result() if counter.positions else None
+    return Ranks(rank, counter.ties[d], nearest, positions)
 
 
-def _count_labels(gallery_labels: np.ndarray, query_labels: np.ndarray) -> np.ndarray:
-    """(Q,) how many gallery items have the query's label."""
-    known, sizes = np.unique(gallery_labels, return_counts=True)
-    at = np.minimum(np.searchsorted(known, query_labels), len(known) - 1)
-    return np.where(known[at] == query_labels, sizes[at], 0)
+def _runs(positive_counts: np.ndarray, memory: int) -> list[np.ndarray]:
+    """Runs of queries whose positives fit the memory."""
+    run = np.cumsum(positive_counts) * BYTES // max(1, memory)
+    return np.split(np.arange(len(run)), np.flatnonzero(np.diff(run)) + 1)
 
 
-def _in_chunks(
-    gallery, gallery_labels, queries, query_labels, rights, *, self_ids, memory, progress, **options
+def _in_runs(
+    problem: Problem, runs: list[np.ndarray], memory: int, progress: Progress | None, options: dict
 ) -> dict[str, Ranks]:
-    """The same in runs of queries whose right items fit the memory: classes of thousands."""
-    if queries is None:
-        queries, query_labels, self_ids = gallery, gallery_labels, np.arange(len(gallery))
-    chunk = np.cumsum(rights) * BYTES // max(1, memory // 8)
-    runs = np.split(np.arange(len(rights)), np.flatnonzero(np.diff(chunk)) + 1)
+    """Rank the queries run by run: classes of thousands have millions of positives."""
     found = []
     for n, run in enumerate(runs):
+        part = problem.select(run)
         tell = progress and (lambda d, t, n=n: progress(n * t + d, len(runs) * t))
-        found.append(
-            count_ranks(
-                gallery, gallery_labels, queries[run], query_labels[run],
-                self_ids=None if self_ids is None else self_ids[run],
-                memory=max(memory, 4 * int(rights[run].sum()) * BYTES), progress=tell, **options,
-            )
-        )  # fmt: skip
+        room = max(memory, 4 * int(part.positive_counts.sum()) * BYTES)
+        found.append(count_ranks(part, positions=True, memory=room, progress=tell, **options))
     return {d: _joined([part[d] for part in found]) for d in found[0]}
 
 
 def _joined(parts: list[Ranks]) -> Ranks:
-    rank, ties, nearest, counts, positions, lengths = (
-        np.concatenate(arrays)
-        for arrays in zip(
-            *(
-                (p.rank, p.ties, p.nearest, p.positions.counts, p.positions.positions,
-                 np.diff(p.positions.offsets))
-                for p in parts
-            ),
-            strict=True,
-        )
-    )  # fmt: skip
-    places = PositivePositions(counts, np.r_[0, np.cumsum(lengths)], positions)
-    return Ranks(rank, ties, nearest, places)
+    rank, ties, nearest = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("rank", "ties", "nearest")
+    )
+    lists = [part.positions for part in parts if part.positions is not None]
+    lengths = np.concatenate([np.diff(part.offsets) for part in lists])
+    counts, positions = (
+        np.concatenate([getattr(part, name) for part in lists]) for name in ("counts", "positions")
+    )
+    offsets = np.r_[0, np.cumsum(lengths)]
+    return Ranks(rank, ties, nearest, PositivePositions(counts, offsets, positions))

@@ -1,25 +1,28 @@
-"""The vectors on one side of a retrieval, queries or gallery, as the engine wants to see them."""
+"""Query and gallery vectors with their norms and unit vectors, ready for counting."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from retrieval.errors import DmlError
+from retrieval.problem import Problem
+from retrieval.ranking.identical_rows import direction_groups
 from retrieval.resources import blocks, run_all
 
 ULP32, ULP64 = 2.0**-24, 2.0**-53  # unit roundoffs
 
 
-class Side:
-    """Vectors (N, D) of any real dtype, perhaps memory-mapped, with labels (N,) as int64 codes."""
+class Vectors:
+    """Vectors (N, D) of any real dtype, perhaps memory-mapped, with class codes (N,) int64."""
 
-    def __init__(self, vectors: np.ndarray, labels: np.ndarray, keep: int, threads: int) -> None:
+    def __init__(self, vectors: np.ndarray, codes: np.ndarray, keep: int, threads: int) -> None:
         # A read-only plain view: one compiled kernel serves arrays in memory and mapped files.
         self.vectors = np.asarray(vectors).view()
         self.vectors.flags.writeable = False
-        self.labels = np.ascontiguousarray(labels, np.int64)
+        self.codes = np.ascontiguousarray(codes, np.int64)
         N = len(self.vectors)
         self.square, self.norm, self.inverse = np.empty(N), np.empty(N), np.zeros(N)  # of |x|
         self._units = None  # float32 rows of length 1, where `keep` bytes hold them
@@ -51,17 +54,18 @@ class Side:
     def dim(self) -> int:
         return self.vectors.shape[1]
 
-    def units(self, part: slice) -> np.ndarray:
+    def units(self, part: slice | np.ndarray) -> np.ndarray:
         """Rows of length 1 in float32; zero rows stay zero."""
         if self._units is None:
             return self.units64(part).astype(np.float32)
         return self._units[part]
 
     def units64(self, part: slice | np.ndarray) -> np.ndarray:
+        """Rows of length 1 in float64; zero rows stay zero."""
         return self.vectors[part].astype(np.float64) * self.inverse[part, None]
 
     def rows(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """An array a kernel can read and the positions of the rows `index` in it."""
+        """An array that a kernel can read, and the positions of the rows `index` in it."""
         flags = self.vectors.flags
         if self.vectors.dtype in (np.float32, np.float64) and flags.c_contiguous and flags.aligned:
             return self.vectors, index
@@ -70,3 +74,115 @@ class Side:
         gathered = self.vectors[wanted].astype(dtype)
         gathered.flags.writeable = False
         return gathered, position
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A problem with all that is computed once for its vectors."""
+
+    queries: Vectors
+    gallery: Vectors  # the same object as `queries` where every gallery item is a query
+    self_ids: np.ndarray  # (Q,) the gallery row that is the query itself, -1: none
+    positive_counts: np.ndarray  # (Q,)
+    groups: dict[str, np.ndarray]  # distance -> (G,); a group is equally near to any query
+    lattice: bool  # squared l2 distances in float64 have no error
+    scale: float  # a power of two that brings all norms below 1
+    distances: tuple[str, ...]
+    threads: int
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether one half of the product serves both sides."""
+        return self.queries is self.gallery
+
+
+def prepare(problem: Problem, distances: tuple[str, ...], memory: int, threads: int) -> Prepared:
+    """Measure the vectors of a problem and find out how exact float64 is for them."""
+    gallery, *others = whole_multiples(
+        [problem.gallery] if problem.queries is None else [problem.gallery, problem.queries]
+    )
+    items = Vectors(gallery, problem.gallery_codes, memory // 4, threads)
+    queries = items
+    if others:
+        queries = Vectors(others[0], problem.query_codes, memory // 4, threads)
+    groups = {"l2": problem.gallery_groups}
+    if "cos" in distances:
+        groups["cos"] = direction_groups(items.vectors, items.units, problem.gallery_groups)
+    top = max(queries.norm.max(initial=0.0), items.norm.max(initial=0.0))
+    return Prepared(
+        queries=queries,
+        gallery=items,
+        self_ids=problem.self_ids,
+        positive_counts=problem.positive_counts,
+        groups=groups,
+        lattice=is_lattice(queries, items),
+        scale=2.0 ** -np.ceil(np.log2(top)) if top > 0 else 1.0,
+        distances=distances,
+        threads=threads,
+    )
+
+
+# Vectors that are whole multiples of one number
+
+
+def lattice_step(top: float, dim: int) -> float:
+    """The finest power of two whose multiples up to `top` have exact float64 sums of products."""
+    bits = int((50 - np.log2(dim)) // 2) - 1
+    return float(2.0 ** (np.floor(np.log2(top)) + 1 - bits)) if top > 0.0 else 1.0
+
+
+def integers_of(rows: np.ndarray, unit: float) -> np.ndarray | None:
+    """The rows in multiples of `unit`, or None where they are not whole multiples."""
+    scaled = rows / unit
+    whole = np.array_equal(scaled, np.rint(scaled))
+    # A quotient that underflowed to zero would pass for an integer.
+    return scaled if whole and np.count_nonzero(scaled) == np.count_nonzero(rows) else None
+
+
+def is_lattice(queries: Vectors, gallery: Vectors) -> bool:
+    """Whether all vectors are multiples of one step so coarse that float64 squares are exact.
+
+    True of int8 and binary codes, where ties are many and real.
+    """
+    both = (gallery,) if queries is gallery else (queries, gallery)
+    top = max(float(np.sqrt(side.square.max(initial=0.0))) for side in both)
+    unit = lattice_step(top, gallery.dim)
+    return all(
+        integers_of(side.vectors[part].astype(np.float64), unit) is not None
+        for size in (64, len(gallery) + len(queries))  # a few rows usually settle it
+        for side in both
+        for part in blocks(side.vectors[:size])
+    )
+
+
+def whole_multiples(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The same vectors in multiples of their smallest entry, if all are: codes times a constant.
+
+    Neither ranking changes, and as integers they have exact distances. Others return as they are.
+    """
+    if any(array.dtype.kind != "f" for array in arrays):
+        return arrays
+    some = np.abs(np.concatenate([array[:64].ravel() for array in arrays]).astype(np.float64))
+    unit = some[some > 0].min(initial=np.inf)
+    # A power of two is a lattice already; what is tiny has digits below the least float.
+    if not 1e-250 < unit < np.inf or np.frexp(unit)[0] == 0.5:
+        return arrays
+    if any(_multiples(array[:64], unit) is None for array in arrays):  # usually settles it
+        return arrays
+    whole = [_multiples(array, unit) for array in arrays]
+    return arrays if any(array is None for array in whole) else whole
+
+
+def _multiples(vectors: np.ndarray, unit: float) -> np.ndarray | None:
+    digits, exponent = np.frexp(unit)
+    high = np.ldexp(np.floor(np.ldexp(digits, 33)), exponent - 33)  # the first 33 bits of the unit
+    low = unit - high  # at most 20 bits: products with multiples of 20 bits are exact
+    out = np.empty(vectors.shape, np.float32)
+    for part in blocks(vectors):
+        block = vectors[part].astype(np.float64)
+        with np.errstate(over="ignore"):
+            multiple = np.rint(block / unit)
+        if np.abs(multiple).max() > 2**20 or (block - multiple * high != multiple * low).any():
+            return None
+        out[part] = multiple
+    return out

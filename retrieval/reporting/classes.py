@@ -72,7 +72,7 @@ def nearest_strangers(problem: Problem, best: Best, distance: str) -> np.ndarray
 def _sides(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
     sides = [(problem.gallery, problem.gallery_codes)]
     if problem.protocol == QUERY_GALLERY:
-        sides.append((problem.asking, problem.query_codes))
+        sides.append((problem.query_vectors, problem.query_codes))
     return sides
 
 

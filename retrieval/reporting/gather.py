@@ -93,8 +93,8 @@ def gather(
     own = run(problem, settings, progress)
     ranks, d = own.ranks[options.distance], options.distance
     best = nearest.best_of(
-        problem.asking, problem.query_codes, problem.gallery, problem.gallery_codes,
-        nearest.self_ids(problem), d, _stage(progress, "nearest items"),
+        problem.query_vectors, problem.query_codes, problem.gallery, problem.gallery_codes,
+        problem.self_ids, d, _stage(progress, "nearest items"),
     )  # fmt: skip
     sample = sampling.choose(ranks, problem.query_codes, best.margin, options.seed)
     rows = nearest.rows_of(
@@ -257,7 +257,7 @@ def _map(problem: Problem, queries: np.ndarray, options: Options) -> dict | None
     if options.map == "none":
         return None
     method, points = layout.plane(
-        problem.asking, queries, options.distance, options.map, options.seed
+        problem.query_vectors, queries, options.distance, options.map, options.seed
     )
     x, y = points.round(4).T.tolist()
     return {"method": method, "x": x, "y": y, "query": list(range(len(queries)))}

@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from retrieval.problem import LEAVE_ONE_OUT, Problem
-from retrieval.ranking.kernels import compiled
+from retrieval.compiling import compiled
+from retrieval.problem import Problem
 from retrieval.resources import Progress, processors, run_all, single_blas_thread, slices
 from retrieval.space import TIE, UNIT_TIE, Space, float32_rows, float64_rows, space_of
 
@@ -84,14 +84,6 @@ def _keep_best(product, half, asks, codes, selfs, start, near, found):
                 found[i, side] = start + j
 
 
-def self_ids(problem: Problem) -> np.ndarray:
-    """(Q,) the gallery index that is the query itself, -1 where there is none."""
-    if problem.self_ids is not None:
-        return problem.self_ids
-    Q = len(problem.query_codes)
-    return np.arange(Q) if problem.protocol == LEAVE_ONE_OUT else np.full(Q, -1)
-
-
 def rows_of(
     problem: Problem,
     asking: np.ndarray,
@@ -105,10 +97,10 @@ def rows_of(
     A score is the cosine, or the distance. ranks (n,) are the engine's: they say where the nearest
     right item stands, so that a row never contradicts the scores, ties included.
     """
-    space = space_of(problem.asking, problem.gallery, distance, MEMORY)
-    selfs = self_ids(problem)[asking]
+    space = space_of(problem.query_vectors, problem.gallery, distance, MEMORY)
+    selfs = problem.self_ids[asking]
     codes = problem.query_codes[asking]
-    asks = float64_rows(space, problem.asking, asking, True, MEMORY) - space.centre
+    asks = float64_rows(space, problem.query_vectors, asking, True, MEMORY) - space.centre
     kept = {right: _Kept(len(asking), k) for right in (True, False)}
     G = len(problem.gallery)
     for block in slices(G, max(k, min(8192, MEMORY // 8 // max(1, space.width)))):
@@ -133,10 +125,10 @@ def pair_scores(
     problem: Problem, asking: np.ndarray, items: np.ndarray, distance: str
 ) -> np.ndarray:
     """(n,) cosine or distance of queries and gallery items, pair by pair."""
-    space = space_of(problem.asking, problem.gallery, distance, MEMORY)
+    space = space_of(problem.query_vectors, problem.gallery, distance, MEMORY)
     out = np.empty(len(asking))
     for part in slices(len(asking), 4096):
-        gap = float64_rows(space, problem.asking, asking[part], True, MEMORY)
+        gap = float64_rows(space, problem.query_vectors, asking[part], True, MEMORY)
         gap -= float64_rows(space, problem.gallery, items[part], False, MEMORY)
         out[part] = np.einsum("ij,ij->i", gap, gap)
     return shown_score(space, out)

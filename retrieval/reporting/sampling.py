@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.problem import Problem
-from retrieval.reporting.nearest import self_ids
 from retrieval.resources import slices
 
 MOST, TAB, RANDOM = 2000, 150, 300  # queries in all, in a tab of worst or best, and at random
@@ -63,10 +62,9 @@ def _pairs(problem: Problem, rng: np.random.Generator) -> list[tuple[np.ndarray,
     place[order] = np.arange(len(order))
     sizes = np.bincount(problem.gallery_codes, minlength=len(problem.names))
     starts = np.cumsum(sizes) - sizes
-    codes, selfs = problem.query_codes, self_ids(problem)
+    codes, selfs = problem.query_codes, problem.self_ids
     own = np.where(selfs >= 0, place[selfs], -1)  # the place of the query itself in `order`
-    rights = sizes[codes] - (own >= 0)
-    asks, nth = _drawn(rights, rng)
+    asks, nth = _drawn(problem.positive_counts, rng)
     item = starts[codes[asks]] + nth
     item += (own[asks] >= 0) & (item >= own[asks])
     found = [(asks, order[item])]
@@ -89,7 +87,7 @@ def _measured(problem: Problem, asks: np.ndarray, items: np.ndarray) -> dict[str
     order = np.argsort(asks, kind="stable")  # a mapped file is read more or less in order
     asks, items = asks[order], items[order]
     for part in slices(len(asks), 4096):
-        one = problem.asking[asks[part]].astype(np.float64)
+        one = problem.query_vectors[asks[part]].astype(np.float64)
         two = problem.gallery[items[part]].astype(np.float64)
         norms = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)
         dot = np.einsum("ij,ij->i", one, two)

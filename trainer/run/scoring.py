@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from retrieval.errors import DmlError
 from retrieval.metrics import recall_at
+from retrieval.problem import from_arrays
 from trainer.data.datasets import DataSet
 from trainer.networks.embedder import Embedder
 
@@ -77,10 +78,15 @@ def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) 
             "Training has diverged, although the loss was finite.",
             "Try a smaller learning rate: --lr, or clipping: --set optimizer.clip=1",
         )
-    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
+    from retrieval.ranking import count_ranks  # its kernels take a second to load
 
-    queries = (None, None) if gallery is None else (vectors[gallery:], labels[gallery:])
-    ranks = count_ranks(vectors[:gallery], labels[:gallery], *queries)
+    if gallery is None:
+        problem = from_arrays(vectors, labels)
+    else:
+        problem = from_arrays(
+            vectors[gallery:], labels[gallery:], vectors[:gallery], labels[:gallery]
+        )
+    ranks = count_ranks(problem)
     return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
 
 

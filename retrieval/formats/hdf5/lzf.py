@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrieval.ranking.kernels import compiled
+from retrieval.compiling import compiled
 
 
 def inflate(data: bytes, limit: int) -> bytes:

@@ -1,12 +1,14 @@
 """Ranks and positions by independent means: fractions, float64 brute force and FAISS."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import faiss
 import numpy as np
 from hypothesis import strategies as st
 
-from retrieval.ranking.ranks import Ranks, count_ranks
+from retrieval.problem import from_arrays
+from retrieval.ranking import Ranks, count_ranks
 
 DISTANCES = ("cos", "l2")
 
@@ -14,7 +16,13 @@ DISTANCES = ("cos", "l2")
 def ranks_of(
     gallery, gallery_labels, queries=None, query_labels=None, *, self_ids=None, **options
 ) -> dict[str, Ranks]:
-    return count_ranks(gallery, gallery_labels, queries, query_labels, self_ids=self_ids, **options)
+    if queries is None:
+        problem = from_arrays(gallery, gallery_labels)
+    else:
+        problem = from_arrays(queries, query_labels, gallery, gallery_labels)
+    if self_ids is not None:
+        problem = replace(problem, self_ids=np.asarray(self_ids))
+    return count_ranks(problem, **options)
 
 
 def listed(positions) -> list[list[int]]:

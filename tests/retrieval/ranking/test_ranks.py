@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval.errors import DmlError
-from retrieval.ranking import exact, nearest_positive, tiles
+from retrieval.ranking import nearest_positive, pair_distance, tiles
 from tests.retrieval.ranking.references import HARD, exact_ranks, float64_ranks, ranks_of, values
 
 
@@ -92,7 +92,7 @@ def test_ties_of_float64_rows_need_no_arithmetic_of_long_integers(X, monkeypatch
     def slow(*_):
         raise AssertionError("compared pair by pair")
 
-    monkeypatch.setattr(exact, "_compare_one", slow)
+    monkeypatch.setattr(pair_distance, "_compare_one", slow)
     found = ranks_of(X, np.arange(60) % 6, distances=("cos",), positions=True)["cos"]
     assert (found.rank == 51).all()
     assert (found.ties == 50).all()
