@@ -17,7 +17,8 @@ from retrieval import metrics
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5.file import write
 from retrieval.metrics import Metric, PositivePositions
-from retrieval.ranking.ranks import count_ranks
+from retrieval.problem import from_arrays
+from retrieval.ranking import count_ranks
 from trainer.tables import result_table
 
 RANKS = np.array([1, 3, 0, 2, 1, 10])
@@ -147,7 +148,7 @@ def test_a_metric_is_one_entry_and_shows_in_json_console_comparison_and_report(
     file = str(tmp_path / "a.h5")
     result = json.loads(run("eval", file, "--json"))
     scores = result["distances"]["cos"]
-    ranks = count_ranks(X, labels)["cos"].rank
+    ranks = count_ranks(from_arrays(X, labels))["cos"].rank
     assert scores["dcg"] == pytest.approx(discounted(ranks).mean())
     assert scores["dcg_ci"][0] < scores["dcg"] < scores["dcg_ci"][1]
     value = f"{100 * scores['dcg']:.2f}"
