@@ -23,12 +23,12 @@ from PIL import Image
 
 from benchmarks.loader import photo
 from benchmarks.measure import machine, record, resident, table
-from exporter.embedding.decoding import lanes_and_threads
-from exporter.embedding.writing import Embedded, embed
+from exporter.embedding.engine import Engine, lanes_and_threads
+from exporter.embedding.writing import Embedded, EmbedSettings, embed
 from exporter.onnx.metadata import Preprocessing, to_properties
-from exporter.onnx.session import Session, describe
+from exporter.onnx.model import describe
+from exporter.onnx.session import Session
 from trainer.data.datasets.records import DataSet, build
-from trainer.data.source import Source
 
 DISTINCT, BATCH = 24, 8
 SMALL, LARGE = (500, 375), (1500, 1000)
@@ -83,7 +83,7 @@ class Bench:
     """ResNet-50 as a session of all threads, and as several of one thread side by side."""
 
     def __init__(self, model: Path, folder: Path) -> None:
-        self.lanes, threads = lanes_and_threads("cpu")
+        self.lanes, threads = lanes_and_threads()
         self.wide = Session(describe(model), "cpu")
         self.narrow = Session(describe(model), "cpu", threads)
         self.target = folder / "embeddings.h5"
@@ -102,11 +102,10 @@ class Bench:
 
     def embed(self, data: DataSet, lanes: int) -> None:
         session = self.wide if lanes == 1 else self.narrow
-        self.last[data.root.name] = embed(
-            session.run, session.dim, Source(data, PREPARED.spec()), PREPARED,
-            {"test": np.arange(len(data))}, self.target, attrs={}, batch_size=BATCH, lanes=lanes,
-            force=True,
-        )  # fmt: skip
+        engine = Engine(session.run, session.dim, PREPARED, {}, lanes=lanes)
+        settings = EmbedSettings(batch_size=BATCH, force=True)
+        rows = {"test": np.arange(len(data))}
+        self.last[data.root.name] = embed(engine, data, rows, self.target, settings)
 
     def plain(self, data: DataSet, batch: int) -> None:
         """What one writes first: Pillow decodes and resizes, the session runs, in turn."""
@@ -202,15 +201,13 @@ def memory(sizes: list[int]) -> str:
 
 def one(model: Path, images: Path) -> None:
     """In a process of its own, whose peak is then that of this one file."""
-    lanes, threads = lanes_and_threads("cpu")
+    lanes, threads = lanes_and_threads()
     session, data, target = Session(describe(model), "cpu", threads), listed(images), None
     before = resident()
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "x.h5"
-        done = embed(
-            session.run, session.dim, Source(data, TINY.spec()), TINY,
-            {"test": np.arange(len(data))}, target, attrs={}, lanes=lanes,
-        )  # fmt: skip
+        engine = Engine(session.run, session.dim, TINY, {}, lanes=lanes)
+        done = embed(engine, data, {"test": np.arange(len(data))}, target)
         size = target.stat().st_size
     peak = resident(field="VmHWM")
     print(json.dumps({"seconds": done.seconds, "before": before, "peak": peak, "file": size}))

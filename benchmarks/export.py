@@ -18,10 +18,11 @@ import torch
 
 from benchmarks.measure import alternate, machine, record, table
 from exporter import parity
-from exporter.export import CALIBRATION, load_member, prepared_images, spread
+from exporter.image_samples import CALIBRATION, calibration_images, read_images
+from exporter.networks import load_member
 from exporter.onnx.metadata import describe_checkpoint
 from exporter.onnx.precision import compare, to_fp16, to_int8
-from exporter.onnx.session import Session, describe
+from exporter.onnx.session import Session
 from exporter.onnx.trace import write_model
 from trainer.config import Config, Data, Input, Network
 from trainer.networks.embedder import Embedder
@@ -77,10 +78,13 @@ def throughput(small: bool, dry: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = {kind: Path(folder) / f"{kind}.onnx" for kind in ("fp32", "fp16", "int8")}
         properties = describe_checkpoint(state, "", dim=embedder.dim)
-        write_model(embedder, paths["fp32"], size=size, properties=properties)
-        to_fp16(paths["fp32"], paths["fp16"])
-        to_int8(paths["fp32"], paths["int8"], iter(parts))
-        sessions = {kind: Session(describe(path), "cpu") for kind, path in paths.items()}
+        plain = write_model(embedder, paths["fp32"], size=size, properties=properties)
+        models = {
+            "fp32": plain,
+            "fp16": to_fp16(plain, paths["fp16"]),
+            "int8": to_int8(plain, paths["int8"], iter(parts)),
+        }
+        sessions = {kind: Session(model, "cpu") for kind, model in models.items()}
         sizes = {kind: path.stat().st_size for kind, path in paths.items()}
     last = parity.torch_runner(embedder)
     contenders = {
@@ -155,16 +159,17 @@ def int8(runs: list[Path], small: bool, dry: bool) -> None:
         with tempfile.TemporaryDirectory() as folder:
             paths = {kind: Path(folder) / f"{kind}.onnx" for kind in ("fp32", "fp16", "int8")}
             size = member.config.input.crop
-            write_model(member.embedder, paths["fp32"], size=size, properties=prepared)
-            spec = describe(paths["fp32"]).preprocessing
-            to_fp16(paths["fp32"], paths["fp16"])
-            chosen = spread(data.rows("train"), CALIBRATION)
-            to_int8(
-                paths["fp32"], paths["int8"], iter([prepared_images(data, chosen, spec, False)[0]])
-            )
+            plain = write_model(member.embedder, paths["fp32"], size=size, properties=prepared)
+            spec = plain.preprocessing
+            calibration, _ = calibration_images(data, spec)
+            models = {
+                "fp32": plain,
+                "fp16": to_fp16(plain, paths["fp16"]),
+                "int8": to_int8(plain, paths["int8"], calibration),
+            }
             tested = data.rows("test")[: 400 if small else None]
-            images, tested = prepared_images(data, tested, spec, False)
-            found = compare(paths, images, data.labels[tested], provider="cpu", batch_size=32)
+            images, tested = read_images(data, tested, spec)
+            found = compare(models, images, data.labels[tested], provider="cpu", batch_size=32)
         network = f"{data.name}, {member.config.network.backbone}, {member.config.loss.name}"
         rows += [
             [network, row.precision, f"{len(images):,}", f"{100 * row.recall:.2f}",

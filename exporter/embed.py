@@ -1,4 +1,4 @@
-"""`embed_with`: any ONNX model that embeds images, on any images."""
+"""`embed_with`: embed any images with any ONNX model that takes images."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from exporter.embedding.decoding import side_by_side
-from exporter.embedding.writing import embed
-from exporter.export import chosen_splits
+from exporter.embedding.engine import onnx_engine
+from exporter.embedding.writing import EmbedSettings, embed
+from exporter.image_samples import chosen_splits
 from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import describe
 from retrieval.errors import DmlError
@@ -19,7 +19,6 @@ from retrieval.files import check_target
 from retrieval.formats.hdf5.file import check_name
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load
-from trainer.data.source import Source
 
 
 def embed_with(
@@ -28,59 +27,40 @@ def embed_with(
     target: Path,
     *,
     output_name: str | None = None,
-    provider: str = "auto",
-    threads: int | None = None,
-    splits: Sequence[str] = (),
     progress: StageProgress | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """data: a folder with a folder for each class, a table, or the name of a data set.
+    """Embed images with an ONNX model and write them to an HDF5 file.
 
-    options: batch_size, half, force, resume and skip_bad of `embed`, and for models of other
-    programs what `Given` lists.
+    data: a folder with a folder for each class, a table, or the name of a data set.
+    output_name: the output that holds the embeddings, if the model has several.
+    options: the fields of `EmbedSettings` and, for models of other programs, of `Given`.
     """
     described = describe(model, output_name)
-    said = {part.name: options.pop(part.name) for part in fields(Given) if part.name in options}
-    prepared = foreign_preprocessing(described, **said)
+    given = Given(**{f.name: options.pop(f.name) for f in fields(Given) if f.name in options})
+    settings = EmbedSettings(**options)
+    prepared = foreign_preprocessing(described, given)
     images = find_data(data).on(prepared.background)
-    given = [model, *described.beside, Path(data)]
-    target = check_target(target, options.get("force") or options.get("resume"), given)
+    inputs = [model, *described.beside, Path(data)]
+    target = check_target(target, settings.force or settings.resume, inputs)
     same_name = [Path(file) for file in images.files() or () if Path(file).name == target.name]
     check_target(target, True, same_name)
     check_name(target)
-    rows = all_or_chosen(images, splits)
-    session, lanes = side_by_side(described, provider, prepared, threads)
-    own = described.metadata
-    attrs = {
-        "model": model.name,
-        "model_sha256": described.sha256,
-        "normalized": bool(own and own.normalized),
-        "backend": "onnx",
-    }
-    found = embed(
-        session.run,
-        session.dim,
-        Source(images, prepared.spec()),
-        prepared,
-        rows,
-        target,
-        attrs=attrs,
-        lanes=lanes,
-        stop=session.stop,
-        progress=progress,
-        **options,
-    )
+    rows = all_or_chosen(images, settings.splits)
+    engine = onnx_engine(described, settings.provider, settings.threads, prepared)
+    found = embed(engine, images, rows, target, settings, progress=progress)
     return asdict(found) | {
         "path": str(found.path),
-        "run_by": session.why,
+        "run_by": engine.why,
         "labelled": images.labelled,
     }
 
 
 def find_data(text: str) -> DataSet:
-    """`photos/`, `images.csv`, `cub:CUB_200_2011`, `glyphs`, or `glyphs:query`.
+    """Load what the user names: `photos/`, `images.csv`, `cub:CUB_200_2011` or `glyphs:query`.
 
-    `photos/` is all images, labelled or not; `folder:photos` is divided as for training.
+    `photos/` stands for all images in it, labelled or not; `folder:photos` is split into training
+    and test classes as for training.
     """
     name, colon, root = text.partition(":")
     names = DATASETS.entries
@@ -96,13 +76,13 @@ def find_data(text: str) -> DataSet:
     fix = f"{text}:FOLDER" if text in names else f"One of {', '.join(names)} goes as NAME:FOLDER."
     raise DmlError(
         f"There is nothing to embed at {text}.",
-        "A folder of images or of a folder for each class, a table (.csv), or a data set's name.",
+        "It is not a folder of images, a table (.csv) or the name of a data set.",
         fix,
     )
 
 
 def all_or_chosen(data: DataSet, splits: Sequence[str]) -> dict[str, np.ndarray]:
-    """Images that are not divided are one split, called test: they are there to be searched."""
+    """Rows by split; images that are not split at all become the split `test`."""
     there = data.counts()
     if not splits and set(there) == {"train"}:
         return {"test": data.rows("train")}

@@ -1,4 +1,4 @@
-"""What a model file says of itself, and whether it holds: `dmltool inspect model.onnx`."""
+"""Show what a model file says about itself, and check it: `dmltool inspect model.onnx`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from exporter.onnx import untrusted
 from exporter.onnx.metadata import Preprocessing
-from exporter.onnx.model import Model, describe, printable, shown
+from exporter.onnx.model import Model, describe, describe_graph, printable, shown
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.resources import StageProgress
@@ -19,14 +19,17 @@ from retrieval.resources import StageProgress
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-SIDE = 224  # of random images for a model that takes any size
+SIDE = 224  # pixels of random images for a model that takes any size
 IMAGES = 5
 SAME_COSINE = 0.999
-"""Of an embedding computed alone and in a batch; int8 rounds by the batch."""
+"""Lowest cosine of an embedding computed alone and in a batch; int8 rounds depending on it."""
 
 
 def inspect_model(path: Path) -> dict[str, Any]:
-    """As JSON has it. Nothing is run; a model that cannot embed images is shown as well."""
+    """Describe a model file in the types of JSON, without running it.
+
+    A model that cannot embed images is described too, with the reason as `problem`.
+    """
     data = untrusted.read_bytes(path)
     proto = untrusted.parse(data, path)
     found: dict[str, Any] = {
@@ -37,7 +40,7 @@ def inspect_model(path: Path) -> dict[str, Any]:
         "graph": _graph(proto),
     }
     try:
-        model = describe(path)
+        model = describe_graph(proto, data, path)
     except DmlError as error:
         return found | {"problem": {"what": error.what, "why": error.why, "fix": error.fix}}
     found |= {
@@ -82,9 +85,9 @@ def check_model(
     data: str | None = None,
     progress: StageProgress | None = None,
 ) -> dict[str, Any]:
-    """Runs a model on random images and, given the runs it came from, repeats the comparison.
+    """Run a model on random images; given the runs it was exported from, compare it with them.
 
-    `passed` says of each check whether it holds.
+    `passed` says for each check whether it succeeded.
     """
     model = describe(path)
     session = Session(model, "cpu", preprocessing=model.preprocessing or _some_preprocessing(model))
@@ -95,7 +98,7 @@ def check_model(
 
 
 def _some_preprocessing(model: Model) -> Preprocessing:
-    """Random numbers need no right mean; only their shape and type matter."""
+    """A preprocessing for random images: only shape and type matter, not mean and std."""
     side = SIDE if model.size is None else model.size[0]
     return Preprocessing(
         resize=side,
@@ -118,7 +121,7 @@ def _on_random_images(
     batches = [images, images, *(images[n : n + 1] for n in range(IMAGES))]
     rows = []
     for batch in batches:
-        rows.append(session.run(batch))  # NaN and infinity are an error there
+        rows.append(session.run(batch))  # raises an error for NaN and infinity
         if progress:
             progress("running the model", len(rows), len(batches))
     together, again = rows[:2]
@@ -149,20 +152,22 @@ def _against_runs(
     model: Model,
     session: Session,
     runs: Sequence[Path],
-    data: str | None,
+    root: str | None,
     progress: StageProgress | None,
 ) -> dict[str, Any]:
-    """The parity check of the export on the same images, and its verdict."""
-    from exporter import export, parity
+    """Repeat the comparison of the export on the same images; a DmlError if it fails."""
+    from exporter import parity
+    from exporter.image_samples import comparison_images
+    from exporter.networks import Together, check_same_images, load_member, load_training_data
+    from exporter.reuse import check_origin
 
-    members = [export.load_member(path) for path in runs]
-    export.check_origin(model, members)
+    members = [load_member(path) for path in runs]
+    check_origin(model, members)
+    check_same_images(members)
     own = model.metadata
-    images, labels = export.compared_images(
-        export.load_matching(members, data), own.preprocessing, own.precision
-    )
-    network = export.network_of(members, own.normalized)
-    normalize = own.normalized and len(members) == 1
-    found = parity.check(network, session, images, labels, normalize=normalize, progress=progress)
+    data = load_training_data(members[0], root)
+    images, labels = comparison_images(data, own.preprocessing, own.precision)
+    network = Together([member.embedder for member in members], own.normalized)
+    found = parity.check(network, session, images, labels, progress=progress)
     parity.judge(found, own.precision)
     return {"parity": found.to_dict()}

@@ -1,5 +1,8 @@
-"""Does the exported model retrieve like the network it came from? Differences of numbers, then of
-what a user sees: Recall@1, and whether the nearest neighbour is still the same."""
+"""Compare an exported model with the network it was made from.
+
+Numbers are compared first, then what a user notices: Recall@1, and whether the nearest neighbour is
+still the same.
+"""
 
 from __future__ import annotations
 
@@ -10,74 +13,75 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from retrieval.errors import DmlError
 from retrieval.resources import StageProgress, slices
-from trainer.networks.embedder import Embedder
 from trainer.run.device import to_input
 
 TOLERANCE = {"fp32": 0.1, "fp16": 0.5, "int8": 1.0}
-"""Points of Recall@1 that a model of this precision may lose."""
+"""Points of Recall@1 that a model of each precision may lose."""
 SAME_COSINE = 0.9999
-"""Below it a float32 model computes something else than the network; correct ones give 0.999999."""
+"""Lowest cosine of a float32 model that is exported correctly; usual values are 0.999999."""
 TIE = 1e-12
-"""Cosines in float64 that differ by less are equal: those of two copies of an image."""
+"""Cosines in float64 that differ by less are equal, such as those of two copies of an image."""
 
 Run = Callable[[np.ndarray], np.ndarray]
 
 
 class Runs(Protocol):
-    """What is needed of a session: uint8 (B, H, W, 3) -> (B, D)."""
+    """A session, or anything else that embeds uint8 images (B, H, W, 3) as (B, D)."""
 
     def run(self, batch: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
 class Parity:
+    """How far the embeddings of a model are from those of its network."""
+
     max_abs: float
-    """Largest difference of two numbers."""
+    """Largest absolute difference of two numbers."""
     max_rel: float
-    """Length of the difference over the length of the embedding, of the worst image."""
+    """Length of the difference divided by the length of the embedding, for the worst image."""
     min_cosine: float
     recall_torch: float
-    """Recall@1 by cosine among the real images, 0 to 1."""
+    """Recall@1 by cosine on the real images, 0 to 1."""
     recall_onnx: float
     agreement: float
     """Share of the real images whose nearest neighbour is the same."""
     images: int
-    """Real ones."""
+    """Number of real images."""
     batches: tuple[int, ...]
-    """Batch sizes that were compared, each on real and on random images."""
+    """Batch sizes that were compared, each with real and with random images."""
 
     @property
     def drop(self) -> float:
-        """Points of Recall@1 that are lost; negative: won."""
+        """Points of Recall@1 that the model loses; negative if it gains."""
         return 100 * (self.recall_torch - self.recall_onnx)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The fields in the types of JSON."""
         return asdict(self) | {"batches": list(self.batches)}
 
 
 def check(
-    embedder: Embedder,
+    network: nn.Module,
     session: Runs,
     images: np.ndarray,
     labels: np.ndarray,
     *,
-    normalize: bool = False,
     batch_sizes: Sequence[int] = (1, 3, 32),
     seed: int = 0,
     progress: StageProgress | None = None,
 ) -> Parity:
-    """Compares on real images (N, H, W, 3), uint8, and their labels (N,), and on random ones."""
+    """Compare on real images (N, H, W, 3), uint8, with labels (N,), and on random images."""
     if len(images) < 2:
         raise DmlError(
             f"Parity cannot be checked on {len(images)} images.",
-            "Every image is searched among the others.",
+            "Every image is a query that searches the others.",
             "Choose a split with more images: --split train",
         )
-    network = torch_runner(embedder, normalize)
+    reference = torch_runner(network)
     rng = np.random.default_rng(seed)
     pieces = [
         batch
@@ -87,11 +91,11 @@ def check(
             images[rng.integers(0, len(images), size)],
         )
     ]
-    step = 32 if images[0].nbytes < 3 * 128 * 128 else 8  # larger ones outgrow the CPU's cache
+    step = 32 if images[0].nbytes < 3 * 128 * 128 else 8  # larger batches exceed the CPU's cache
     starts = range(0, len(images), step)
     pieces += [images[at : at + step] for at in starts]
     sides: list[list[np.ndarray]] = []
-    for run in (network, session.run):  # not in turn: waiting threads of one slow down the other
+    for run in (reference, session.run):  # one after the other: idle threads would slow it down
         sides.append([])
         for batch in pieces:
             sides[-1].append(run(batch))
@@ -114,23 +118,20 @@ def check(
     )
 
 
-def torch_runner(embedder: Embedder, normalize: bool = False) -> Run:
-    """The network as a function of uint8 (B, H, W, 3), in evaluation mode; a copy of it is run."""
-    # channels_last is a third faster on a CPU, and the layout of what comes in.
-    network = copy.deepcopy(embedder).eval().to(memory_format=torch.channels_last)
-    device = network.pixel_mean.device
+def torch_runner(network: nn.Module) -> Run:
+    """A copy of a network as a function of uint8 (B, H, W, 3), in evaluation mode."""
+    # channels_last is a third faster on a CPU, and the layout of the images.
+    network = copy.deepcopy(network).eval().to(memory_format=torch.channels_last)
+    device = next(network.buffers()).device
 
     def run(batch: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
             pixels = torch.tensor(np.ascontiguousarray(batch)).permute(0, 3, 1, 2)
-            found = network(to_input(pixels, device))
-            if normalize:
-                found = torch.nn.functional.normalize(found)
-            found = found.float().cpu().numpy()
+            found = network(to_input(pixels, device)).float().cpu().numpy()
         if not np.isfinite(found).all():
             raise DmlError(
                 "The network gives NaN or infinite embeddings.",
-                "Its training has diverged, so there is nothing to compare a model with.",
+                "Its training has diverged.",
                 "Export another checkpoint, or train with a smaller learning rate.",
             )
         return found
@@ -139,11 +140,12 @@ def torch_runner(embedder: Embedder, normalize: bool = False) -> Run:
 
 
 def difference(right: np.ndarray, given: np.ndarray) -> tuple[float, float, float]:
-    """Largest difference, largest relative difference of a row, lowest cosine of two rows."""
+    """Largest absolute difference, largest relative difference of a row, lowest cosine of rows."""
     if right.shape != given.shape:
         raise DmlError(
             f"The model gives embeddings of shape {given.shape}, the network {right.shape}.",
-            "They are not the same network.",
+            "The model was not made from this network.",
+            "Export it again: dmltool export RUN --force",
         )
     right, given = right.astype(np.float64), given.astype(np.float64)
     delta = given - right
@@ -187,9 +189,9 @@ def _units(vectors: np.ndarray) -> np.ndarray:
 
 
 def judge(parity: Parity, precision: str, max_recall_drop: float | None = None) -> None:
-    """A DmlError with the numbers, where the model is not what the network is.
+    """Raise a DmlError with the numbers if the model is not as good as the network.
 
-    max_recall_drop: points of Recall@1, in place of the TOLERANCE of the precision.
+    max_recall_drop: allowed points of Recall@1, instead of the TOLERANCE of the precision.
     """
     allowed = TOLERANCE[precision] if max_recall_drop is None else max_recall_drop
     numbers = (

@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -239,3 +240,40 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder on the disk of `parent`, removed at the end, for files that are renamed later.
+
+    Folders of this prefix that killed processes left are removed first.
+    """
+    remove_scratch_folders(parent, prefix)
+    folder, file = _locked_folder(parent, prefix)
+    with file:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked_folder(parent: Path, prefix: str) -> tuple[Path, BinaryIO]:
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        with suppress(FileNotFoundError):  # another process took it for a leftover
+            file = (folder / "lock").open("wb")
+            with suppress(BlockingIOError):
+                lock(file)
+                if is_at(file, folder / "lock"):
+                    return folder, file
+            file.close()
+
+
+def remove_scratch_folders(parent: Path, prefix: str) -> None:
+    """Remove the scratch folders of this prefix that no living process has locked."""
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError):
+            left.rmdir()  # killed before it was locked
+        with suppress(OSError), claim(left / "lock") as file:
+            if lock(file):
+                shutil.rmtree(left, ignore_errors=True)

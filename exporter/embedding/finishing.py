@@ -1,15 +1,13 @@
-"""The last step of embedding where the file is not to be as it grew.
+"""Rewrite an embedding file: drop the rows of unreadable images, convert to float16.
 
-Rows of images that could not be read are left out, and rows become float16. Both are done by
-writing the file anew from `name.partial`, which goes only when the new one is in its place: killed
-in between, nothing but this step is done again.
+The new file is written from `name.partial`, which is removed only when the new file has its name:
+if the process is killed in between, only this step is repeated.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -17,7 +15,7 @@ import numpy as np
 
 from exporter.embedding.decoding import Bad
 from retrieval.errors import DmlError
-from retrieval.files import remove_unused, sync
+from retrieval.files import remove_scratch_folders, remove_unused, scratch_folder, sync
 from retrieval.formats.arrays import allocate, blocks, mapped
 from retrieval.formats.hdf5.file import SAME, Writer
 from retrieval.loading import load
@@ -26,7 +24,7 @@ from retrieval.problem import from_arrays
 from retrieval.resources import StageProgress
 
 MOST_TEXT = 32_768  # bytes; an attribute of HDF5 holds 64 kB at most
-MEMORY = 512 << 20
+MEMORY = 512 << 20  # bytes of a tile of distances
 
 Vectors = dict[str, np.ndarray]
 
@@ -34,56 +32,50 @@ Vectors = dict[str, np.ndarray]
 def rewrite(
     out: Writer, dtype: str, bad: dict[str, Bad], progress: StageProgress | None
 ) -> dict[str, tuple[float, float]] | None:
-    """Recall@1 before and after where the dtype has changed. Called while `out` is locked."""
-    new = _final(out)
+    """Rewrite the file of `out`, which is locked; Recall@1 before and after a change of dtype."""
     keep = {split: _kept(count, bad[split]) for split, count in out.lengths.items()}
     labels, paths = out.layout.labels, out.layout.paths
     columns = {s: (_of(labels[s], k), _text(paths[s], k)) for s, k in keep.items()}
-    stored = _mapped(out)
-    writer = Writer(new, columns, out.dim, dtype, out.layout.names, _attrs(out, bad), force=True)
-    try:
-        with writer:
+    stored, recall = _mapped(out), None
+    with scratch_folder(out.path.parent, _prefix(out)) as folder:
+        new = folder / out.path.name
+        with Writer(new, columns, out.dim, dtype, out.layout.names, _attrs(out, bad)) as writer:
             _copy(stored, keep, writer, progress)
-        recall = None
         labelled = all(labels is not None for labels, _ in columns.values())
         if np.dtype(dtype) != out.dtype and labelled:
             recall = _compare(stored, keep, new, columns, progress)
         os.replace(new, out.path)
-    finally:
-        with suppress(OSError):
-            remove_leftovers(out)
     sync(out.path.parent)
     out.partial.unlink()
     return recall
 
 
-def _final(out: Writer) -> Path:
-    return out.path.with_name(out.path.name + ".final")
+def _prefix(out: Writer) -> str:
+    """How the names of the folders begin in which this file is rewritten."""
+    return f".{out.path.name}-"
 
 
 def remove_leftovers(out: Writer) -> None:
-    """Removes what a killed `rewrite` left; the lock of `out` keeps living ones away."""
-    final = _final(out)
-    for left in (final, final.with_name(final.name + ".partial")):
-        left.unlink(missing_ok=True)
+    """Remove what a killed `rewrite` of this file left."""
+    remove_scratch_folders(out.path.parent, _prefix(out))
 
 
 def _kept(count: int, bad: Bad) -> np.ndarray:
     keep = np.ones(count, bool)
-    keep[[place for place, _ in bad]] = False
+    keep[[position for position, _ in bad]] = False
     return np.flatnonzero(keep)
 
 
-def _of(labels: np.ndarray | None, places: np.ndarray) -> np.ndarray | None:
-    return None if labels is None else labels[places]
+def _of(labels: np.ndarray | None, positions: np.ndarray) -> np.ndarray | None:
+    return None if labels is None else labels[positions]
 
 
-def _text(paths: list[bytes], places: np.ndarray) -> list[str]:
-    return [paths[place].decode("utf-8", "surrogateescape") for place in places.tolist()]
+def _text(paths: list[bytes], positions: np.ndarray) -> list[str]:
+    return [paths[position].decode("utf-8", "surrogateescape") for position in positions.tolist()]
 
 
 def _mapped(out: Writer) -> Vectors:
-    """The rows where they are. With skipped ones the file is not complete, so nobody else reads."""
+    """The rows of the unfinished file, memory-mapped."""
     found = {}
     with h5py.File(out.partial, "r", locking=False) as file:
         for split, count in out.lengths.items():
@@ -97,14 +89,14 @@ def _attrs(out: Writer, bad: dict[str, Bad]) -> dict[str, object]:
         attrs = out.layout.attrs | {"created": file.attrs["created"]}
     names, size, count = [], 0, 0
     for split, found in bad.items():
-        for place, error in found:
+        for position, error in found:
             count += 1
-            path = out.layout.paths[split][place].decode("utf-8", "replace")
+            path = out.layout.paths[split][position].decode("utf-8", "replace")
             entry = [path, error.why or error.what]
             size += len(json.dumps(entry)) + 2
             if size < MOST_TEXT:
                 names.append(entry)
-    if count:  # `listed_sha256` is of all paths, those left out among them
+    if count:  # `listed_sha256` covers all paths, including those left out
         listed = attrs.pop("paths_sha256")
         attrs |= {"skipped": count, "skipped_paths": names, "listed_sha256": listed}
     return attrs
@@ -114,9 +106,9 @@ def _copy(
     stored: Vectors, keep: dict[str, np.ndarray], writer: Writer, progress: StageProgress | None
 ) -> None:
     done, total = 0, sum(map(len, keep.values()))
-    for split, places in keep.items():
-        for part in blocks(len(places), stored[split].shape[1] * 4):
-            writer.write(split, part.start, stored[split][places[part]])
+    for split, positions in keep.items():
+        for part in blocks(len(positions), stored[split].shape[1] * 4):
+            writer.write(split, part.start, stored[split][positions[part]])
             done += part.stop - part.start
             if progress:
                 progress("writing", done, total)
@@ -129,7 +121,7 @@ def _compare(
     columns: dict[str, tuple[np.ndarray, list[str]]],
     progress: StageProgress | None,
 ) -> dict[str, tuple[float, float]]:
-    """Exact Recall@1 by l2 and cos: (as computed, as stored)."""
+    """Exact Recall@1 by l2 and cos, of the vectors as computed and as stored."""
     after = {split: part.vectors for split, part in load(new).splits.items()}
     before = {split: _taken(rows, keep[split]) for split, rows in stored.items()}
     labels = {split: values for split, (values, _) in columns.items()}
@@ -138,13 +130,13 @@ def _compare(
     return {distance: (a[distance], b[distance]) for distance in a}
 
 
-def _taken(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """No copy unless rows were left out; a large one goes to disk, not into memory."""
-    if len(places) == len(rows):
+def _taken(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """These rows; a copy only if some are left out, on disk if it is large."""
+    if len(positions) == len(rows):
         return rows
-    out = allocate((len(places), rows.shape[1]), rows.dtype)
-    for part in blocks(len(places), rows.shape[1] * rows.itemsize):
-        out[part] = rows[places[part]]
+    out = allocate((len(positions), rows.shape[1]), rows.dtype)
+    for part in blocks(len(positions), rows.shape[1] * rows.itemsize):
+        out[part] = rows[positions[part]]
     return out
 
 
@@ -162,11 +154,11 @@ def _recall(
     return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
 
 
-# Files that are there already
+# Finished files
 
 
 def is_finished(out: Writer, dtype: str) -> bool:
-    """Whether the target is what is about to be written: a run killed after its last rename."""
+    """Whether the target holds exactly what would be written; removes what a killed run left."""
     if not out.path.exists():
         return False
     try:
@@ -180,13 +172,14 @@ def is_finished(out: Writer, dtype: str) -> bool:
     kinds = {(part.vectors.dtype.name, part.vectors.shape[1]) for part in found.splits.values()}
     if not same or set(found.splits) != set(out.lengths) or kinds != {(dtype, out.dim)}:
         return False
-    if "skipped" in attrs or dtype != out.dtype:  # killed between the last two steps of `rewrite`
+    if "skipped" in attrs or dtype != out.dtype:  # `rewrite` may have been killed at its end
+        remove_leftovers(out)
         remove_unused(out.partial)
     return True
 
 
 def content(path: Path) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
-    """Rows of each split, and what was left out."""
+    """Rows of each split in a finished file, and path and reason of the images left out."""
     found = load(path)
     listed = json.loads(str(found.attrs.get("skipped_paths", "[]")))
     rows = {split: len(part.vectors) for split, part in found.splits.items()}

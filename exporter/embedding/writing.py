@@ -1,42 +1,50 @@
-"""Embeds the images of a data set into one HDF5 file: any number of them in the same memory.
+"""Embed the images of a data set into one HDF5 file, in memory that does not grow with them.
 
-Rows go to `name.partial` as they come (see `retrieval.formats.hdf5.file`). A killed run is
-resumed by computing the batches that are missing; batches have fixed places, so that the rows are
-those of an uninterrupted run also where a model's rounding depends on the rest of the batch. The
-file then equals that of an uninterrupted run in everything but `created`.
+Rows are written to `name.partial` as they are computed (see `retrieval.formats.hdf5.file`). A run
+that was killed is resumed by computing the missing batches. A batch always holds the same images,
+so that the rows equal those of an uninterrupted run even if a model's rounding depends on the rest
+of the batch. The finished file differs only in `created`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from exporter.embedding import finishing
-from exporter.embedding.decoding import (
-    Bad,
-    Done,
-    Run,
-    Task,
-    check_store,
-    chosen_workers,
-    run_batches,
-)
-from exporter.onnx.metadata import Preprocessing
+from exporter.embedding.decoding import Bad, Done, Task, chosen_workers, run_batches
+from exporter.embedding.engine import Engine
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.file import Writer
 from retrieval.resources import StageProgress
+from trainer.data.datasets import DataSet
 
-if TYPE_CHECKING:  # it imports torch, which embedding needs not
-    from trainer.data.datasets import DataSet
-    from trainer.data.source import Source
+
+@dataclass(frozen=True)
+class EmbedSettings:
+    """How to embed images into a file."""
+
+    splits: tuple[str, ...] = ()
+    """Splits of the data set; empty: test, or query and gallery."""
+    provider: str = "auto"
+    threads: int | None = None
+    """Threads on a CPU; None: a short trial chooses."""
+    batch_size: int = 32
+    half: bool = False
+    """Store float16 instead of float32, and report what that does to Recall@1."""
+    skip_bad: bool = False
+    """Leave out images that cannot be read, instead of raising an error."""
+    resume: bool = False
+    """Compute only the rows that an interrupted run has not written."""
+    force: bool = False
+    """Overwrite existing files."""
 
 
 @dataclass(frozen=True)
@@ -55,94 +63,98 @@ class Embedded:
     recall: dict[str, tuple[float, float]] | None = None
     """With half: Recall@1 of the float32 and of the float16 vectors, by l2 and by cos."""
     seconds: float = 0.0
-    """Of decoding, computing and writing rows."""
+    """Time for decoding, computing and writing rows."""
     writing: float = 0.0
-    """Seconds of these spent in writing."""
+    """Time for writing, which is part of `seconds`."""
 
 
 class _Rewritten(Exception):
-    """Leaves the writer without its finishing touch: the file has been written anew."""
+    """Leaves the Writer without finishing its file, because that has been rewritten."""
 
 
 def embed(
-    run: Run,
-    dim: int,
-    source: Source,
-    preprocessing: Preprocessing,
+    engine: Engine,
+    data: DataSet,
     splits: dict[str, np.ndarray],
     target: str | Path,
+    settings: EmbedSettings | None = None,
     *,
-    attrs: dict[str, object],
-    half: bool = False,
-    batch_size: int = 32,
-    resume: bool = False,
-    force: bool = False,
-    skip_bad: bool = False,
+    attrs: dict[str, object] | None = None,
     workers: int | None = None,
-    lanes: int = 1,
-    stop: Callable[[], None] | None = None,
     progress: StageProgress | None = None,
 ) -> Embedded:
-    """run: uint8 (B, crop, crop, 3) -> (B, dim), called by `lanes` threads at a time; `stop` ends
-    its calls after an interrupt.
+    """Embed rows of a data set and write them to `target`.
 
-    splits: rows of the data set under the name that they get in the file; attrs: model,
-    model_sha256, normalized and what else is to be recorded. workers: threads that decode.
+    splits: rows of the data set by the name of the split in the file.
+    attrs: attributes of the file beside those of the engine.
+    workers: threads that decode images; None: chosen by the number of processors.
 
-    Images are read here for the first time. One that cannot be is an error; with skip_bad the file
-    is written without it, and names it in its attributes. With half the rows become float16 at the
-    end: until then the file holds float32, to compare the two.
+    Images are read here for the first time. One that cannot be read is an error; with `skip_bad`
+    the file is written without it and names it in its attributes. With `half` the rows become
+    float16 at the end: until then the file holds float32, to compare the two.
     """
-    target = check_target(target, force or resume)
-    spec, data = preprocessing.spec(), source.data
-    check_store(source, spec)
+    settings = settings or EmbedSettings()
+    target = check_target(target, settings.force or settings.resume)
     _check_splits(splits, data.name)
-    attrs = {"dataset": data.name, "preprocessing": preprocessing.to_dict()} | attrs
-    attrs["images"] = where_images_are(data, target)
-    columns = {
-        s: (data.labels[r] if data.labelled else None, [data.paths[n] for n in r.tolist()])
-        for s, r in splits.items()
-    }
-    names = np.array(data.label_names, np.str_) if data.labelled else None
-    out = Writer(target, columns, dim, "float32", names, attrs, force, resume)
-    dtype = "float16" if half else "float32"
-    if resume and not force and finishing.is_finished(out, dtype):
+    out = _writer(engine, data, splits, target, settings, attrs or {})
+    dtype = "float16" if settings.half else "float32"
+    if settings.resume and not settings.force and finishing.is_finished(out, dtype):
         rows, left_out = finishing.content(target)
-        return Embedded(target, rows, dim, dtype, 0, left_out)
+        return Embedded(target, rows, engine.dim, dtype, 0, left_out)
     start, timing = time.perf_counter(), {"writing": 0.0, "computed": 0}
     bad: dict[str, Bad] = {split: [] for split in splits}
     recall = None
-    try:
-        with out:
-            finishing.remove_leftovers(out)
-            tasks = _missing(out, batch_size)
-            threads = workers or chosen_workers(source)
-            batches = run_batches(run, source, spec, splits, tasks, threads, lanes, stop)
-            _write_rows(out, batches, bad, skip_bad, timing, progress)
-            timing["seconds"] = time.perf_counter() - start
-            if half or any(bad.values()):
-                recall = finishing.rewrite(out, dtype, bad, progress)
-                raise _Rewritten
-    except _Rewritten:
-        pass
+    with suppress(_Rewritten), out:
+        finishing.remove_leftovers(out)
+        tasks = _missing(out, settings.batch_size)
+        batches = run_batches(engine, data, splits, tasks, workers or chosen_workers(data))
+        _write_rows(out, batches, bad, settings.skip_bad, timing, progress)
+        timing["seconds"] = time.perf_counter() - start
+        if settings.half or any(bad.values()):
+            recall = finishing.rewrite(out, dtype, bad, progress)
+            raise _Rewritten
     left_out = tuple(
-        (columns[split][1][place], error.why or error.what)
+        (data.paths[splits[split][position]], error.why or error.what)
         for split, found in bad.items()
-        for place, error in found
+        for position, error in found
     )
     counts = {split: len(rows) - len(bad[split]) for split, rows in splits.items()}
-    return Embedded(target, counts, dim, dtype, skipped=left_out, recall=recall, **timing)
+    return Embedded(target, counts, engine.dim, dtype, skipped=left_out, recall=recall, **timing)
+
+
+def _writer(
+    engine: Engine,
+    data: DataSet,
+    splits: dict[str, np.ndarray],
+    target: Path,
+    settings: EmbedSettings,
+    attrs: dict[str, object],
+) -> Writer:
+    described = {
+        "dataset": data.name,
+        "preprocessing": engine.preprocessing.to_dict(),
+        "images": where_images_are(data, target),
+    }
+    columns = {
+        s: (data.labels[rows] if data.labelled else None, [data.paths[n] for n in rows.tolist()])
+        for s, rows in splits.items()
+    }
+    names = np.array(data.label_names, np.str_) if data.labelled else None
+    attrs = described | engine.attrs | attrs
+    return Writer(
+        target, columns, engine.dim, "float32", names, attrs, settings.force, settings.resume
+    )
 
 
 def where_images_are(data: DataSet, target: Path) -> dict[str, object]:
-    """How a report finds the images again, also where their folder and the file moved together."""
+    """How a report finds the images, even if their folder and the file were moved together."""
     files = data.folder()
     found: dict[str, object] = {"files": files is not None, "options": dict(data.options)}
     root = data.root if files is None else files
     if root is not None:
         absolute = Path(root).resolve()
         found |= {"root": str(root), "absolute": str(absolute)}
-        with suppress(ValueError):  # on Windows, another drive
+        with suppress(ValueError):  # another drive on Windows
             found["relative"] = os.path.relpath(absolute, target.parent)
     return found
 
@@ -162,9 +174,9 @@ def _missing(out: Writer, batch_size: int) -> Iterator[Task]:
     for split, count in out.lengths.items():
         missing = ~out.done(split)
         for at in range(0, count, batch_size):
-            places = at + np.flatnonzero(missing[at : at + batch_size])
-            if len(places):
-                yield split, places
+            positions = at + np.flatnonzero(missing[at : at + batch_size])
+            if len(positions):
+                yield split, positions
 
 
 def _write_rows(
@@ -184,10 +196,10 @@ def _write_rows(
         if batch.vectors is not None:
             _check_vectors(batch, out)
             start = time.perf_counter()
-            out.write(batch.split, batch.places, batch.vectors)
+            out.write(batch.split, batch.positions, batch.vectors)
             timing["writing"] += time.perf_counter() - start
-            timing["computed"] += len(batch.places)
-        done += len(batch.places) + len(batch.bad)
+            timing["computed"] += len(batch.positions)
+        done += len(batch.positions) + len(batch.bad)
         if progress:
             progress("embedding", done, total)
     for split, found in bad.items():
@@ -195,7 +207,7 @@ def _write_rows(
             raise DmlError(
                 f"No image of {split} can be read.",
                 found[0][1].what,
-                "Look whether the folder of the images is still there.",
+                "Check that the folder of the images is still there.",
             )
 
 
@@ -204,23 +216,24 @@ def _unreadable(bad: Bad) -> DmlError:
     return DmlError(
         error.what,
         error.why,
-        "What has been computed is kept. Replace the image and add --resume, or go on without it: "
-        "--resume --skip-bad",
+        "The rows computed so far are kept. Replace the image and add --resume, or continue "
+        "without it: --resume --skip-bad",
     )
 
 
 def _check_vectors(batch: Done, out: Writer) -> None:
-    wanted = (len(batch.places), out.dim)
+    wanted = (len(batch.positions), out.dim)
     if batch.vectors.shape != wanted:
         raise DmlError(
             f"The model gave embeddings of shape {batch.vectors.shape}, not {wanted}.",
-            f"It was asked for {len(batch.places)} images.",
+            f"It was given {len(batch.positions)} images.",
+            "Export it with a dynamic batch and a fixed embedding length.",
         )
     finite = np.isfinite(batch.vectors).all(axis=1)
     if not finite.all():
-        path = out.layout.paths[batch.split][batch.places[np.argmin(finite)]]
+        path = out.layout.paths[batch.split][batch.positions[np.argmin(finite)]]
         raise DmlError(
             f"The embedding of {path.decode('utf-8', 'replace')} has NaN or infinity in it.",
-            "It has no distance to anything.",
+            "It has no distance to any other embedding.",
             "Float16 overflows where float32 does not; try: --precision fp32",
         )

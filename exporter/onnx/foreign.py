@@ -1,10 +1,9 @@
-"""Models that other programs made: the user says what their files do not."""
+"""Use models of other programs: the user gives the preprocessing that their files do not name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from exporter.onnx.metadata import LAYOUTS, Preprocessing
 from exporter.onnx.model import Model
@@ -16,44 +15,46 @@ from trainer.data.images import WHITE, Colour
 
 @dataclass(frozen=True)
 class Given:
-    """What the user says of a model's input, under the names of the options; None: nothing."""
+    """What the user says about the input of a model; fields have the names of the options."""
 
     size: int | None = None
-    """Sides of the input in pixels."""
+    """Width and height of the input in pixels."""
     resize: int | None = None
-    """Short side before the central crop; `size` if not given."""
+    """Short side before the central crop; by default `size`."""
     squash: bool | None = None
-    """Both sides become `size` or `resize`, whatever the ratio."""
+    """Resize both sides to the same length instead of keeping the ratio."""
     interpolation: str | None = None
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     scale: int | None = None
-    """1 or 255: mean and std are those of colours from 0 to so much."""
+    """1 or 255: the largest colour value that mean and std refer to."""
     bgr: bool | None = None
     layout: str | None = None
     background: Colour | None = None
     no_draft: bool | None = None
-    """JPEGs are decoded at full size."""
+    """Decode JPEG images at full size."""
 
 
-def foreign_preprocessing(model: Model, size: int | None = None, **said: Any) -> Preprocessing:
-    """The preprocessing of a model that does not carry its own, from what the user says (`Given`).
+NOTHING = Given()
 
-    A model of dmltool gives its own, and nothing may be said about it.
+
+def foreign_preprocessing(model: Model, given: Given = NOTHING) -> Preprocessing:
+    """The preprocessing of a model: its own, or what the user gives for one of another program.
+
+    For a model of dmltool, anything that the user gives is an error.
     """
-    given = Given(size, **said)
     if model.preprocessing is not None:
         named = {f"--{name.replace('_', '-')}": value for name, value in asdict(given).items()}
         used = ", ".join(name for name, value in named.items() if value not in (None, False))
         if used:
             raise DmlError(
-                f"{model.path} says itself how images are prepared for it.",
-                f"{used} would give other embeddings than it was trained for.",
+                f"{model.path} contains the preprocessing of its images.",
+                f"{used} would give other embeddings than those it was trained for.",
                 f"Leave out {used}.",
             )
         return model.preprocessing
     _check(model, given)
-    side = size or model.size[0]
+    side = given.size or model.size[0]
     check_batch(model.path, model.batch, side * side)
     return Preprocessing(
         resize=side if given.resize is None else given.resize,
@@ -73,19 +74,19 @@ def foreign_preprocessing(model: Model, size: int | None = None, **said: Any) ->
 
 
 def _check(model: Model, given: Given) -> None:
-    """All that is missing or wrong, together."""
+    """Raise one DmlError that lists everything that is missing or wrong."""
     problems = [*_form_problems(model, given), *_value_problems(model, given)]
     fixes = " ".join(fix for _, fix in problems if fix)
     if problems:
         raise DmlError(
-            f"How to prepare images for {model.path} is not clear.",
+            f"The preprocessing of images for {model.path} is not known.",
             "\n".join(text for text, _ in problems),
-            f"For example, if it was trained so: {fixes}" if fixes else "",
+            f"For example, if it was trained that way: {fixes}" if fixes else "",
         )
 
 
 def _form_problems(model: Model, given: Given) -> Iterator[tuple[str, str]]:
-    """What is wrong with size and layout, and an option that mends it."""
+    """What is wrong with size and layout, and an option that fixes it."""
     size, layout = given.size, given.layout
     if model.size is not None:
         if model.size[0] != model.size[1]:
@@ -104,7 +105,7 @@ def _form_problems(model: Model, given: Given) -> Iterator[tuple[str, str]]:
 
 
 def _value_problems(model: Model, given: Given) -> Iterator[tuple[str, str]]:
-    """What is wrong with mean, std and scale, and an option that mends it."""
+    """What is wrong with mean, std and scale, and an option that fixes it."""
     if model.dtype == "uint8":
         if (given.mean, given.std, given.scale) != (None, None, None):
             yield "it takes bytes, so --mean and --std must be inside it already", ""

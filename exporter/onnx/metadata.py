@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -174,11 +174,10 @@ def describe_checkpoint(
     dim: int | None = None,
     input: str = "uint8-nhwc",
     normalize: bool = False,
-    precision: str = "fp32",
 ) -> dict[str, str]:
-    """The properties of a model that is exported from a checkpoint.
+    """The properties of a float32 model that is exported from a checkpoint.
 
-    dim: that of the network, needed where the config leaves it to the backbone.
+    dim: length of the embedding; needed if the configuration leaves it to the backbone.
     """
     config = state["config"]
     prepared = Preprocessing.from_checkpoint(state, input)
@@ -194,10 +193,35 @@ def describe_checkpoint(
         "dataset": config["data"]["dataset"],
         "checkpoint_sha256": sha256,
         "versions": {str(key): str(value) for key, value in state["versions"].items()},
-        "precision": precision,
+        "precision": "fp32",
     }
     values |= {_NAMES.get(key, key): value for key, value in prepared.to_dict().items()}
     return to_properties({key: value for key, value in values.items() if value is not None})
+
+
+def describe_ensemble(members: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The properties of an ensemble, given those of the models that its members would be.
+
+    The preprocessing is that of the first member; mean and std are recorded for each.
+    """
+    said = [{key.removeprefix(PREFIX): value for key, value in each.items()} for each in members]
+    texts, numbers = ("arch", "loss", "checkpoint_sha256"), ("embedding_dim", "mean", "std")
+    parts = [
+        {key: each[key] for key in texts} | {key: json.loads(each[key]) for key in numbers}
+        for each in said
+    ]
+    loss, dataset = (" + ".join(dict.fromkeys(p[key] for p in said)) for key in ("loss", "dataset"))
+    own = {key: value for key, value in said[0].items() if key != "checkpoint_sha256"}
+    return to_properties(
+        own
+        | {
+            "loss": loss,
+            "dataset": dataset,
+            "arch": " + ".join(each["arch"] for each in said),
+            "embedding_dim": sum(part["embedding_dim"] for part in parts),
+            "ensemble": json.dumps(parts, sort_keys=True),
+        }
+    )
 
 
 def to_properties(values: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A model file, looked at without running it."""
+"""Describe a model file without running it."""
 
 from __future__ import annotations
 
@@ -23,34 +23,55 @@ _OUTPUT_TYPES = {1: "float32", 10: "float16", 11: "float64"}
 
 @dataclass(frozen=True)
 class Model:
-    """What an ONNX file says of its input, its output and itself."""
+    """An ONNX file: its input, its output, its metadata, and the hash of its bytes."""
 
     path: Path
     sha256: str
     input_name: str
     output_name: str
     layout: str
-    """nhwc or nchw; empty where the file does not tell."""
+    """nhwc or nchw; empty if the file does not say."""
     dtype: str
     size: tuple[int, int] | None
-    """Height and width; None: any."""
+    """Height and width; None: any size."""
     batch: int | None
     """Images in a batch; None: any number."""
     dim: int | None
-    """Length of the embedding; None: only a run will show it."""
+    """Length of the embedding; None: known only after a run."""
     properties: dict[str, str]
     preprocessing: Preprocessing | None
-    """None: not a model of dmltool, see `foreign_preprocessing`."""
+    """None: a model of another program, see `foreign_preprocessing`."""
     metadata: Metadata | None = None
     beside: tuple[Path, ...] = ()
-    """Files of weights."""
+    """Files that hold weights."""
+
+    def read(self) -> bytes:
+        """The bytes of the file; a DmlError if they are not those that were described."""
+        data = untrusted.read_bytes(self.path)
+        if untrusted.digest(data, list(self.beside)) != self.sha256:
+            raise DmlError(
+                f"{self.path} was changed by another program.",
+                "Its content is no longer what was checked.",
+                "Start the command again.",
+            )
+        return data
+
+    def load(self) -> ModelProto:
+        """The graph of the file."""
+        return untrusted.parse(self.read(), self.path)
 
 
 def describe(path: Path | str, output_name: str | None = None) -> Model:
-    """Reads a model file without running anything; what cannot embed images is a DmlError."""
+    """Read a model file without running it; a DmlError if it cannot embed images."""
     path = Path(path)
     data = untrusted.read_bytes(path)
-    proto = untrusted.parse(data, path)
+    return describe_graph(untrusted.parse(data, path), data, path, output_name)
+
+
+def describe_graph(
+    proto: ModelProto, data: bytes, path: Path, output_name: str | None = None
+) -> Model:
+    """Describe a graph whose bytes, `data`, are in the file at `path`."""
     beside = untrusted.external_files(proto, path)
     untrusted.check_operators(proto, path)
     properties = {entry.key: entry.value for entry in proto.metadata_props}
@@ -88,7 +109,7 @@ def describe(path: Path | str, output_name: str | None = None) -> Model:
 
 
 def _shape(value: ValueInfoProto) -> list[int | None] | None:
-    """Lengths, None where they are free; None where not even their number is known."""
+    """Length of each axis, None for a free one; None if not even the number of axes is known."""
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
         return None
     dims = value.type.tensor_type.shape.dim
@@ -96,14 +117,14 @@ def _shape(value: ValueInfoProto) -> list[int | None] | None:
 
 
 def shown(value: ValueInfoProto) -> str:
-    """Name and shape of an input or output."""
+    """Name and shape of an input or output, as a text."""
     shape = _shape(value)
     inner = "?" if shape is None else " x ".join("any" if d is None else str(d) for d in shape)
     return f"{printable(value.name)} ({inner})"
 
 
 def printable(text: str) -> str:
-    """Names in a file may hold anything, such as codes that change a terminal."""
+    """A short text without control characters, which a file may use to change a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text[:80])
 
 
@@ -137,7 +158,7 @@ def _find_input(proto: ModelProto, path: Path) -> tuple[str, str, list[int | Non
 
 
 def _layout(dims: Sequence[int | None]) -> str:
-    """A length of 3 tells; so does an axis that cannot be the colours. Else the file is silent."""
+    """nhwc or nchw, by the axis that has length 3 or can have it; empty if both or neither can."""
     first, last = dims[1], dims[3]
     if first == last:
         return ""
@@ -186,7 +207,7 @@ def _find_output(proto: ModelProto, path: Path, wanted: str | None) -> tuple[str
 
 def bad_rank(path: Path, shown: str, rank: int, flat: Sequence[str] = ()) -> DmlError:
     if rank == 4:
-        why = "A feature map is not an embedding: it must be averaged over its places first."
+        why = "It is a feature map, which must be averaged over height and width first."
     else:
         why = f"An embedding has two axes, batch and length; this output has {rank}."
     other = f"--output-name {printable(flat[0])}" if flat else ""
@@ -199,7 +220,7 @@ def bad_rank(path: Path, shown: str, rank: int, flat: Sequence[str] = ()) -> Dml
 
 
 def _check_agreement(model: Model, metadata: Metadata) -> None:
-    """The graph and the metadata must tell the same."""
+    """Raise a DmlError if the graph and the metadata contradict each other."""
     said = metadata.preprocessing
     crop = (said.crop, said.crop)
     found = [

@@ -1,6 +1,6 @@
-"""Smaller models from a float32 one: float16 weights, or 8-bit arithmetic.
+"""Convert a float32 model to float16 or int8, and compare the precisions.
 
-Embeddings of different precisions are not to be mixed: queries and gallery need the same model.
+Embeddings of different precisions must not be mixed: queries and gallery need the same model.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from exporter.onnx import untrusted
 from exporter.onnx.metadata import PREFIX
+from exporter.onnx.model import Model
 from exporter.onnx.nodes import head, last, straighten, tail
 from exporter.onnx.providers import load_runtime
-from exporter.onnx.session import Model, Session, describe
+from exporter.onnx.session import Session
 from exporter.onnx.trace import clean, save, set_properties
 from exporter.parity import retrieved
 from retrieval.errors import DmlError
@@ -32,36 +34,36 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-def to_fp16(source: Path, target: Path) -> None:
-    """Weights and activations in float16; what goes in and comes out keeps its type."""
+def to_fp16(source: Model, target: Path) -> Model:
+    """Write a model with float16 weights and activations; input and output keep their types."""
     _, float16 = _tools()
-    model = _load(source)
-    # Types are inferred anyway; the converter takes those of weights for a reason to cast them.
+    model = source.load()
+    # The converter would cast weights whose types are listed; it infers the others itself.
     del model.graph.value_info[:]
     blocked = [node.name for node in (*head(model), *tail(model))]
     with _calm_logging():
         half = float16.convert_float_to_float16(model, keep_io_types=True, node_block_list=blocked)
     straighten(half)
-    _finish(half, model, target, "fp16", {"weights": "float16", "activations": "float16"})
+    return _finish(half, source, target, "fp16", {"weights": "float16", "activations": "float16"})
 
 
 def to_int8(
-    source: Path,
+    source: Model,
     target: Path,
     calibration: Iterable[np.ndarray],
     *,
     progress: StageProgress | None = None,
     total: int = 0,
-) -> None:
-    """Static quantisation: convolutions and products of matrices in 8 bits.
+) -> Model:
+    """Write a model with convolutions and matrix products in 8 bits (static quantisation).
 
-    calibration: batches of training images, uint8 (B, H, W, 3); the largest and smallest number
-    that each layer gives for them become the ends of its scale. `total` is how many images there
-    are, for progress.
+    calibration: batches of training images, uint8 (B, H, W, 3). The smallest and the largest number
+    that each layer computes for them become the ends of its scale.
+    total: number of these images, for progress.
     """
     tools, _ = _tools()
-    model = _load(source)
-    reader = Reader(describe(source), calibration, progress, total)
+    model = source.load()
+    reader = Reader(source, calibration, progress, total)
     spared = [node.name for node in (*head(model), *last(model))]
     with tempfile.TemporaryDirectory(prefix="dmltool-") as folder, _calm_logging():
         written = Path(folder) / "int8.onnx"
@@ -77,18 +79,18 @@ def to_int8(
             reduce_range=True,
             nodes_to_exclude=spared,
         )
-        small = _load(written)
+        small = untrusted.parse(untrusted.read_bytes(written), written)
     how = {
         "format": "QDQ, static",
         "activations": "uint8",
         "weights": "int8 per channel, 7 bits used",
         "calibration_images": reader.images,
     }
-    _finish(small, _load(source), target, "int8", how)
+    return _finish(small, source, target, "int8", how)
 
 
 class Reader:
-    """Calibration images as ONNX Runtime asks for them."""
+    """Calibration images in the form that ONNX Runtime reads them."""
 
     def __init__(
         self,
@@ -128,17 +130,19 @@ class Reader:
 
 @dataclass(frozen=True)
 class Row:
+    """One precision in the comparison."""
+
     precision: str
     bytes: int
     images_per_second: float
     recall: float
     """Recall@1 by cosine, 0 to 1."""
     changed: float
-    """Share of images whose nearest neighbour is not that of the first model."""
+    """Share of images whose nearest neighbour differs from that of the first model."""
 
 
 def compare(
-    models: Mapping[str, Path],
+    models: Mapping[str, Model],
     images: np.ndarray,
     labels: np.ndarray,
     *,
@@ -147,8 +151,8 @@ def compare(
     batch_size: int = 8,
     progress: StageProgress | None = None,
 ) -> list[Row]:
-    """The models by precision, side by side on the same images (N, H, W, 3)."""
-    sessions = {name: Session(describe(path), provider, threads) for name, path in models.items()}
+    """Compare size, speed and retrieval of models on the same images (N, H, W, 3)."""
+    sessions = {name: Session(model, provider, threads) for name, model in models.items()}
     batches = [images[at : at + batch_size] for at in range(0, len(images), batch_size)]
     seconds = dict.fromkeys(sessions, 0.0)
     found: dict[str, list[np.ndarray]] = {name: [] for name in sessions}
@@ -162,19 +166,18 @@ def compare(
         if progress:
             progress("comparing precisions", done, len(batches))
     rows, first = [], None
-    for name, path in models.items():
+    for name, model in models.items():
         recall, nearest = retrieved(np.concatenate(found[name]), labels)
         first = nearest if first is None else first
         speed = len(images) / max(seconds[name], 1e-9)
         changed = float((nearest != first).mean())
-        rows.append(Row(name, path.stat().st_size, speed, recall, changed))
+        rows.append(Row(name, model.path.stat().st_size, speed, recall, changed))
     return rows
 
 
 def _tools() -> tuple[ModuleType, ModuleType]:
-    """ONNX Runtime's quantization and float16, which put their folder on sys.path and need it while
-    they are imported."""
-    load_runtime()  # told to be silent
+    """ONNX Runtime's quantization and float16, imported without their changes to sys.path."""
+    load_runtime()  # silences its logger
     path = sys.path.copy()
     try:
         from onnxruntime import quantization
@@ -184,27 +187,21 @@ def _tools() -> tuple[ModuleType, ModuleType]:
     return quantization, float16
 
 
-def _load(path: Path) -> ModelProto:
-    from exporter.onnx import untrusted
-
-    return untrusted.parse(untrusted.read_bytes(path), path)
-
-
 def _finish(
-    model: ModelProto, source: ModelProto, target: Path, precision: str, how: Mapping[str, object]
-) -> None:
-    """Metadata of the source, except for what is no longer true: its parity."""
-    clean(model)
-    del model.metadata_props[:]
-    kept = {e.key: e.value for e in source.metadata_props if e.key != f"{PREFIX}parity"}
+    proto: ModelProto, source: Model, target: Path, precision: str, how: Mapping[str, object]
+) -> Model:
+    """Write a graph with the metadata of its source, except for the parity, which has changed."""
+    clean(proto)
+    del proto.metadata_props[:]
+    kept = {key: value for key, value in source.properties.items() if key != f"{PREFIX}parity"}
     new = {"precision": precision, "quantization": json.dumps(how, sort_keys=True)}
-    set_properties(model, kept | {PREFIX + key: value for key, value in new.items()})
-    save(model, target)
+    set_properties(proto, kept | {PREFIX + key: value for key, value in new.items()})
+    return save(proto, target)
 
 
 @contextmanager
 def _calm_logging() -> Iterator[None]:
-    """ONNX Runtime's tools advise through the root logger, which they also set up."""
+    """Silence ONNX Runtime's tools, which set up the root logger and write to it."""
     root = logging.getLogger()
     handler, disabled = logging.NullHandler(), root.manager.disable
     root.addHandler(handler)

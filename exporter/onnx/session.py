@@ -1,4 +1,4 @@
-"""A session that runs a model file, on a device that works."""
+"""Run a model file with ONNX Runtime, on a device that works."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from exporter.onnx import untrusted
 from exporter.onnx.foreign import foreign_preprocessing
 from exporter.onnx.metadata import Preprocessing
-from exporter.onnx.model import Model, bad_rank, describe
+from exporter.onnx.model import Model, bad_rank
 from exporter.onnx.providers import NAMES, load_runtime, pick, quiet, silent_options
 from retrieval.errors import DmlError
 from retrieval.resources import processors_if_limited
 
-__all__ = ["Model", "Session", "describe", "foreign_preprocessing", "pick"]
-
 
 class Session:
-    """Runs a model. Several threads may call `run`."""
+    """Run a model. Several threads may call `run` at the same time."""
 
     provider: str
-    """cpu, cuda or tensorrt: the one that really runs."""
+    """cpu, cuda or tensorrt: the provider that really runs."""
     why: str
-    """One line: which, and why."""
+    """One line: which provider, and why."""
 
     def __init__(
         self,
@@ -37,16 +34,13 @@ class Session:
         threads: int | None = None,
         *,
         preprocessing: Preprocessing | None = None,
-        spinning: bool = True,
     ) -> None:
-        """threads: of one run; None: one a core. spinning: they wait busily between two runs,
-        which is faster unless others want the cores.
-        """
+        """Start a session; `threads` are those of one run, by default one for each processor."""
         self.model = model
         prepared = preprocessing or model.preprocessing
         self.preprocessing = prepared if prepared is not None else foreign_preprocessing(model)
         chain, self.why = pick(provider)
-        self.session = _start(model, chain, threads, spinning)
+        self.session = _start(model, chain, threads)
         first = self.session.get_providers()[0]
         self.provider = next((k for k, name in NAMES.items() if name == first), first)
         if first != chain[0]:
@@ -64,7 +58,7 @@ class Session:
 
     @property
     def dim(self) -> int:
-        """Length of the embedding; where the file does not tell it, a black image does."""
+        """Length of the embedding; found by embedding a black image if the file does not say."""
         if self.model.dim is not None:
             return self.model.dim
         side = self.preprocessing.crop
@@ -84,18 +78,20 @@ class Session:
             rows = np.flatnonzero(~np.isfinite(found).all(1))
             raise DmlError(
                 f"{self.model.path} gave embeddings with NaN or infinity.",
-                f"{len(rows)} of {len(batch)} images of a batch are concerned.",
+                f"It happened for {len(rows)} of {len(batch)} images of a batch.",
                 "Float16 overflows where float32 does not; try: --precision fp32",
             )
         return found
 
     def stop(self) -> None:
-        """Ends the runs of other threads with an error, and all that are begun later."""
+        """End the runs of other threads with an error, and all that start later."""
         self.options.terminate = True
 
     def _run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
-        """One run. Python sees Ctrl-C between two steps of its main thread only, so that this
-        thread waits while another one runs the model, which may have a loop without end.
+        """Run the model once, in another thread if this is the main one.
+
+        Python notices Ctrl-C only between two steps of the main thread, and a model may contain an
+        endless loop.
         """
         names = [self.model.output_name]
         if threading.current_thread() is not threading.main_thread():
@@ -111,10 +107,10 @@ class Session:
         name, path = self.model.output_name, self.model.path
         feed = {self.model.input_name: self.preprocessing.to_input(batch)}
         try:
-            with nullcontext() if self._warm else quiet():  # engines are built in a first run
+            with nullcontext() if self._warm else quiet():  # a first run builds engines
                 found = self._run(feed)
             self._warm = True
-        except Exception as error:  # the runtime has a class of its own for every failure
+        except Exception as error:  # the runtime has its own class for every failure
             side = " x ".join(map(str, batch.shape[1:3]))
             raise DmlError(
                 f"{path} cannot be run on a batch of {len(batch)}, {side} pixels each.",
@@ -133,16 +129,11 @@ class Session:
         return found.astype(np.float32, copy=False)
 
 
-def _start(model: Model, chain: list[str], threads: int | None, spinning: bool) -> Any:
-    """The session, of the very bytes that were looked at."""
-    data = untrusted.read_bytes(model.path)
-    if untrusted.digest(data, list(model.beside)) != model.sha256:
-        raise DmlError(
-            f"{model.path} has changed since it was looked at.", "", "Start the command again."
-        )
+def _start(model: Model, chain: list[str], threads: int | None) -> Any:
+    """Start a session with the bytes that were described."""
+    data = model.read()
     options = silent_options()
     options.intra_op_num_threads = threads or processors_if_limited()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "01"[spinning])
     if model.beside:
         folder = str(Path(model.path).absolute().parent)
         options.add_session_config_entry(
@@ -151,7 +142,7 @@ def _start(model: Model, chain: list[str], threads: int | None, spinning: bool) 
     try:
         with quiet():
             return load_runtime().InferenceSession(data, options, providers=chain)
-    except Exception as error:  # the runtime has a class of its own for every failure
+    except Exception as error:  # the runtime has its own class for every failure
         raise DmlError(
             f"{model.path} cannot be run by ONNX Runtime.",
             _first_line(error),
@@ -167,7 +158,7 @@ def _padded(piece: np.ndarray, length: int) -> np.ndarray:
 
 
 def _first_line(error: Exception) -> str:
-    """What the runtime says, without its codes and the places in its source."""
+    """The first line of the runtime's message, without error codes and source locations."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     line = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
     line = re.sub(r"/\S+\.(?:cc|h):\d+ .*\) (?=[A-Z])", "", line)

@@ -1,4 +1,4 @@
-"""The embedder as an ONNX file: pixels in, embeddings out, nothing else needed beside it."""
+"""Write a network as an ONNX file: pixels in, embeddings out, no other file needed."""
 
 from __future__ import annotations
 
@@ -15,73 +15,73 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from exporter.onnx import untrusted
 from exporter.onnx.metadata import INPUTS
+from exporter.onnx.model import Model, describe_graph
 from exporter.onnx.providers import quiet
 from retrieval.errors import DmlError
 from retrieval.files import whole_file
-from trainer.networks.embedder import Embedder
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
+    from onnx import ModelProto
 
 INPUT, OUTPUT, BATCH = "images", "embeddings", "batch"
 OPSET = 18
-"""The lowest that the exporter writes natively, so the one that most runtimes read."""
+"""The lowest version that the exporter writes natively, so that most runtimes read it."""
 LARGEST = 1_800_000_000
-"""Bytes of weights; protobuf, and so a single file, ends at 2 GiB."""
+"""Bytes of weights in one file; protobuf ends at 2 GiB."""
 
 
 class Pixels(nn.Module):
-    """The embedder with what its callers do before and after it."""
+    """A network together with the conversion of its input to numbers from 0 to 1."""
 
-    def __init__(self, embedder: Embedder, input: str, normalize: bool) -> None:
+    def __init__(self, network: nn.Module, input: str) -> None:
         super().__init__()
-        self.embedder = embedder
+        self.network = network
         self.layout, self.dtype = INPUTS[input]
-        self.normalize = normalize
 
     def forward(self, images: Tensor) -> Tensor:
         if self.layout == "nhwc":
             images = images.permute(0, 3, 1, 2).contiguous()
         if self.dtype == "uint8":
             images = images.float() / 255
-        found = self.embedder(images)
-        return nn.functional.normalize(found) if self.normalize else found
+        return self.network(images)
 
 
 def write_model(
-    embedder: Embedder,
+    network: nn.Module,
     path: Path,
     *,
     size: int,
     properties: Mapping[str, str],
     input: str = "uint8-nhwc",
-    normalize: bool = False,
-) -> None:
-    """Writes the network for images of size x size, for any number of them at once.
+) -> Model:
+    """Write a network for batches of images of size x size.
 
-    input: uint8-nhwc, bytes (B, H, W, 3); float-nchw, numbers from 0 to 1 (B, 3, H, W). Scaling and
-    the normalisation of the input are inside, and l2 normalisation of the embeddings on demand.
-    properties: the metadata of the file. The same network gives the same bytes.
+    network: an `Embedder` or `Together`, which normalises its input itself.
+    properties: the metadata of the file.
+    input: uint8-nhwc, bytes (B, H, W, 3); or float-nchw, numbers from 0 to 1 (B, 3, H, W).
+
+    The same network gives the same bytes.
     """
-    model = traced(embedder, size, input, normalize)
-    clean(model)
-    set_properties(model, properties)
-    save(model, path)
+    proto = traced(network, size, input)
+    clean(proto)
+    set_properties(proto, properties)
+    return save(proto, path)
 
 
-def traced(embedder: Embedder, size: int, input: str, normalize: bool) -> ModelProto:
-    check_weights(embedder)
-    # Where the weights lie, and how, must not show in the file.
-    network = copy.deepcopy(embedder).cpu().to(memory_format=torch.contiguous_format)
+def traced(network: nn.Module, size: int, input: str) -> ModelProto:
+    check_weights(network)
+    # The device and the memory format of the weights must not change the file.
+    network = copy.deepcopy(network).cpu().to(memory_format=torch.contiguous_format)
     layout, dtype = INPUTS[input]
-    # Two images: the exporter takes a batch of one for a constant.
+    # Two images: the exporter would turn a batch of one into a constant.
     shape = (2, size, size, 3) if layout == "nhwc" else (2, 3, size, size)
     example = torch.zeros(shape, dtype=getattr(torch, dtype))
     try:
         with torch.no_grad(), _silence(), _interruptible():
             program = torch.onnx.export(
-                Pixels(network, input, normalize).eval(),
+                Pixels(network, input).eval(),
                 (example,),
                 dynamo=True,
                 dynamic_shapes=({0: BATCH},),
@@ -113,70 +113,53 @@ def check_weights(module: nn.Module) -> None:
 
 
 def clean(model: ModelProto) -> None:
-    """Takes out what the exporter notes about its own work: local paths and lines of source."""
+    """Remove the exporter's notes: paths of local files and lines of source code."""
+    from onnx import GraphProto
+
     model.doc_string = ""
-    for graph in _graphs(model.graph):
-        graph.doc_string = ""
-        del graph.metadata_props[:]
-        for part in (
-            *graph.node,
-            *graph.input,
-            *graph.output,
-            *graph.value_info,
-            *graph.initializer,
-        ):
+    for graph in untrusted.graphs(model):
+        parts = [graph, *graph.node, *graph.value_info]
+        if isinstance(graph, GraphProto):  # not a function, which lists names only
+            parts += [*graph.input, *graph.output, *graph.initializer]
+        for part in parts:
             part.doc_string = ""
             del part.metadata_props[:]
-    for function in model.functions:
-        function.doc_string = ""
-        del function.metadata_props[:]
-        for node in function.node:
-            node.doc_string = ""
-            del node.metadata_props[:]
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _graphs(attribute.g)
-            for inner in attribute.graphs:
-                yield from _graphs(inner)
 
 
 def set_properties(model: ModelProto, properties: Mapping[str, str]) -> None:
-    """The metadata of the file, in order of their names; others of these names are replaced."""
+    """Add or replace metadata, and sort it by name."""
     merged = {entry.key: entry.value for entry in model.metadata_props} | dict(properties)
     del model.metadata_props[:]
     for key in sorted(merged):
         model.metadata_props.add(key=key, value=merged[key])
 
 
-def save(model: ModelProto, path: Path) -> None:
-    """Checked, then written whole or not at all, with the lowest IR version that the opset allows:
-    a runtime refuses files of a higher one than it knows, whatever is in them.
+def save(proto: ModelProto, path: Path) -> Model:
+    """Check a graph, write it whole or not at all, and describe it.
+
+    It gets the lowest IR version that its operators allow, because a runtime refuses files of a
+    higher version than its own.
     """
     import onnx
 
-    model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
-    onnx.checker.check_model(model, full_check=True)
+    proto.ir_version = onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+    onnx.checker.check_model(proto, full_check=True)
+    data = proto.SerializeToString(deterministic=True)
     with whole_file(path) as file:
-        file.write(model.SerializeToString(deterministic=True))
+        file.write(data)
+    return describe_graph(proto, data, path)
 
 
-def add_properties(path: Path, properties: Mapping[str, str]) -> None:
-    """Adds to the metadata of a file that dmltool wrote."""
-    import onnx
-
-    model = onnx.load(path)
-    set_properties(model, properties)
-    save(model, path)
+def copy_with(model: Model, path: Path, properties: Mapping[str, str]) -> Model:
+    """Write a model to another path, with more metadata."""
+    proto = model.load()
+    set_properties(proto, properties)
+    return save(proto, path)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """The exporter takes an interrupt for one of its own failures, and may try another way."""
+    """Raise Ctrl-C at the end: the exporter takes it for a failure and tries another strategy."""
     before, seen = signal.getsignal(signal.SIGINT), []
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
@@ -197,7 +180,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Without the exporter's remarks on torch's own code, and its prints where it fails."""
+    """Suppress the exporter's warnings about torch's own code, and what it prints on failure."""
     with quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
         yield

@@ -1,5 +1,7 @@
-"""Reading an ONNX file that anyone may have made: nothing is executed, nothing outside its folder
-is touched, and what is no model is refused before memory or time are spent on it.
+"""Read an ONNX file that may be malicious.
+
+Nothing in it is executed, no file outside its folder is opened, and a file that is not a model is
+refused before it costs memory or time.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 from retrieval.errors import DmlError
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+    from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 MAX_BYTES = 2**31 - 1  # protobuf's own limit
 MAX_PARTS = 500_000
-"""Networks have tens of thousands. Two bytes of a file can become a hundred of memory, so that a
-file of empty messages would fill it."""
+"""Values and messages in a file. Networks have tens of thousands; two bytes of a file can become a
+hundred bytes of memory, so that a file of empty messages would fill it."""
 MAX_BATCH, MAX_INPUT = 4096, 1 << 30
-"""Images in a fixed batch, and bytes of them as float32: fewer images are filled up to a batch."""
+"""Limits of a fixed batch: images, and bytes as float32. Smaller batches are padded to its size."""
 _ANOTHER = "Use a file made by `dmltool export` or another exporter."
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file that can hold a model."""
+    """Read a regular file that is small enough to be a model."""
     try:
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
@@ -40,7 +42,7 @@ def read_bytes(path: Path) -> bytes:
         if found.st_size > MAX_BYTES:
             raise DmlError(
                 f"{path} has {found.st_size:,} bytes.",
-                "An ONNX file has at most 2 GB; larger weights lie in a file beside it.",
+                "An ONNX file has at most 2 GB; larger weights are in a file beside it.",
                 "Export it with external data.",
             )
         return path.read_bytes()
@@ -51,7 +53,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse(data: bytes, path: Path) -> ModelProto:
-    """The model in these bytes; path is for messages."""
+    """Parse a model; the path is for error messages."""
     from google.protobuf.message import DecodeError
     from onnx import ModelProto
 
@@ -94,7 +96,7 @@ def _guess(data: bytes, error: Exception) -> str:
     return "It is cut off, damaged, or of another kind."
 
 
-# Bombs
+# Files that would fill the memory
 
 
 class _TooMany(ValueError):
@@ -102,10 +104,10 @@ class _TooMany(ValueError):
 
 
 def count_parts(data: bytes, most: int = MAX_PARTS) -> int:
-    """How many values and messages parsing would create, found by walking along the wire format
-    and the schema without building any; ValueError beyond `most` or where the data is broken.
+    """Count the values and messages that parsing would create, without creating any.
 
-    Texts must be UTF-8: protobuf hands out others as bytes, which code for texts trips over.
+    Raises ValueError if there are more than `most`, if the data is broken, or if a text is not
+    UTF-8, which protobuf would return as bytes.
     """
     from onnx import ModelProto
 
@@ -166,7 +168,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def external_files(model: ModelProto, path: Path) -> list[Path]:
-    """The files beside a model that hold its weights; one outside its folder is refused."""
+    """The files beside a model that hold its weights; a DmlError if one is outside its folder."""
     folder = Path(os.path.abspath(path)).parent
     found: dict[str, Path] = {}
     for tensor in tensors(model):
@@ -194,7 +196,7 @@ def _inside(location: str, folder: Path, path: Path) -> Path:
         outside = not (folder / location).resolve().is_relative_to(folder.resolve())
     if outside:
         raise DmlError(
-            f"{path} wants to read weights outside its folder: {shown}.",
+            f"{path} refers to weights outside its folder: {shown}.",
             "A model may only use files beside it, and no links that lead elsewhere.",
             "If you trust it, put that file itself beside the model and correct the name in it.",
         )
@@ -222,9 +224,9 @@ def _check_span(entries: dict[str, str], file: Path, path: Path) -> None:
 
 
 def check_operators(model: ModelProto, path: Path) -> None:
-    """EPContext makes a provider load a compiled engine, from any file that the node names."""
-    for node in nodes(model):
-        if node.op_type == "EPContext":
+    """Refuse EPContext nodes, which make a provider load compiled code from any file."""
+    for graph in graphs(model):
+        if any(node.op_type == "EPContext" for node in graph.node):
             raise DmlError(
                 f"{path} holds code that was compiled for one device (EPContext).",
                 "Such code is not run from a file.",
@@ -233,7 +235,7 @@ def check_operators(model: ModelProto, path: Path) -> None:
 
 
 def check_batch(path: Path, batch: int | None, pixels: int) -> None:
-    """Whether a fixed batch of images of so many pixels fits into memory."""
+    """Raise a DmlError if a fixed batch of images of so many pixels does not fit into memory."""
     if batch is not None and (batch > MAX_BATCH or batch * pixels * 3 * 4 > MAX_INPUT):
         raise DmlError(
             f"{path} takes batches of {batch:,} images and no others.",
@@ -244,7 +246,7 @@ def check_batch(path: Path, batch: int | None, pixels: int) -> None:
 
 
 def digest(data: bytes, beside: list[Path]) -> str:
-    """sha256 of the file; with weights beside it also of those."""
+    """SHA-256 of a model: of its bytes and of the files with its weights."""
     found = hashlib.sha256(data)
     for path in beside:
         found.update(path.name.encode() + b"\0")
@@ -253,42 +255,34 @@ def digest(data: bytes, beside: list[Path]) -> str:
     return found.hexdigest()
 
 
-def nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Those of the graph, of graphs within nodes and of functions."""
-    stack = list(_roots(model))
+def graphs(model: ModelProto) -> Iterator[GraphProto]:
+    """The graph of a model, its functions, and the graphs within their nodes."""
+    stack = [model.graph, *model.functions]
+    for training in model.training_info:
+        stack += [training.initialization, training.algorithm]
     while stack:
-        for node in stack.pop().node:
-            yield node
-            for attribute in node.attribute:
-                stack.extend(_graphs(attribute))
+        graph = stack.pop()
+        yield graph
+        for attribute in _attributes(graph):
+            stack += [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """All that may point to a file."""
-    stack = list(_roots(model))
-    while stack:
-        graph = stack.pop()
+    """All tensors of a model, each of which may refer to a file."""
+    for graph in graphs(model):
         for sparse in getattr(graph, "sparse_initializer", ()):
             yield from (sparse.values, sparse.indices)
         yield from getattr(graph, "initializer", ())
-        attributes = [a for node in graph.node for a in node.attribute]
-        attributes += getattr(graph, "attribute_proto", ())  # defaults of a function
-        for attribute in attributes:
+        for attribute in _attributes(graph):
             yield from attribute.tensors
             if attribute.HasField("t"):
                 yield attribute.t
             alone = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
             for sparse in (*attribute.sparse_tensors, *alone):
                 yield from (sparse.values, sparse.indices)
-            stack.extend(_graphs(attribute))
 
 
-def _roots(model: ModelProto) -> Iterator[GraphProto]:
-    yield model.graph
-    yield from model.functions
-    for training in model.training_info:
-        yield from (training.initialization, training.algorithm)
-
-
-def _graphs(attribute: AttributeProto) -> list[GraphProto]:
-    return [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+def _attributes(graph: GraphProto) -> Iterator[AttributeProto]:
+    for node in graph.node:
+        yield from node.attribute
+    yield from getattr(graph, "attribute_proto", ())  # defaults of a function

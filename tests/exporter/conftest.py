@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from exporter.networks import Together
 from exporter.onnx.trace import write_model
 from tests.exporter.networks import properties, settled
 
@@ -29,6 +30,7 @@ def exported(embedder, tmp_path_factory):
 def unit(embedder, tmp_path_factory):
     """The same with embeddings of length 1, for float input."""
     path = tmp_path_factory.mktemp("unit") / "model.onnx"
-    how = {"input": "float-nchw", "normalize": True}
-    write_model(embedder, path, size=16, properties=properties(embedder, **how), **how)
+    said = properties(embedder, input="float-nchw", normalize=True)
+    network = Together([embedder], normalize=True)
+    write_model(network, path, size=16, properties=said, input="float-nchw")
     return path

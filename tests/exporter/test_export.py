@@ -19,15 +19,9 @@ from click.testing import CliRunner
 from cli import main
 from exporter import parity
 from exporter.embed import embed_with, find_data
-from exporter.export import (
-    EMBEDDINGS,
-    MODEL,
-    Settings,
-    export,
-    load_member,
-    some_images,
-    work_folder,
-)
+from exporter.export import EMBEDDINGS, MODEL, Settings, export
+from exporter.image_samples import comparison_images
+from exporter.networks import load_member
 from exporter.onnx.model import describe
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
@@ -118,8 +112,8 @@ def test_lower_precision_is_shown_beside_fp32(precision, run):
 def test_a_model_that_retrieves_worse_is_not_left_behind(run, monkeypatch):
     honest = parity.torch_runner
 
-    def other_network(embedder, normalize=False):
-        found = honest(embedder, normalize)
+    def other_network(network):
+        found = honest(network)
         return lambda batch: found(batch[:, ::-1])  # upside down
 
     monkeypatch.setattr(parity, "torch_runner", other_network)
@@ -420,24 +414,12 @@ def test_a_file_reproduces_the_embeddings_of_its_images(run):
     export([run])
     member = load_member(run)
     data = load_data(member.config)
-    images, labels = some_images(data, describe(run / MODEL).preprocessing, 1000)
+    images, labels = comparison_images(data, describe(run / MODEL).preprocessing, "fp16")
     found = Session(describe(run / MODEL)).run(images)
     stored = load(run / EMBEDDINGS).splits["test"].vectors
     assert len(labels) == len(stored)
     distances = np.abs(found[:, None] - stored[None]).max(2).min(1)
     assert distances.max() < 1e-4
-
-
-def test_what_a_killed_export_left_is_removed_and_what_another_uses_is_not(tmp_path):
-    left = tmp_path / ".export-left"
-    left.mkdir()
-    (left / "lock").touch()
-    with work_folder(tmp_path) as used:
-        assert not left.exists()
-        (used / "fp32.onnx").touch()
-        with work_folder(tmp_path) as other:
-            assert {used, other} == set(tmp_path.iterdir())
-    assert not list(tmp_path.iterdir())
 
 
 def start(*args):

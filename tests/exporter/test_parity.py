@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from exporter import parity
-from exporter.onnx.session import Session, describe
+from exporter.networks import Together
+from exporter.onnx.model import describe
+from exporter.onnx.session import Session
 from exporter.parity import Parity, check, judge
 from retrieval.errors import DmlError
 from tests.exporter.networks import stripes
@@ -125,7 +127,7 @@ def test_the_network_is_left_as_it_is(embedder):
 def test_length_1_is_compared_with_length_1(embedder, unit):
     images, labels = stripes(12)
     session = Session(describe(unit), "cpu", 1)
-    assert check(embedder, session, images, labels, normalize=True).max_rel < 1e-5
+    assert check(Together([embedder], normalize=True), session, images, labels).max_rel < 1e-5
     assert check(embedder, session, images, labels).max_rel > 0.1
 
 

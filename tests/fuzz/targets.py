@@ -175,7 +175,7 @@ def checkpoint(path: Path, rng: random.Random) -> str:
     """As `export` opens it."""
     import torch
 
-    from exporter.export import load_member
+    from exporter.networks import load_member
 
     member = load_member(path)
     with torch.no_grad():
@@ -185,13 +185,14 @@ def checkpoint(path: Path, rng: random.Random) -> str:
 
 def model(path: Path, rng: random.Random) -> str:
     """As `embed` opens and runs it."""
-    from exporter.onnx.foreign import foreign_preprocessing
-    from exporter.onnx.session import Session, describe
+    from exporter.onnx.foreign import Given, foreign_preprocessing
+    from exporter.onnx.model import describe
+    from exporter.onnx.session import Session
 
     described = describe(path)
     floats = described.dtype != "uint8"
     given = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)} if floats else {}
-    prepared = described.preprocessing or foreign_preprocessing(described, **given)
+    prepared = described.preprocessing or foreign_preprocessing(described, Given(**given))
     session = Session(described, "cpu", threads=1, preprocessing=prepared)
     batch = np.random.default_rng(0).integers(0, 256, (2, prepared.crop, prepared.crop, 3), "u1")
     return _digest(session.run(batch))

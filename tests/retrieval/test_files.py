@@ -121,3 +121,16 @@ def test_without_fcntl_files_are_written_and_nothing_is_locked(tmp_path, monkeyp
 def test_sha256_is_that_of_the_content(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert files.sha256(tmp_path / "a").startswith("ba7816bf8f01cfea")
+
+
+def test_scratch_folders_of_killed_processes_are_removed_and_those_in_use_are_not(tmp_path):
+    left, begun, other = (tmp_path / name for name in (".new-left", ".new-begun", ".other-x"))
+    for folder in (left, begun, other):
+        folder.mkdir()
+    (left / "lock").touch()
+    with files.scratch_folder(tmp_path, ".new-") as used:
+        assert set(tmp_path.iterdir()) == {used, other}
+        (used / "file").touch()
+        with files.scratch_folder(tmp_path, ".new-") as second:
+            assert set(tmp_path.iterdir()) == {used, second, other}
+    assert list(tmp_path.iterdir()) == [other]

@@ -78,19 +78,14 @@ def test_a_file_records_how_to_get_its_images_again(model, tmp_path, monkeypatch
 
 
 def test_glyphs_of_another_seed_are_drawn_again(model, tmp_path):
-    from exporter.embedding.decoding import side_by_side
+    from exporter.embedding.engine import onnx_engine
     from exporter.embedding.writing import embed
     from exporter.onnx.model import describe
     from trainer.data import datasets
-    from trainer.data.source import Source
 
-    session, lanes = side_by_side(describe(model), "cpu")
     data = datasets.load("glyphs", seed=5)
-    prepared = session.preprocessing
     rows = {"test": data.rows("test")[:20]}
-    source = Source(data, prepared.spec())
-    attrs = {"model": "m", "model_sha256": "s", "normalized": False}
-    embed(session.run, 3, source, prepared, rows, tmp_path / "x.h5", attrs=attrs, lanes=lanes)
+    embed(onnx_engine(describe(model), "cpu"), data, rows, tmp_path / "x.h5")
     read, note = pictures_of(load(tmp_path / "x.h5"), None, None)
     assert note == ""
     path = data.paths[rows["test"][0]]

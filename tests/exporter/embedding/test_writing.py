@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -17,15 +16,15 @@ import pytest
 from PIL import Image
 
 from exporter.embedding import decoding, finishing
-from exporter.embedding.writing import embed
+from exporter.embedding.engine import Engine
+from exporter.embedding.writing import EmbedSettings, embed
 from exporter.onnx.metadata import Preprocessing
 from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
 from retrieval.loading import load
 from tests.exporter.models import PROPERTIES, mean_model
-from trainer.config import Input
 from trainer.data.datasets.records import build
-from trainer.data.source import Source, open_images
+from trainer.data.source import Source
 
 ROOT = Path(__file__).parents[3]
 PREPARED = Preprocessing(12, True, 8, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -53,15 +52,17 @@ def draw(root, count=N, classes=5):
 
 
 @pytest.fixture
-def source(tmp_path):
+def data(tmp_path):
     (tmp_path / "images").mkdir()
-    return Source(draw(tmp_path / "images"), PREPARED.spec())
+    return draw(tmp_path / "images")
 
 
-def call(source, target, run=quarters, splits=None, **options):
-    splits = splits or {"test": np.arange(len(source.data))}
-    given = {"attrs": ATTRS, "batch_size": 8} | options
-    return embed(run, D, source, PREPARED, splits, target, **given)
+def call(data, target, run=quarters, splits=None, lanes=1, attrs=ATTRS, **options):
+    splits = splits or {"test": np.arange(len(data))}
+    others = {key: options.pop(key) for key in ("workers", "progress") if key in options}
+    engine = Engine(run, D, PREPARED, attrs, lanes=lanes)
+    settings = EmbedSettings(**{"batch_size": 8} | options)
+    return embed(engine, data, splits, target, settings, **others)
 
 
 def contents(path):
@@ -77,14 +78,14 @@ def contents(path):
     return found
 
 
-def test_the_file_holds_the_embeddings_of_the_images_and_where_they_came_from(source, tmp_path):
-    done = call(source, tmp_path / "x.h5")
+def test_the_file_holds_the_embeddings_of_the_images_and_where_they_came_from(data, tmp_path):
+    done = call(data, tmp_path / "x.h5")
     assert (done.path, done.splits, done.dim, done.dtype) == (
         tmp_path / "x.h5", {"test": N}, D, "float32"
     )  # fmt: skip
     assert (done.computed, done.skipped, done.recall) == (N, (), None)
-    found, data = load(tmp_path / "x.h5"), source.data
-    pixels = source.batch(np.arange(N))
+    found = load(tmp_path / "x.h5")
+    pixels = Source(data, PREPARED.spec()).batch(np.arange(N))
     np.testing.assert_array_equal(found.splits["test"].vectors, quarters(pixels))
     np.testing.assert_array_equal(found.splits["test"].labels, data.labels)
     assert found.splits["test"].paths.tolist() == list(data.paths)
@@ -97,43 +98,34 @@ def test_the_file_holds_the_embeddings_of_the_images_and_where_they_came_from(so
 
 
 @pytest.mark.parametrize("options", [{"workers": 3}, {"lanes": 3}, {"batch_size": 7}, {"lanes": 2}])
-def test_threads_lanes_and_batch_size_change_nothing(source, tmp_path, options):
-    call(source, tmp_path / "x.h5")
-    call(source, tmp_path / "y.h5", **options)
+def test_threads_lanes_and_batch_size_change_nothing(data, tmp_path, options):
+    call(data, tmp_path / "x.h5")
+    call(data, tmp_path / "y.h5", **options)
     assert contents(tmp_path / "x.h5") == contents(tmp_path / "y.h5")
 
 
-def test_kept_images_give_the_same_rows_and_others_are_refused(source, tmp_path):
-    kept = open_images(source.data, PREPARED.spec(), cache="ram")
-    call(source, tmp_path / "x.h5")
-    call(kept, tmp_path / "y.h5")
-    assert contents(tmp_path / "x.h5") == contents(tmp_path / "y.h5")
-    with pytest.raises(DmlError, match="resize = 9"):
-        call(replace(kept, spec=Input(resize=9, crop=8)), tmp_path / "z.h5")
-
-
-def test_splits_are_rows_of_the_data_set(source, tmp_path):
-    splits = {name: source.data.rows(name) for name in ("query", "gallery")}
-    done = call(source, tmp_path / "x.h5", splits=splits)
+def test_splits_are_rows_of_the_data_set(data, tmp_path):
+    splits = {name: data.rows(name) for name in ("query", "gallery")}
+    done = call(data, tmp_path / "x.h5", splits=splits)
     assert done.splits == {"query": N // 2, "gallery": N // 2}
     found = load(tmp_path / "x.h5").splits
-    assert found["gallery"].paths.tolist() == list(source.data.paths[1::2])
-    np.testing.assert_array_equal(found["gallery"].labels, source.data.labels[1::2])
+    assert found["gallery"].paths.tolist() == list(data.paths[1::2])
+    np.testing.assert_array_equal(found["gallery"].labels, data.labels[1::2])
     with pytest.raises(DmlError, match="no images of test"):
-        call(source, tmp_path / "y.h5", splits={"test": source.data.rows("test")})
+        call(data, tmp_path / "y.h5", splits={"test": data.rows("test")})
 
 
-def test_progress_counts_images(source, tmp_path):
+def test_progress_counts_images(data, tmp_path):
     heard = []
-    call(source, tmp_path / "x.h5", progress=lambda *told: heard.append(told))
+    call(data, tmp_path / "x.h5", progress=lambda *told: heard.append(told))
     assert heard[0] == ("embedding", 8, N)
     assert heard[-1] == ("embedding", N, N)
     assert [done for _, done, _ in heard] == sorted(done for _, done, _ in heard)
 
 
-def test_images_are_decoded_ahead_but_not_far_ahead(source, tmp_path, monkeypatch):
-    read, ahead, given, threads = [], [], decoding.prepared, threading.active_count()
-    monkeypatch.setattr(decoding, "prepared", lambda *at: read.append(at) or given(*at))
+def test_images_are_decoded_ahead_but_not_far_ahead(data, tmp_path, monkeypatch):
+    read, ahead, given, threads = [], [], decoding.read_image, threading.active_count()
+    monkeypatch.setattr(decoding, "read_image", lambda *at: read.append(at) or given(*at))
 
     def slow(images):
         give_up = time.monotonic() + 20
@@ -143,20 +135,20 @@ def test_images_are_decoded_ahead_but_not_far_ahead(source, tmp_path, monkeypatc
         ahead.append(len(read))
         return quarters(images)
 
-    call(source, tmp_path / "x.h5", slow, batch_size=4)
+    call(data, tmp_path / "x.h5", slow, batch_size=4)
     assert ahead[0] > 4  # the next batch is there when this one is done
     assert max(read - 4 * n for n, read in enumerate(ahead)) <= 4 * 4
     assert threading.active_count() == threads
 
 
-def test_lanes_run_side_by_side(source, tmp_path):
+def test_lanes_run_side_by_side(data, tmp_path):
     meet = threading.Barrier(2, timeout=20)
 
     def together(images):
         meet.wait()  # broken unless two are in it at once
         return quarters(images)
 
-    call(source, tmp_path / "x.h5", together, batch_size=25, lanes=2)
+    call(data, tmp_path / "x.h5", together, batch_size=25, lanes=2)
 
 
 # Interrupted
@@ -179,20 +171,20 @@ def stop_after(rows):
     return run, seen
 
 
-def test_resume_computes_only_what_is_missing(source, tmp_path):
-    call(source, tmp_path / "whole.h5")
+def test_resume_computes_only_what_is_missing(data, tmp_path):
+    call(data, tmp_path / "whole.h5")
     with pytest.raises(Killed):
-        call(source, tmp_path / "x.h5", stop_after(24)[0])
+        call(data, tmp_path / "x.h5", stop_after(24)[0])
     assert not (tmp_path / "x.h5").exists()
     with pytest.raises(DmlError, match="--resume to continue"):
-        call(source, tmp_path / "x.h5")
+        call(data, tmp_path / "x.h5")
     run, seen = stop_after(1000)
-    done = call(source, tmp_path / "x.h5", run, resume=True)
+    done = call(data, tmp_path / "x.h5", run, resume=True)
     assert seen[0] == done.computed == N - 24
     assert contents(tmp_path / "x.h5") == contents(tmp_path / "whole.h5")
 
 
-def test_resumed_batches_are_those_of_an_uninterrupted_run(source, tmp_path):
+def test_resumed_batches_are_those_of_an_uninterrupted_run(data, tmp_path):
     """Some models round differently when an image is among others."""
 
     def biased(images):
@@ -202,66 +194,67 @@ def test_resumed_batches_are_those_of_an_uninterrupted_run(source, tmp_path):
         stop(images)
         return biased(images)
 
-    (Path(source.data.root) / source.data.paths[3]).unlink()  # leaves a hole in the first batch
-    call(source, tmp_path / "whole.h5", biased, skip_bad=True)
+    (Path(data.root) / data.paths[3]).unlink()  # leaves a hole in the first batch
+    call(data, tmp_path / "whole.h5", biased, skip_bad=True)
     stop, _ = stop_after(23)
     with pytest.raises(Killed):
-        call(source, tmp_path / "x.h5", breaking, skip_bad=True)
-    assert call(source, tmp_path / "x.h5", biased, skip_bad=True, resume=True).computed == N - 24
+        call(data, tmp_path / "x.h5", breaking, skip_bad=True)
+    assert call(data, tmp_path / "x.h5", biased, skip_bad=True, resume=True).computed == N - 24
     assert contents(tmp_path / "x.h5") == contents(tmp_path / "whole.h5")
 
 
-def test_another_model_does_not_resume(source, tmp_path):
+def test_another_model_does_not_resume(data, tmp_path):
     with pytest.raises(Killed):
-        call(source, tmp_path / "x.h5", stop_after(8)[0])
+        call(data, tmp_path / "x.h5", stop_after(8)[0])
     for attrs in ({"model_sha256": "other"}, {"normalized": True}):
         with pytest.raises(DmlError, match=next(iter(attrs))):
-            call(source, tmp_path / "x.h5", resume=True, attrs=ATTRS | attrs)
+            call(data, tmp_path / "x.h5", resume=True, attrs=ATTRS | attrs)
 
 
-def test_an_existing_file_needs_force(source, tmp_path):
-    call(source, tmp_path / "x.h5")
+def test_an_existing_file_needs_force(data, tmp_path):
+    call(data, tmp_path / "x.h5")
     before = (tmp_path / "x.h5").read_bytes()
     with pytest.raises(DmlError, match="exists"):
-        call(source, tmp_path / "x.h5")
+        call(data, tmp_path / "x.h5")
     with pytest.raises(DmlError, match="exists"):
-        call(source, tmp_path / "x.h5", resume=True, attrs=ATTRS | {"model_sha256": "other"})
+        call(data, tmp_path / "x.h5", resume=True, attrs=ATTRS | {"model_sha256": "other"})
     assert (tmp_path / "x.h5").read_bytes() == before
-    call(source, tmp_path / "x.h5", lambda x: quarters(x) + 1, force=True)
+    call(data, tmp_path / "x.h5", lambda x: quarters(x) + 1, force=True)
     assert (tmp_path / "x.h5").read_bytes() != before
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_resuming_what_is_finished_does_nothing(source, tmp_path, half):
-    call(source, tmp_path / "x.h5", half=half)
+def test_resuming_what_is_finished_does_nothing(data, tmp_path, half):
+    call(data, tmp_path / "x.h5", half=half)
     before = (tmp_path / "x.h5").read_bytes()
-    done = call(source, tmp_path / "x.h5", stop_after(0)[0], resume=True, half=half)
+    done = call(data, tmp_path / "x.h5", stop_after(0)[0], resume=True, half=half)
     assert (done.computed, done.splits) == (0, {"test": N})
     assert (tmp_path / "x.h5").read_bytes() == before
     with pytest.raises(DmlError, match="exists"):
-        call(source, tmp_path / "x.h5", resume=True, half=not half)
+        call(data, tmp_path / "x.h5", resume=True, half=not half)
 
 
 KILLED = """
 import json, sys, time
 from pathlib import Path
 import numpy as np
-from exporter.embedding.writing import embed
-from exporter.onnx.session import Session, describe
-from types import SimpleNamespace  # Source would import torch, and take most of the time
+from exporter.embedding.engine import Engine
+from exporter.embedding.writing import EmbedSettings, embed
+from exporter.onnx.model import describe
+from exporter.onnx.session import Session
 from trainer.data.datasets.records import build
 model, root, target, half = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "half"
 session = Session(describe(model), "cpu", threads=1)
 data = build("toy", root, [(p.name, "abc"[n % 3], "test") for n, p in
                            enumerate(sorted(root.iterdir()))])
-source = SimpleNamespace(data=data, store=None)
 def run(images):
     time.sleep(0.002)  # long enough for the killer to come in between
     return session.run(images)
 print("start", flush=True)
-done = embed(run, 3, source, session.preprocessing, {"test": np.arange(len(data))}, target,
-             attrs={"model_sha256": session.model.sha256}, batch_size=8, resume=True, half=half,
-             skip_bad=True, progress=lambda *told: print(*told, flush=True))
+engine = Engine(run, 3, session.preprocessing, {"model_sha256": session.model.sha256})
+settings = EmbedSettings(batch_size=8, resume=True, half=half, skip_bad=True)
+done = embed(engine, data, {"test": np.arange(len(data))}, target, settings,
+             progress=lambda *told: print(*told, flush=True))
 print(json.dumps(done.computed), flush=True)
 """
 
@@ -322,81 +315,81 @@ def test_killed_at_random_moments_resumes_to_the_same_file(tmp_path, kind):
 # Bad images
 
 
-def test_an_image_that_vanished_is_named_and_the_rest_can_be_resumed(source, tmp_path):
-    lost = Path(source.data.root) / source.data.paths[30]
+def test_an_image_that_vanished_is_named_and_the_rest_can_be_resumed(data, tmp_path):
+    lost = Path(data.root) / data.paths[30]
     pixels = lost.read_bytes()
     lost.unlink()
     with pytest.raises(DmlError, match=lost.name) as caught:
-        call(source, tmp_path / "x.h5")
+        call(data, tmp_path / "x.h5")
     assert "no such file" in caught.value.why
     assert "--resume --skip-bad" in caught.value.fix
     assert not (tmp_path / "x.h5").exists()
     lost.write_bytes(pixels)
-    assert call(source, tmp_path / "x.h5", resume=True).computed == N - 24
-    call(source, tmp_path / "whole.h5")
+    assert call(data, tmp_path / "x.h5", resume=True).computed == N - 24
+    call(data, tmp_path / "whole.h5")
     assert contents(tmp_path / "x.h5") == contents(tmp_path / "whole.h5")
 
 
-def test_skipped_images_are_left_out_and_recorded(source, tmp_path):
-    root, paths = Path(source.data.root), source.data.paths
+def test_skipped_images_are_left_out_and_recorded(data, tmp_path):
+    root, paths = Path(data.root), data.paths
     (root / paths[3]).write_bytes(b"not an image")
     for place in (30, 31):
         (root / paths[place]).unlink()
     heard = []
-    done = call(source, tmp_path / "x.h5", skip_bad=True, progress=lambda *told: heard.append(told))
+    done = call(data, tmp_path / "x.h5", skip_bad=True, progress=lambda *told: heard.append(told))
     assert [path for path, _ in done.skipped] == [paths[3], paths[30], paths[31]]
     assert ("embedding", N, N) in heard
     assert (done.splits, done.computed) == ({"test": N - 3}, N - 3)
     left = np.delete(np.arange(N), [3, 30, 31])
-    call(source, tmp_path / "left.h5", splits={"test": left})
+    call(data, tmp_path / "left.h5", splits={"test": left})
     found, wanted = contents(tmp_path / "x.h5"), contents(tmp_path / "left.h5")
     assert found.pop("@skipped") == 3
     assert json.loads(found.pop("@skipped_paths"))[1] == [paths[30], "there is no such file"]
     assert len(found.pop("@listed_sha256")) == 64
     assert found == wanted
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "left.h5", "x.h5"]
-    again = call(source, tmp_path / "x.h5", skip_bad=True, resume=True)
+    again = call(data, tmp_path / "x.h5", skip_bad=True, resume=True)
     assert (again.computed, again.splits, again.skipped) == (0, {"test": N - 3}, done.skipped)
 
 
-def test_a_whole_batch_of_bad_images_is_skipped_but_not_a_whole_split(source, tmp_path):
+def test_a_whole_batch_of_bad_images_is_skipped_but_not_a_whole_split(data, tmp_path):
     for place in range(8, 16):
-        (Path(source.data.root) / source.data.paths[place]).unlink()
-    assert call(source, tmp_path / "x.h5", skip_bad=True).splits == {"test": N - 8}
+        (Path(data.root) / data.paths[place]).unlink()
+    assert call(data, tmp_path / "x.h5", skip_bad=True).splits == {"test": N - 8}
     with pytest.raises(DmlError, match="No image of query"):
-        call(source, tmp_path / "y.h5", splits={"query": np.arange(8, 16)}, skip_bad=True)
+        call(data, tmp_path / "y.h5", splits={"query": np.arange(8, 16)}, skip_bad=True)
 
 
-def test_more_bad_images_than_an_attribute_holds(source, tmp_path, monkeypatch):
+def test_more_bad_images_than_an_attribute_holds(data, tmp_path, monkeypatch):
     monkeypatch.setattr(finishing, "MOST_TEXT", 100)
     for place in range(8, 16):
-        (Path(source.data.root) / source.data.paths[place]).unlink()
-    call(source, tmp_path / "x.h5", skip_bad=True)
+        (Path(data.root) / data.paths[place]).unlink()
+    call(data, tmp_path / "x.h5", skip_bad=True)
     attrs = load(tmp_path / "x.h5").attrs
     assert attrs["skipped"] == 8
     assert 1 <= len(json.loads(attrs["skipped_paths"])) < 8
 
 
-def test_odd_embeddings_are_refused_by_name(source, tmp_path):
+def test_odd_embeddings_are_refused_by_name(data, tmp_path):
     def broken(images):
         found = quarters(images)
         found[2, 1] = np.nan
         return found
 
-    with pytest.raises(DmlError, match=source.data.paths[2]):
-        call(source, tmp_path / "x.h5", broken)
+    with pytest.raises(DmlError, match=data.paths[2]):
+        call(data, tmp_path / "x.h5", broken)
     with pytest.raises(DmlError, match=r"\(8, 3\), not \(8, 12\)"):
-        call(source, tmp_path / "y.h5", lambda images: quarters(images)[:, :3])
+        call(data, tmp_path / "y.h5", lambda images: quarters(images)[:, :3])
 
 
 # float16
 
 
 @pytest.mark.parametrize("names", [("test",), ("query", "gallery")])
-def test_half_stores_float16_and_tells_recall_of_both(source, tmp_path, names):
-    splits = {s: source.data.rows(s) for s in names} if len(names) == 2 else None
-    call(source, tmp_path / "x.h5", splits=splits)
-    done = call(source, tmp_path / "y.h5", splits=splits, half=True)
+def test_half_stores_float16_and_tells_recall_of_both(data, tmp_path, names):
+    splits = {s: data.rows(s) for s in names} if len(names) == 2 else None
+    call(data, tmp_path / "x.h5", splits=splits)
+    done = call(data, tmp_path / "y.h5", splits=splits, half=True)
     full, half = load(tmp_path / "x.h5").splits, load(tmp_path / "y.h5").splits
     assert done.dtype == "float16"
     for split in names:
@@ -409,7 +402,7 @@ def test_half_stores_float16_and_tells_recall_of_both(source, tmp_path, names):
     assert 0.2 < done.recall["cos"][0] < 1
 
 
-def test_half_tells_what_is_lost(source, tmp_path):
+def test_half_tells_what_is_lost(data, tmp_path):
     """Vectors that float16 cannot tell apart."""
 
     def near(images):
@@ -418,12 +411,12 @@ def test_half_tells_what_is_lost(source, tmp_path):
     def skipped(_):
         raise AssertionError("nothing is computed twice")
 
-    done = call(source, tmp_path / "y.h5", near, half=True)
+    done = call(data, tmp_path / "y.h5", near, half=True)
     assert done.recall["l2"][1] < done.recall["l2"][0]
     with pytest.raises(DmlError, match="does not fit float16"):
-        call(source, tmp_path / "z.h5", lambda x: quarters(x) * 1e6, half=True)
+        call(data, tmp_path / "z.h5", lambda x: quarters(x) * 1e6, half=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "y.h5", "z.h5.partial"]
-    assert call(source, tmp_path / "z.h5", skipped, resume=True).dtype == "float32"
+    assert call(data, tmp_path / "z.h5", skipped, resume=True).dtype == "float32"
 
 
 # Full disks
@@ -432,11 +425,11 @@ FULL = """
 import os, resource, sys
 import numpy as np
 from pathlib import Path
-from exporter.embedding.writing import embed
+from exporter.embedding.engine import Engine
+from exporter.embedding.writing import EmbedSettings, embed
 from exporter.onnx.metadata import Preprocessing
 from retrieval.errors import DmlError
 from trainer.data.datasets.records import build
-from types import SimpleNamespace
 root, target = Path(sys.argv[1]), sys.argv[2]
 os.posix_fallocate = lambda *_: None  # blocks that the disk promises and does not have
 data = build("toy", root, [(p.name, "a", "test") for p in sorted(root.iterdir())])
@@ -449,18 +442,17 @@ def run(images):
     return images[:, :4, :4].reshape(len(images), -1).repeat(100, 1).astype("f4")
 run.calls = 0 if sys.argv[3] == "full" else 10
 try:
-    source = SimpleNamespace(data=data, store=None)
-    done = embed(run, 4800, source, prepared, {"test": np.arange(50)}, target, attrs={},
-                 batch_size=4, resume=True)
+    engine, settings = Engine(run, 4800, prepared, {}), EmbedSettings(batch_size=4, resume=True)
+    done = embed(engine, data, {"test": np.arange(50)}, target, settings)
     print("computed", done.computed)
 except DmlError as error:
     print(error)
 """
 
 
-def test_a_full_disk_is_told_and_leaves_nothing_that_looks_whole(source, tmp_path):
+def test_a_full_disk_is_told_and_leaves_nothing_that_looks_whole(data, tmp_path):
     def start(target, how):
-        command = [sys.executable, "-c", FULL, str(source.data.root), str(target), how]
+        command = [sys.executable, "-c", FULL, str(data.root), str(target), how]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert (ran.returncode, ran.stderr) == (0, "")
         return ran.stdout
@@ -476,7 +468,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_that_looks_whole(source, tmp_pat
     assert contents(tmp_path / "x.h5") == contents(tmp_path / "whole.h5")
 
 
-def test_a_disk_that_fills_up_at_the_last_step_keeps_what_was_computed(source, tmp_path):
+def test_a_disk_that_fills_up_at_the_last_step_keeps_what_was_computed(data, tmp_path):
     given = finishing.Writer
 
     def full(path, *args, **options):
@@ -487,28 +479,30 @@ def test_a_disk_that_fills_up_at_the_last_step_keeps_what_was_computed(source, t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finishing, "Writer", full)
         with pytest.raises(DmlError, match="the disk is full"):
-            call(source, tmp_path / "x.h5", half=True)
+            call(data, tmp_path / "x.h5", half=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "x.h5.partial"]
-    done = call(source, tmp_path / "x.h5", stop_after(0)[0], resume=True, half=True)
+    done = call(data, tmp_path / "x.h5", stop_after(0)[0], resume=True, half=True)
     assert (done.computed, done.dtype) == (0, "float16")
 
 
-def test_nobody_else_writes_the_file_while_it_becomes_float16(source, tmp_path):
+def test_nobody_else_writes_the_file_while_it_becomes_float16(data, tmp_path):
     refused = []
 
     def begin_another(stage, done, total):
         if stage == "writing":
             with pytest.raises(DmlError, match="in use"):
-                call(source, tmp_path / "x.h5", force=True)
+                call(data, tmp_path / "x.h5", force=True)
             refused.append(done)
 
-    call(source, tmp_path / "x.h5", half=True, progress=begin_another)
+    call(data, tmp_path / "x.h5", half=True, progress=begin_another)
     assert refused
     assert load(tmp_path / "x.h5").splits["test"].vectors.dtype == np.float16
 
 
-def test_what_a_killed_conversion_left_is_removed_by_the_next_start(source, tmp_path):
-    for left in ("x.h5.final", "x.h5.final.partial"):
-        (tmp_path / left).write_bytes(b"half")
-    call(source, tmp_path / "x.h5")
+def test_what_a_killed_conversion_left_is_removed_by_the_next_start(data, tmp_path):
+    left = tmp_path / ".x.h5-abc"
+    left.mkdir()
+    for name in ("lock", "x.h5.partial"):
+        (left / name).write_bytes(b"half")
+    call(data, tmp_path / "x.h5")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "x.h5"]

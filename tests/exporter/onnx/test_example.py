@@ -11,7 +11,8 @@ from onnx import helper, numpy_helper, save
 from PIL import Image
 
 from exporter.onnx.metadata import to_properties
-from exporter.onnx.session import Session, describe
+from exporter.onnx.model import describe
+from exporter.onnx.session import Session
 from tests.exporter.models import FLOAT, OURS, UINT8, model_of
 from trainer.data.images import read_rgb
 from trainer.data.transforms import for_testing

@@ -9,8 +9,8 @@ from PIL import Image
 
 from cli import main
 from exporter.embed import embed_with
-from exporter.onnx.foreign import foreign_preprocessing
-from exporter.onnx.session import describe
+from exporter.onnx.foreign import Given, foreign_preprocessing
+from exporter.onnx.model import describe
 from retrieval import load
 from retrieval.errors import DmlError
 from tests.exporter.models import FLOAT, UINT8, model_of
@@ -141,8 +141,8 @@ def test_large_jpegs_are_reduced_unless_that_is_switched_off(tmp_path, photos):
 )
 def test_values_that_cannot_be_meant_are_refused(tmp_path, said, words, fix):
     save(flattening(), tmp_path / "net.onnx")
-    with pytest.raises(DmlError, match="not clear") as caught:
-        foreign_preprocessing(describe(tmp_path / "net.onnx"), **IMAGENET | said)
+    with pytest.raises(DmlError, match="is not known") as caught:
+        foreign_preprocessing(describe(tmp_path / "net.onnx"), Given(**IMAGENET | said))
     assert words in caught.value.why
     assert fix in caught.value.fix
 

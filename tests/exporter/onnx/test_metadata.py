@@ -74,7 +74,7 @@ def test_preprocessing_survives_json_and_properties(prepared):
 
 
 def test_a_checkpoint_is_described_and_read_back(state):
-    properties = describe_checkpoint(state, "abc", normalize=True, precision="fp16")
+    properties = describe_checkpoint(state, "abc", normalize=True)
     assert all(isinstance(value, str) for value in properties.values())
     names = (
         "schema arch embedding_dim l2_normalized input_layout size resize keep_ratio crop "
@@ -84,7 +84,7 @@ def test_a_checkpoint_is_described_and_read_back(state):
     found = read_properties({**properties, "dmltool.parity": '{"max_abs": 1e-6}', "other": "x"})
     assert found.preprocessing == PLAIN
     assert (found.arch, found.dim, found.normalized) == ("resnet50", 512, True)
-    assert (found.loss, found.dataset, found.precision) == ("ce", "glyphs", "fp16")
+    assert (found.loss, found.dataset, found.precision) == ("ce", "glyphs", "fp32")
     assert (found.checkpoint_sha256, found.versions) == ("abc", state["versions"])
     assert found.parity == {"max_abs": 1e-6}
     assert found.others == {"size": "224", "antialias": "true"}

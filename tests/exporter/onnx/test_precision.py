@@ -10,10 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from exporter import parity
+from exporter.onnx.model import describe
 from exporter.onnx.nodes import head, in_order, last, tail
 from exporter.onnx.precision import compare, to_fp16, to_int8
-from exporter.onnx.session import Session, describe
-from exporter.onnx.trace import add_properties, save
+from exporter.onnx.session import Session
+from exporter.onnx.trace import copy_with, save
 from retrieval.errors import DmlError
 from tests.exporter.models import mean_model
 from tests.exporter.networks import stripes
@@ -31,14 +32,14 @@ def kinds(nodes):
 @pytest.fixture(scope="module")
 def half(exported, tmp_path_factory):
     path = tmp_path_factory.mktemp("half") / "model.onnx"
-    to_fp16(exported, path)
+    to_fp16(describe(exported), path)
     return path
 
 
 @pytest.fixture(scope="module")
 def eighth(exported, tmp_path_factory):
     path = tmp_path_factory.mktemp("eighth") / "model.onnx"
-    to_int8(exported, path, batches())
+    to_int8(describe(exported), path, batches())
     return path
 
 
@@ -120,8 +121,7 @@ def test_float16_lengths_neither_overflow_nor_vanish(unit, tmp_path, factor):
         if tensor.name in gemm.input:
             scaled = numpy_helper.to_array(tensor) * np.float32(factor)
             tensor.CopyFrom(numpy_helper.from_array(scaled, tensor.name))
-    save(model, tmp_path / "scaled.onnx")
-    to_fp16(tmp_path / "scaled.onnx", tmp_path / "half.onnx")
+    to_fp16(save(model, tmp_path / "scaled.onnx"), tmp_path / "half.onnx")
     images, _ = stripes(20)
     right, found = (
         Session(describe(path), "cpu", 1).run(images) for path in (unit, tmp_path / "half.onnx")
@@ -188,19 +188,16 @@ def test_metadata_stays_and_tells_the_precision(exported, tmp_path, half, eighth
         how = json.loads(now.pop("dmltool.quantization"))
         assert now == was | {"dmltool.precision": precision}
         assert how.get("calibration_images") == (64 if precision == "int8" else None)
-    source = tmp_path / "checked.onnx"
-    source.write_bytes(exported.read_bytes())
-    add_properties(source, {"dmltool.parity": "{}"})
-    to_fp16(source, tmp_path / "half.onnx")  # the parity of another model
-    assert "dmltool.parity" not in describe(tmp_path / "half.onnx").properties
+    source = copy_with(describe(exported), tmp_path / "checked.onnx", {"dmltool.parity": "{}"})
+    made = to_fp16(source, tmp_path / "half.onnx")  # the parity of another model
+    assert "dmltool.parity" not in made.properties
 
 
 def test_conversions_are_silent_and_tell_progress(exported, tmp_path, capfd):
     handlers, told = list(logging.getLogger().handlers), []
-    to_fp16(exported, tmp_path / "a.onnx")
-    to_int8(
-        exported, tmp_path / "b.onnx", batches(32), progress=lambda *a: told.append(a), total=32
-    )
+    to_fp16(describe(exported), tmp_path / "a.onnx")
+    heard = lambda *a: told.append(a)  # noqa: E731
+    to_int8(describe(exported), tmp_path / "b.onnx", batches(32), progress=heard, total=32)
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger().handlers == handlers
     assert logging.root.manager.disable == logging.NOTSET
@@ -210,11 +207,11 @@ def test_conversions_are_silent_and_tell_progress(exported, tmp_path, capfd):
 def test_int8_needs_images_and_a_model_of_ours(exported, tmp_path):
     target = tmp_path / "int8.onnx"
     with pytest.raises(DmlError, match="no images to calibrate"):
-        to_int8(exported, target, iter(()))
+        to_int8(describe(exported), target, iter(()))
     foreign = tmp_path / "foreign.onnx"
     onnx.save(mean_model(), foreign)
     with pytest.raises(DmlError, match="does not say how images are prepared"):
-        to_int8(foreign, target, batches())
+        to_int8(describe(foreign), target, batches())
     assert not target.exists()
 
 
@@ -224,7 +221,8 @@ def test_int8_needs_images_and_a_model_of_ours(exported, tmp_path):
 def test_precisions_are_compared_on_the_same_images(embedder, exported, half, eighth):
     images, labels = stripes()
     models = {"fp32": exported, "fp16": half, "int8": eighth}
-    rows = compare(models, images, labels, provider="cpu", batch_size=32)
+    described = {name: describe(path) for name, path in models.items()}
+    rows = compare(described, images, labels, provider="cpu", batch_size=32)
     assert [row.precision for row in rows] == list(models)
     assert [row.bytes for row in rows] == [path.stat().st_size for path in models.values()]
     assert all(row.images_per_second > 0 for row in rows)

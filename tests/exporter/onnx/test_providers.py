@@ -9,7 +9,8 @@ import pytest
 from onnx import save
 
 from exporter.onnx import providers
-from exporter.onnx.session import Session, describe
+from exporter.onnx.model import describe
+from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from tests.exporter.models import PROPERTIES, mean_model
 

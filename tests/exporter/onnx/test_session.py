@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper, save
 
+from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.metadata import Preprocessing, to_properties
-from exporter.onnx.session import Session, describe, foreign_preprocessing
+from exporter.onnx.model import describe
+from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from tests.exporter.models import FLOAT, HALF, OURS, PROPERTIES, UINT8, mean_model, model_of
 
@@ -75,7 +77,7 @@ def test_threads_may_share_a_session(saved, images):
 def test_a_file_replaced_after_it_was_looked_at_is_not_run(saved):
     model = describe(saved(mean_model(properties=PROPERTIES)))
     saved(mean_model())
-    with pytest.raises(DmlError, match="has changed"):
+    with pytest.raises(DmlError, match="was changed"):
         Session(model, "cpu")
 
 
@@ -259,7 +261,7 @@ def test_metadata_that_contradicts_the_graph_is_refused(saved, change, words):
 def test_a_foreign_model_gets_the_mean_and_std_that_the_user_names(saved, images):
     model = describe(saved(mean_model(("n", 3, 8, 8), FLOAT, axes=(2, 3))))
     assert model.preprocessing is None
-    prepared = foreign_preprocessing(model, **IMAGENET)
+    prepared = foreign_preprocessing(model, Given(**IMAGENET))
     assert (prepared.layout, prepared.crop, prepared.resize) == ("nchw", 8, 8)
     found = Session(model, "cpu", preprocessing=prepared).run(images)
     wanted = (colours(images) / 255 - IMAGENET["mean"]) / IMAGENET["std"]
@@ -268,7 +270,7 @@ def test_a_foreign_model_gets_the_mean_and_std_that_the_user_names(saved, images
 
 def test_a_foreign_model_of_half_precision_runs(saved, images):
     model = describe(saved(mean_model(("n", 8, 8, 3), HALF)))
-    prepared = foreign_preprocessing(model, mean=(0, 0, 0), std=(1, 1, 1))
+    prepared = foreign_preprocessing(model, Given(mean=(0, 0, 0), std=(1, 1, 1)))
     assert prepared.to_input(images).dtype == np.float16
     found = Session(model, "cpu", preprocessing=prepared).run(images)
     np.testing.assert_allclose(found, colours(images) / 255, atol=1e-3)
@@ -278,18 +280,18 @@ def test_a_foreign_model_of_bytes_needs_no_mean(saved, images):
     model = describe(saved(mean_model()))
     session = Session(model, "cpu")
     np.testing.assert_allclose(session.run(images), colours(images), rtol=1e-5)
-    with pytest.raises(DmlError, match="not clear"):
-        foreign_preprocessing(model, mean=(0, 0, 0))
+    with pytest.raises(DmlError, match="is not known"):
+        foreign_preprocessing(model, Given(mean=(0, 0, 0)))
 
 
 def test_all_that_is_missing_is_told_at_once(saved):
     model = describe(saved(mean_model(("n", "a", "b", "c"), FLOAT)))
     for call in (foreign_preprocessing, lambda model: Session(model, "cpu")):
-        with pytest.raises(DmlError, match="not clear") as caught:
+        with pytest.raises(DmlError, match="is not known") as caught:
             call(model)
         for flag in ("--size 224", "--layout nchw", "--mean 0.485", "--std 0.229"):
             assert flag in caught.value.fix
-    prepared = foreign_preprocessing(model, 32, layout="nhwc", **IMAGENET)
+    prepared = foreign_preprocessing(model, Given(32, layout="nhwc", **IMAGENET))
     assert prepared == Preprocessing(
         32, True, 32, "bilinear", *IMAGENET.values(), "nhwc", "float32", False, draft=2
     )
@@ -309,22 +311,22 @@ def test_all_that_is_missing_is_told_at_once(saved):
 def test_flags_that_do_not_fit_a_foreign_model_are_errors(saved, flags, words):
     model = describe(saved(mean_model(("n", 3, 8, 8), FLOAT)))
     with pytest.raises(DmlError) as caught:
-        foreign_preprocessing(model, **{**IMAGENET, **flags})
+        foreign_preprocessing(model, Given(**{**IMAGENET, **flags}))
     assert words in caught.value.why
 
 
 def test_a_model_that_takes_no_squares_is_refused(saved):
     model = describe(saved(mean_model(("n", 3, 16, 8), FLOAT)))
     with pytest.raises(DmlError) as caught:
-        foreign_preprocessing(model, **IMAGENET)
+        foreign_preprocessing(model, Given(**IMAGENET))
     assert "16 x 8 pixels, not a square" in caught.value.why
 
 
 def test_the_preprocessing_of_our_models_cannot_be_overruled(saved):
     model = describe(saved(mean_model(properties=PROPERTIES)))
     assert foreign_preprocessing(model) is model.preprocessing
-    with pytest.raises(DmlError, match="says itself") as caught:
-        foreign_preprocessing(model, size=8, mean=(0, 0, 0))
+    with pytest.raises(DmlError, match="contains the preprocessing") as caught:
+        foreign_preprocessing(model, Given(size=8, mean=(0, 0, 0)))
     assert caught.value.fix == "Leave out --size, --mean."
 
 
@@ -333,7 +335,8 @@ def test_describing_and_running_write_nothing(saved, images, tmp_path):
     np.save(tmp_path / "images.npy", images)
     code = (
         "import numpy, sys\n"
-        "from exporter.onnx.session import Session, describe\n"
+        "from exporter.onnx.model import describe\n"
+        "from exporter.onnx.session import Session\n"
         f"session = Session(describe({str(path)!r}), 'auto')\n"
         f"session.run(numpy.load({str(tmp_path / 'images.npy')!r}))\n"
         "sys.exit('torch' in sys.modules)"

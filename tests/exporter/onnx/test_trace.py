@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from exporter import parity
+from exporter.networks import Together
 from exporter.onnx import trace
-from exporter.onnx.session import Session, describe
-from exporter.onnx.trace import add_properties, traced, write_model
+from exporter.onnx.model import describe
+from exporter.onnx.session import Session
+from exporter.onnx.trace import copy_with, traced, write_model
 from retrieval.errors import DmlError
 from tests.exporter.networks import properties, settled, stripes
 from trainer.networks.backbones import BACKBONES
@@ -89,7 +91,7 @@ def test_float_input_and_length_1_are_the_same_network(embedder, exported, unit)
     np.testing.assert_allclose(
         short, plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6
     )
-    right = parity.torch_runner(embedder, normalize=True)(images)
+    right = parity.torch_runner(Together([embedder], normalize=True))(images)
     np.testing.assert_allclose(short, right, atol=5e-6)
 
 
@@ -119,11 +121,11 @@ def test_grey_networks_with_normed_embeddings_are_exported(tmp_path):
 
 
 def test_properties_are_added_and_replaced(exported, tmp_path):
-    path = tmp_path / "model.onnx"
-    path.write_bytes(exported.read_bytes())
-    add_properties(path, {"dmltool.arch": "other", "dmltool.parity": "{}"})
-    was, now = describe(exported), describe(path)
-    assert now.properties == was.properties | {"dmltool.arch": "other", "dmltool.parity": "{}"}
+    new, path = {"dmltool.arch": "other", "dmltool.parity": "{}"}, tmp_path / "model.onnx"
+    was = describe(exported)
+    now = copy_with(was, path, new)
+    assert now == describe(path)  # without reading the file again
+    assert now.properties == was.properties | new
     assert list(now.properties) == sorted(now.properties)
 
 

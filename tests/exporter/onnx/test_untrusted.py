@@ -9,7 +9,9 @@ from onnx import TensorProto, helper, numpy_helper, save
 from onnx.external_data_helper import set_external_data
 
 from exporter.onnx import untrusted
-from exporter.onnx.session import Session, describe, foreign_preprocessing
+from exporter.onnx.foreign import Given, foreign_preprocessing
+from exporter.onnx.model import describe
+from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from tests.exporter.models import FLOAT, PROPERTIES, mean_model, model_of
 
@@ -205,7 +207,7 @@ def test_weights_beside_the_model_are_used_and_hashed(folder, location, monkeypa
     np.testing.assert_array_equal(Session(model, "cpu").run(images), [[1, 2, 3]] * 2)
     (folder / location).write_bytes(bytes(12))
     assert describe("model.onnx").sha256 != model.sha256
-    with pytest.raises(DmlError, match="has changed"):
+    with pytest.raises(DmlError, match="was changed"):
         Session(model, "cpu")
 
 
@@ -223,9 +225,9 @@ def test_a_fixed_batch_is_also_judged_by_the_size_that_the_user_names(tmp_path):
     save(mean_model((1000, "h", "w", 3), FLOAT), path)
     model = describe(path)
     one = {"mean": (0, 0, 0), "std": (1, 1, 1)}
-    assert foreign_preprocessing(model, 32, **one).crop == 32
+    assert foreign_preprocessing(model, Given(32, **one)).crop == 32
     with pytest.raises(DmlError, match="batches of 1,000 images"):
-        foreign_preprocessing(model, 512, **one)
+        foreign_preprocessing(model, Given(512, **one))
 
 
 def test_a_compiled_engine_is_refused(tmp_path):

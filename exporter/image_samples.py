@@ -1,0 +1,85 @@
+"""Choose and read the images that a model is compared and calibrated with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from exporter.embedding.decoding import read_image
+from exporter.onnx.metadata import Preprocessing
+from retrieval.errors import DmlError
+from trainer.data.datasets import DataSet
+
+COMPARED = {"fp32": 500, "fp16": 1000, "int8": 1000}
+"""Images of the comparison by precision. Float32 needs fewer: it is either exact or wrong."""
+COMPARED_LARGE = 128
+"""Images of the comparison if their sides are longer than 96 pixels."""
+CALIBRATION = 128
+
+
+def chosen_splits(data: DataSet, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    """Rows of the wanted splits by name; by default of test, or of query and gallery."""
+    there = data.counts()
+    names = list(wanted) or [s for s in ("test", "query", "gallery") if s in there]
+    missing = [name for name in names if name not in there]
+    if missing or not names:
+        raise DmlError(
+            f"{data.name} has no split {', '.join(missing) or 'to test on'}.",
+            f"It has: {', '.join(there)}.",
+            f"Choose one of them: --split {next(iter(there))}",
+        )
+    return {name: data.rows(name) for name in names}
+
+
+def comparison_images(
+    data: DataSet, prepared: Preprocessing, precision: str, skip_bad: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, H, W, 3) to compare a model and its network with, and their labels (N,).
+
+    They are held-out images where there are any, and at least two of a class where there are two.
+    """
+    most = COMPARED[precision] if prepared.crop <= 96 else COMPARED_LARGE
+    held_out = np.concatenate([data.rows(s) for s in ("test", "query", "gallery")])
+    rows = held_out if len(held_out) > 1 else np.arange(len(data))
+    order = np.argsort(data.labels[rows], kind="stable")
+    if len(rows) > most:
+        labels = data.labels[rows][order]
+        starts = np.flatnonzero(np.diff(labels, prepend=-1))
+        each = max(2, most // len(starts))
+        order = np.concatenate([part[:each] for part in np.split(order, starts[1:])])[:most]
+    images, rows = read_images(data, rows[order], prepared, skip_bad)
+    return images, data.labels[rows]
+
+
+def calibration_images(
+    data: DataSet, prepared: Preprocessing, skip_bad: bool = False
+) -> tuple[Iterator[np.ndarray], int]:
+    """Batches of training images (B, H, W, 3) for the scales of int8, and how many images."""
+    rows = data.rows("train")
+    count = min(CALIBRATION, len(rows))
+    rows = rows[np.linspace(0, len(rows) - 1, count).astype(int)]
+    parts = (rows[at : at + 8] for at in range(0, count, 8))
+    batches = (read_images(data, part, prepared, skip_bad)[0] for part in parts)
+    return (batch for batch in batches if len(batch)), count
+
+
+def read_images(
+    data: DataSet, rows: np.ndarray, prepared: Preprocessing, skip_bad: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, H, W, 3) uint8 and the rows (n,) of those that could be read.
+
+    An image that cannot be read is a DmlError unless `skip_bad`.
+    """
+    spec = prepared.spec()
+    images, kept = [np.empty((0, spec.crop, spec.crop, 3), np.uint8)], []
+    for row in rows.tolist():
+        try:
+            images.append(read_image(data, spec, row)[None])
+        except DmlError as error:
+            if not skip_bad:
+                fix = "Replace it, or continue without it: --skip-bad"
+                raise DmlError(error.what, error.why, fix) from error
+        else:
+            kept.append(row)
+    return np.concatenate(images), np.array(kept, rows.dtype)

@@ -1,0 +1,133 @@
+"""Load the trained networks that an export starts from, and the data set they were trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exporter.onnx.metadata import Preprocessing
+from retrieval.errors import DmlError
+from retrieval.files import sha256
+from trainer.config import Config
+from trainer.data.datasets import DataSet
+from trainer.networks.embedder import Embedder
+from trainer.resolve import from_dict
+from trainer.run import checkpoint
+from trainer.run.setup import load_data, load_embedder
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trained network and its checkpoint."""
+
+    path: Path
+    sha256: str
+    state: dict[str, Any]
+    config: Config
+    embedder: Embedder
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing.from_checkpoint(self.state)
+
+
+class Together(nn.Module):
+    """One or more embedders that run on the same images as one network.
+
+    Several embeddings of an image are l2-normalised and concatenated: the cosine of two such
+    embeddings is the mean of the members' cosines. With `normalize` the whole embedding has
+    length 1; without it, that of an ensemble has the square root of the number of members.
+    """
+
+    def __init__(self, members: Sequence[Embedder | Together], normalize: bool = False) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.normalize = normalize
+        self.dim = sum(member.dim for member in members)
+
+    def forward(self, images: Tensor) -> Tensor:
+        parts = [member(images) for member in self.members]
+        if self.normalize or len(parts) > 1:
+            parts = [nn.functional.normalize(part) for part in parts]
+        if len(parts) == 1:
+            return parts[0]
+        if self.normalize:  # each part, so that the concatenation is the last step of the graph
+            parts = [part / len(parts) ** 0.5 for part in parts]
+        return torch.cat(parts, dim=1)
+
+
+def load_member(run: Path) -> Member:
+    """Load the best checkpoint of a run folder, or the checkpoint at a path."""
+    path = run / checkpoint.BEST if run.is_dir() else run
+    if run.is_dir() and not path.exists() and (run / checkpoint.LAST).exists():
+        raise DmlError(
+            f"{run} has no {checkpoint.BEST} yet.",
+            "Its first epoch is not finished.",
+            f"Continue it: dmltool train --resume {run}, "
+            f"or name a checkpoint: {run / checkpoint.LAST}",
+        )
+    state = checkpoint.load(path)
+    config = from_dict(state["config"], f"The configuration in {path}")
+    if missing := asdict(config).keys() - state["config"].keys():
+        raise DmlError(
+            f"{path} is damaged.",
+            f"Its configuration lacks {', '.join(sorted(missing))}, so its network is not known.",
+            "Use another checkpoint, or train again.",
+        )
+    state |= {"config": asdict(config)}  # with the defaults of keys that an older version lacks
+    return Member(path, sha256(path), state, config, load_embedder(state))
+
+
+def check_same_images(members: Sequence[Member]) -> None:
+    """Raise a DmlError unless the members have the same classes and prepare images alike.
+
+    Mean and standard deviation may differ, because every member applies its own.
+    """
+    first = members[0]
+    for other in members[1:]:
+        if other.state["label_names"] != first.state["label_names"]:
+            raise DmlError(
+                f"{first.path} and {other.path} were trained on different classes.",
+                "The members of an ensemble embed the same images.",
+                "Export each run on its own.",
+            )
+        mine, theirs = first.preprocessing.to_dict(), other.preprocessing.to_dict()
+        differences = [
+            f"{'image size' if key == 'crop' else key}: "
+            f"{mine[key]} in {first.path}, {theirs[key]} in {other.path}"
+            for key in mine
+            if mine[key] != theirs[key] and key not in ("mean", "std")
+        ]
+        if differences:
+            raise DmlError(
+                "The networks expect differently prepared images.",
+                "\n".join(differences),
+                "Embed with each of them and join the files: dmltool merge A.h5 B.h5 --out C.h5",
+            )
+
+
+def load_training_data(member: Member, root: str | None) -> DataSet:
+    """Load the data set of a member and check that its training classes are still the same.
+
+    `root` is where the data set is now, if it has moved.
+    """
+    config = member.config
+    if root is not None:
+        config = replace(config, data=replace(config.data, root=root))
+    data = load_data(config)
+    now = [data.label_names[c] for c in data.classes("train")]
+    then = member.state["label_names"]
+    if now != then:
+        gone, new = sorted(set(then) - set(now))[:3], sorted(set(now) - set(then))[:3]
+        raise DmlError(
+            f"The data set {data.name} is not the one that {member.path} was trained on.",
+            f"It had {len(then):,} training classes and has {len(now):,} now; "
+            f"missing: {gone}; new: {new}.",
+            "Name the right place: --data PATH, or embed these images: dmltool embed",
+        )
+    return data
