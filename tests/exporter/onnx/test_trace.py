@@ -168,5 +168,5 @@ def test_an_interrupt_that_the_exporter_swallows_is_still_one(ends, embedder, mo
 
     monkeypatch.setattr(torch.onnx, "export", swallow)
     with pytest.raises(KeyboardInterrupt):
-        traced(embedder, 16, "uint8-nhwc", normalize=False)
+        traced(embedder, 16, "uint8-nhwc")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
