@@ -41,30 +41,36 @@ embedding_options = options(
         "splits",
         multiple=True,
         type=click.Choice(["train", "val", "test", "query", "gallery"]),
-        help="A part of a divided data set; may be repeated.  [default: test, or query and "
-        "gallery; all images where nothing is divided]",
+        help="Split to embed; may be repeated.  [default: test, or query and gallery; all images "
+        "of a data set without splits]",
     ),
     click.option(
         "--provider",
         type=click.Choice(["auto", "cpu", "cuda", "tensorrt"]),
         default="auto",
         show_default=True,
-        help="What runs the model; auto: a GPU if one works.",
+        help="Execution provider of ONNX Runtime; auto: CUDA if it works, else CPU.",
     ),
     click.option(
         "--threads",
         type=click.IntRange(1),
         metavar="N",
-        help="Threads of a CPU.  [default: a trial]",
+        help="CPU threads.  [default: found by a short trial]",
     ),
-    click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True),
-    click.option("--half", is_flag=True, help="Store float16; says what that does to Recall@1."),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(1),
+        default=32,
+        show_default=True,
+        help="Images per batch.",
+    ),
+    click.option("--half", is_flag=True, help="Store float16 and show the effect on Recall@1."),
     click.option(
         "--skip-bad",
         is_flag=True,
-        help="Leave out images that cannot be read; export also does if the run did.",
+        help="Leave out unreadable images (export: also if train did).",
     ),
-    click.option("--resume", is_flag=True, help="Compute only what an interrupted run left out."),
+    click.option("--resume", is_flag=True, help="Continue an interrupted run."),
     force_option,
     json_option,
 )
@@ -72,7 +78,7 @@ embedding_options = options(
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
-@click.option("--onnx/--no-onnx", default=True, help="Write model.onnx, the default.")
+@click.option("--onnx/--no-onnx", default=True, help="Write model.onnx.  [default: yes]")
 @click.option(
     "--embeddings/--no-embeddings", default=True, help="Write embeddings.h5.  [default: yes]"
 )
@@ -83,36 +89,36 @@ embedding_options = options(
     show_default=True,
     help="Precision of the model; int8 is calibrated on training images.",
 )
-@click.option("--normalize", is_flag=True, help="Embeddings of length 1, inside the graph.")
+@click.option("--normalize", is_flag=True, help="Scale embeddings to length 1 inside the model.")
 @click.option(
     "--input",
     type=click.Choice(["uint8-nhwc", "float-nchw"]),
     default="uint8-nhwc",
     show_default=True,
-    help="What the model takes; scaling and mean are inside either way.",
+    help="Input type and layout; normalisation is inside the model either way.",
 )
 @click.option(
     "--max-recall-drop",
     type=float,
     metavar="POINTS",
-    help="How much worse the model may retrieve.  [default: 0.1, fp16 0.5, int8 1.0]",
+    help="Largest accepted loss of Recall@1, in points.  [default: 0.1, fp16 0.5, int8 1.0]",
 )
 @click.option(
     "--backend",
     type=click.Choice(["onnx", "torch"]),
     default="onnx",
     show_default=True,
-    help="What computes the embeddings.",
+    help="Compute the embeddings with the ONNX model or with torch.",
 )
-@click.option("--data", metavar="PATH", help="Where the data set is now, if it has moved.")
+@click.option("--data", metavar="PATH", help="Folder of the data set, if it has moved.")
 @click.option("--out", metavar="FOLDER", help="Output folder.  [default: the folder of the run]")
 @embedding_options
 def export(runs, out, as_json, **given) -> None:
     """Export a trained run: a checked model.onnx and embeddings.h5.
 
-    The model is compared with the network on real and random images, down to Recall@1 and the
-    nearest neighbours; where it falls short, no model is left behind. Several runs become one
-    model whose embeddings are theirs side by side.
+    The ONNX model is compared with the trained network on real and random images: embeddings,
+    nearest neighbours and Recall@1. If they differ too much, the command fails and no model is
+    written. Several runs become one ensemble model, which concatenates their embeddings.
 
     \b
     Examples:
@@ -143,37 +149,44 @@ def export(runs, out, as_json, **given) -> None:
 @click.command()
 @click.argument("model", metavar="MODEL.onnx")
 @click.argument("data", metavar="DATA")
-@click.option("--out", metavar="FILE", required=True, help="The embedding file (.h5).")
-@click.option("--size", type=click.IntRange(1), help="Side of the input in pixels.")
-@click.option("--resize", type=click.IntRange(1), help="Short side before cropping.")
-@click.option("--squash", is_flag=True, help="Resize both sides alike instead of cropping.")
+@click.option("--out", metavar="FILE", required=True, help="Embedding file to write (.h5).")
+@click.option("--size", type=click.IntRange(1), help="Side of the square input, in pixels.")
+@click.option(
+    "--resize",
+    type=click.IntRange(1),
+    help="Short side before cropping, in pixels.  [default: --size]",
+)
+@click.option("--squash", is_flag=True, help="Resize to a square instead of cropping.")
 @click.option(
     "--interpolation",
     type=click.Choice(["bilinear", "bicubic", "lanczos", "box", "nearest"]),
-    help="Interpolation of the resizing.  [default: bilinear]",
+    help="Resizing filter.  [default: bilinear]",
 )
-@click.option("--mean", type=three_numbers, help="Subtracted from colours in 0 to 1.")
-@click.option("--std", type=three_numbers, help="Divided by after that.")
+@click.option("--mean", type=three_numbers, help="Mean to subtract, for colours from 0 to 1.")
+@click.option("--std", type=three_numbers, help="Standard deviation to divide by.")
 @click.option(
     "--scale",
     type=click.Choice(["1", "255"]),
     callback=lambda _ctx, _param, value: value and int(value),
-    help="255: --mean and --std are of colours in 0 to 255.",
+    help="255 if --mean and --std are for colours from 0 to 255.  [default: 1]",
 )
-@click.option("--bgr", is_flag=True, help="Blue comes first; --mean, --std stay R,G,B.")
-@click.option("--background", type=colour, help="Behind transparency.  [default: white]")
+@click.option("--bgr", is_flag=True, help="Feed channels as BGR; --mean and --std stay R,G,B.")
+@click.option(
+    "--background", type=colour, help="Colour behind transparent pixels.  [default: white]"
+)
 @click.option("--no-draft", is_flag=True, help="Decode large JPEGs at full size.")
-@click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Order of the input's axes.")
-@click.option("--output-name", metavar="NAME", help="Which output holds the embeddings.")
+@click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Order of the input axes.")
+@click.option("--output-name", metavar="NAME", help="Output that holds the embeddings.")
 @embedding_options
 def embed(model, data, out, as_json, **given) -> None:
-    """Embed images with any ONNX model, also of other programs.
+    """Embed images with an ONNX model of dmltool or another program.
 
-    DATA is a folder with a folder for each class, a table (.csv with path and label), `glyphs`, or
-    NAME:FOLDER of a data set (cub:CUB_200_2011). `photos` embeds all its images; `folder:photos`
-    is divided as for training, and --split picks the part. Images without labels, a flat folder or
-    a table of paths, can be embedded too. A model of dmltool says itself how images are prepared;
-    for others --size, --mean and --std say it.
+    DATA is a folder with one folder per class, a CSV table with the columns path and label,
+    `glyphs`, or a data set as NAME:FOLDER, such as cub:CUB_200_2011. `photos` embeds all images of
+    the folder; `folder:photos` splits it as `train` does and embeds the test split, or the one of
+    --split. Labels are optional: a folder of images or a table with only paths works too. Models
+    exported by dmltool contain their preprocessing; for other models, pass --size, --mean and
+    --std.
 
     \b
     Examples:
@@ -208,23 +221,23 @@ def _tell_embedding(found: dict[str, Any], threads: str | None = None) -> None:
 @click.command()
 @click.argument("file", metavar="FILE")
 @labels_option
-@click.option("--check", is_flag=True, help="Run a model on random images.")
+@click.option("--check", is_flag=True, help="Test a model on random images.")
 @click.option(
     "--run",
     "runs",
     multiple=True,
     metavar="RUN",
-    help="Compare a model with the training it came from; of an ensemble, repeat it.",
+    help="Compare a model with its training run; repeat for each run of an ensemble.",
 )
-@click.option("--data", metavar="PATH", help="With --run: where the data set is now.")
+@click.option("--data", metavar="PATH", help="With --run: folder of the data set, if it has moved.")
 @json_option
 @click.pass_context
 def inspect(ctx, file, labels, check, runs, data, as_json) -> None:
     """Show what is in an embedding file or a model.
 
-    Of an embedding file: splits, labels, norms, metadata, checks. Of MODEL.onnx: input, output,
-    preprocessing, precision, where it came from and how it compared with its network. --check
-    runs the model on random images; --run repeats the comparison with the network.
+    For an embedding file: splits, labels, norms, metadata and checks. For a model: input, output,
+    preprocessing, precision, origin and the comparison with the trained network at export. --check
+    tests the model on random images; --run repeats the comparison with the network.
 
     \b
     Examples:
@@ -286,7 +299,7 @@ def _inspect_model(file: str, check: bool, runs, data: str | None, as_json: bool
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Show what is installed, what works here and what is missing.
 
-    Everything is tried, not listed. Exit code 0: `dmltool demo` can run.
+    Each package is tested by using it. The exit code is 0 if `dmltool demo` can run.
 
     \b
     Example:
@@ -308,9 +321,11 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="One loss instead of three: a minute or so.")
+@click.option("--quick", is_flag=True, help="Train one loss instead of three: about a minute.")
 @click.option(
-    "--epochs", type=click.IntRange(1), help="Epochs of each training.  [default: the preset's]"
+    "--epochs",
+    type=click.IntRange(1),
+    help="Epochs of each training run.  [default: those of the preset]",
 )
 @click.option(
     "--out",
@@ -325,10 +340,10 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 def demo(
     ctx: click.Context, quick: bool, epochs: int | None, out: str, as_child: bool, goes_on: bool
 ) -> None:
-    """From images to a report: train, export, evaluate, compare.
+    """Train, export, evaluate and compare small networks; write a report.
 
-    The images are letters drawn from fonts: nothing is downloaded. Each command is shown, then
-    run. Interrupted, it goes on where it was: what is finished is kept.
+    The images are letters drawn from fonts, so nothing is downloaded. Each command is printed
+    before it runs. After an interruption, run the demo again: finished steps are kept.
 
     \b
     Examples:

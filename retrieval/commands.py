@@ -41,24 +41,37 @@ if TYPE_CHECKING:
 @click.option(
     "--nmi/--no-nmi",
     default=None,
-    help="k-means NMI and AMI.  [default: if that takes less than 30 s]",
+    help="Compute NMI and AMI by k-means.  [default: if it takes less than 30 s]",
 )
-@click.option("--kmeans-iterations", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--kmeans-restarts", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
-    "--drop-nonfinite", is_flag=True, help="Leave out rows with NaN or Inf (else an error)."
+    "--kmeans-iterations",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Iterations of each k-means run.",
 )
-@click.option("--per-class", metavar="FILE", help="Write Recall@1 of every class as CSV.")
+@click.option(
+    "--kmeans-restarts",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Random starts of each k-means run; the best is kept.",
+)
+@click.option(
+    "--drop-nonfinite", is_flag=True, help="Leave out rows with NaN or infinity instead of failing."
+)
+@click.option("--per-class", metavar="FILE", help="Write Recall@1 of each class to FILE as CSV.")
 @output_options
 def eval_command(
     file, gallery, labels, gallery_labels, drop_nonfinite, per_class, as_json, out, force, **scoring
 ) -> None:
     """Evaluate an embedding file: Recall@K, MRR, MAP@R and NMI.
 
-    Scores are given by l2 and by cosine. FILE is .h5, .npy, .npz, .csv, .parquet, .jsonl, .pt,
-    .safetensors, .fvecs or another format of the README's table; FILE::key picks an array inside.
-    Every item is a query against all others; a file with query and gallery splits, or --gallery,
-    is scored query -> gallery.
+    Scores are computed for Euclidean distance (l2) and cosine similarity (cos). FILE is .h5, .npy,
+    .npz, .csv, .parquet, .jsonl, .pt, .safetensors, .fvecs or another format listed in the README;
+    FILE::key selects an array in it. By default each item is a query and all other items are its
+    gallery. If FILE has query and gallery splits, or with --gallery, queries are ranked against the
+    gallery instead.
 
     \b
     Examples:
@@ -173,13 +186,14 @@ def _tell_source(data: Embeddings) -> None:
 @click.argument("b", metavar="B")
 @labels_option
 @scoring_options
-@click.option("--nmi/--no-nmi", default=False, help="k-means NMI and AMI as well.")
+@click.option("--nmi/--no-nmi", default=False, help="Also compute NMI and AMI.  [default: no-nmi]")
 @output_options
 def compare(a, b, labels, as_json, out, force, **scoring) -> None:
     """Compare two embedding files of the same items: is B better?
 
-    Each difference comes with a paired interval that resamples classes and a p value, and with
-    the queries that flipped. Rows are matched by path where both files have paths.
+    For each score, the difference B - A is shown with a 95% interval (paired bootstrap over
+    classes) and a p value, and for Recall@1 the number of queries that only A or only B answers
+    correctly. Rows are matched by path if both files have paths, else by position.
 
     \b
     Example:
@@ -209,12 +223,13 @@ def compare(a, b, labels, as_json, out, force, **scoring) -> None:
 
 @click.command()
 @click.argument("files", metavar="FILE FILE...", nargs=-1, required=True)
-@click.option("--out", metavar="FILE", required=True, help="The new embedding file (.h5).")
+@click.option("--out", metavar="FILE", required=True, help="Embedding file to write (.h5).")
 @force_option
 def merge(files, out, force) -> None:
     """Join embedding files of the same items: an ensemble.
 
-    Rows are l2-normalised and put side by side, after items and labels have been found to agree.
+    The files must hold the same items with the same labels. Rows are scaled to length 1 and
+    concatenated.
 
     \b
     Example:

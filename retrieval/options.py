@@ -77,22 +77,22 @@ def options(*decorators: Callable) -> Callable:
 labels_option = click.option(
     "--labels",
     metavar="FILE",
-    help="Labels, one per row, from a file of their own (.npy, .txt, .csv, FILE::key, ...).",
+    help="File with one label per row: .npy, .txt, .csv, FILE::key, ...",
 )
 gallery_options = options(
     click.option(
-        "--gallery", metavar="FILE", help="Gallery embeddings; FILE then holds the queries."
+        "--gallery", metavar="FILE", help="Embedding file of the gallery; FILE holds the queries."
     ),
     labels_option,
     click.option(
-        "--gallery-labels", metavar="FILE", help="Labels of the gallery, if not in its file."
+        "--gallery-labels", metavar="FILE", help="File with one label per row of the gallery."
     ),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 force_option = click.option("--force", is_flag=True, help="Overwrite existing output files.")
 output_options = options(
     json_option,
-    click.option("--out", metavar="FILE", help="Write the JSON to FILE as well."),
+    click.option("--out", metavar="FILE", help="Also write the result as JSON to FILE."),
     force_option,
 )
 scoring_options = options(
@@ -101,7 +101,7 @@ scoring_options = options(
         type=click.Choice(["l2", "cos", "both"]),
         default="both",
         show_default=True,
-        help="l2: Euclidean distance of the vectors as they are; cos: cosine similarity.",
+        help="l2: Euclidean distance; cos: cosine similarity.",
     ),
     click.option(
         "--recall-at",
@@ -109,7 +109,7 @@ scoring_options = options(
         default="1,2,4,8",
         show_default=True,
         callback=lambda _ctx, _param, ks: tuple(dict.fromkeys(ks)),
-        help="The K of Recall@K.",
+        help="Values of K for Recall@K.",
     ),
     click.option(
         "--map/--no-map",
@@ -124,33 +124,33 @@ scoring_options = options(
         default=3,
         show_default=True,
         metavar="N",
-        help="Runs of k-means; NMI is their mean and standard deviation.",
+        help="Number of k-means runs for NMI and AMI, each with its own seed.",
     ),
     click.option(
         "--queries",
         type=click.IntRange(1),
         metavar="N",
-        help="Use only N queries, drawn at random; the interval shows what that costs.",
+        help="Evaluate only N random queries; the gallery stays complete.",
     ),
     click.option(
         "--seed",
         type=click.IntRange(0),
         default=0,
         show_default=True,
-        help="Seed of the drawn queries and of the bootstrap.",
+        help="Seed of the random queries and of the bootstrap.",
     ),
     click.option(
         "--memory",
         type=Size(),
         default="2GB",
         show_default=True,
-        help="Working memory beyond the embeddings.",
+        help="Limit of working memory, in addition to the embeddings.",
     ),
     click.option(
         "--threads",
         type=click.IntRange(1),
         metavar="N",
-        help="Threads, at most one per processor.  [default: one per processor]",
+        help="Number of threads.  [default: one per processor]",
     ),
 )
 

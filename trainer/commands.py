@@ -76,54 +76,72 @@ class Batch(click.ParamType):
 
 
 @click.command()
-@click.option("--preset", metavar="NAME", help="Settings of a paper: dmltool list presets.")
-@click.option("--config", "file", metavar="FILE", help="Settings from a TOML file.")
-@click.option("--dataset", metavar="NAME", help="See dmltool list datasets.  [default: glyphs]")
-@click.option("--data", metavar="PATH", help="A folder with a folder for each class, or a table.")
-@click.option("--loss", metavar="NAME", help="See dmltool list losses; also pml:NAME.")
-@click.option("--backbone", metavar="NAME", help="See dmltool list backbones; also timm:NAME.")
-@click.option("--weights", metavar="NAME|FILE", help="imagenet, none, or a file.")
-@click.option("--dim", type=click.IntRange(0), help="Length of the embedding; 0: the backbone's.")
-@click.option("--epochs", type=click.IntRange(1))
-@click.option("--batch", type=Batch(), help="128 images at random, or 6x9: classes x images.")
+@click.option("--preset", metavar="NAME", help="Start from a preset; see dmltool list presets.")
+@click.option("--config", "file", metavar="FILE", help="Start from a TOML file of settings.")
+@click.option(
+    "--dataset", metavar="NAME", help="Data set; see dmltool list datasets.  [default: glyphs]"
+)
+@click.option("--data", metavar="PATH", help="Folder with one folder per class, or a CSV table.")
+@click.option("--loss", metavar="NAME", help="Loss; see dmltool list losses; also pml:NAME.")
+@click.option(
+    "--backbone", metavar="NAME", help="Backbone; see dmltool list backbones; also timm:NAME."
+)
+@click.option("--weights", metavar="NAME|FILE", help="Initial weights: imagenet, none, or a file.")
+@click.option("--dim", type=click.IntRange(0), help="Embedding dimension; 0: the backbone's own.")
+@click.option("--epochs", type=click.IntRange(1), help="Number of epochs.")
+@click.option("--batch", type=Batch(), help="N random images, or C classes x M images: 128, 6x9.")
 @click.option("--lr", type=float, help="Learning rate.")
-@click.option("--seed", type=click.IntRange(0))
+@click.option("--seed", type=click.IntRange(0), help="Seed of the run.")
 @click.option(
     "--select",
     type=click.Choice(["val", "test", "last"]),
-    help="What picks the best epoch: held-out training classes; the test set, as the papers do; "
-    "nothing, the last is kept.  [default: val]",
+    help="How to choose the best epoch: val (held-out training classes), test (test set, as in "
+    "many papers) or last (last epoch).  [default: val]",
 )
-@click.option("--monitor", metavar="NAME,...", help="Log these beside the loss: spce, pce.")
-@click.option("--min-images", type=click.IntRange(1), help="Leave out classes with fewer.")
-@click.option("--skip-bad", is_flag=True, help="Leave out unreadable images; export will too.")
+@click.option("--monitor", metavar="NAME,...", help="Additional losses to log: spce, pce.")
+@click.option(
+    "--min-images", type=click.IntRange(1), help="Leave out training classes with fewer images."
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out unreadable images, also in export.")
 @click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images.")
 @click.option(
     "--cache",
     type=click.Choice(["none", "ram", "disk"]),
     help="Where to cache resized images.",
 )
-@click.option("--workers", type=click.IntRange(0), help="Processes that read images.")
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the best there is]")
+@click.option("--workers", type=click.IntRange(0), help="Number of processes that load images.")
+@click.option("--device", help="cpu, cuda, cuda:1, mps, ...  [default: a GPU if there is one]")
 @click.option(
-    "--threads", type=click.IntRange(1), metavar="N", help="Threads of a CPU.  [default: a trial]"
+    "--threads",
+    type=click.IntRange(1),
+    metavar="N",
+    help="CPU threads.  [default: found by a short trial]",
 )
 @click.option(
     "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Precision of the network."
 )
-@click.option("--deterministic", is_flag=True, help="Use only operations that repeat exactly.")
+@click.option("--deterministic", is_flag=True, help="Make runs repeat exactly.")
 @click.option("--compile", is_flag=True, help="Compile the network with torch.compile.")
-@click.option("--tensorboard", is_flag=True, help="Log for TensorBoard as well.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
-@click.option("--out", metavar="RUN", help="Folder of the run.  [default: runs/NAME]")
-@click.option("--resume", metavar="RUN", help="Continue a run; --epochs N: up to N in all.")
+@click.option("--tensorboard", is_flag=True, help="Also write logs for TensorBoard.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change any setting; see docs/settings.md.",
+)
+@click.option("--out", metavar="RUN", help="Folder of the run.  [default: runs/PRESET]")
+@click.option(
+    "--resume", metavar="RUN", help="Continue a run; with --epochs N, up to N epochs in total."
+)
 @click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
 @json_option
 def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplete, **given) -> None:
     """Train an embedding network: CE, SPCE, Group Loss and others.
 
-    Without options it learns letters drawn from fonts: no download, two minutes. The run folder
-    holds checkpoints (best.pt, last.pt), config.toml, metrics.jsonl, curves.png and result.json.
+    Without options it trains on letters drawn from fonts: no download, about two minutes. It
+    writes checkpoints (best.pt, last.pt), config.toml, metrics.jsonl, curves.png and result.json
+    to the run folder.
 
     \b
     Examples:
@@ -236,7 +254,7 @@ def new_folder(parent: Path, name: str) -> Path:
 @click.argument("kind", type=click.Choice(["presets", "losses", "datasets", "backbones"]))
 @json_option
 def list_command(kind: str, as_json: bool) -> None:
-    """List what `dmltool train` can use, with a line about each.
+    """List the presets, losses, data sets or backbones of train.
 
     \b
     Example:
@@ -261,43 +279,50 @@ def list_command(kind: str, as_json: bool) -> None:
     "others",
     multiple=True,
     metavar="FILE",
-    help="Another file of the same items, to compare with; may be repeated.",
+    help="File of the same items to compare with; may be repeated.",
 )
-@click.option("--run", metavar="RUN", help="Folder of the training: its curves and its images.")
-@click.option("--images", metavar="ROOT", help="Folder that the paths in FILE begin at.")
-@click.option("--out", metavar="FILE", default="report.html", show_default=True)
+@click.option("--run", metavar="RUN", help="Run folder, for training curves and images.")
+@click.option(
+    "--images", metavar="ROOT", help="Folder of the images; the paths in FILE are relative to it."
+)
+@click.option(
+    "--out", metavar="FILE", default="report.html", show_default=True, help="Page to write."
+)
 @click.option(
     "--distance",
     type=click.Choice(["l2", "cos"]),
     default="cos",
     show_default=True,
-    help="Distance of the rows, the confusions and the map; the scores are by both.",
+    help="Distance for neighbours, confused classes and the map; scores show both.",
 )
 @gallery_options
 @click.option(
-    "--nmi/--no-nmi", default=None, help="k-means NMI and AMI.  [default: if that is quick]"
+    "--nmi/--no-nmi",
+    default=None,
+    help="Compute NMI and AMI by k-means.  [default: if it takes less than 30 s]",
 )
 @click.option(
     "--map",
     type=click.Choice(["tsne", "pca", "none"]),
     default="tsne",
     show_default=True,
-    help="How 2,000 of the queries are laid out in the plane.",
+    help="Method of the 2-D map, which shows up to 2,000 queries.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Seed of what is drawn at random, and of the map.",
+    help="Seed of the random samples and of the map.",
 )
 @force_option
 def report(file, others, run, images, out, gallery, labels, gallery_labels, force, **given) -> None:
     """Show an embedding file as one HTML page.
 
-    It shows what is found and what is not: scores, retrieved rows with images, confused classes,
-    near-duplicates, distances and a map. The page is one file that needs no network. FILE says
-    where its images are; --images does where they have moved or FILE is of another program.
+    The page shows scores, queries with their nearest images, confused classes, near-duplicates,
+    histograms of distances and a 2-D map. It is one file and works offline. Embedding files of
+    dmltool record where their images are; use --images if the images have moved or if another
+    program wrote FILE.
 
     \b
     Examples:

@@ -1,6 +1,6 @@
-"""What a run is: frozen dataclasses, one for each table of the TOML file.
+"""The configuration of a run: frozen dataclasses, one for each table of the TOML file.
 
-Whatever is wrong with the values is reported together. `trainer.resolve` makes a config.
+All problems with the values are reported together. `trainer.resolve` builds a config.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 
 
 class BadSettings(DmlError):
-    """Everything that is wrong with a configuration, a line each."""
+    """All problems of a configuration, one per line."""
 
     def __init__(self, what: str, problems: list[str], fix: str) -> None:
         super().__init__(what, "\n".join(problems), fix)
@@ -28,23 +28,23 @@ class BadSettings(DmlError):
 @dataclass(frozen=True)
 class Data:
     dataset: str = "glyphs"
-    """A name of `dmltool list datasets`."""
+    """Name of the data set; `dmltool list datasets` shows all."""
     root: str = ""
-    """The folder or file of the data set; `glyphs` needs none."""
+    """Folder or file of the data set; not needed for `glyphs`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What the reader of the data set takes, such as test_fraction for `folder`."""
+    """Options of the data set's reader, such as `test_fraction` for `folder`."""
     val_fraction: float = 0.1
-    """The share of the training classes that is held out to pick the best epoch."""
+    """Fraction of the training classes held out to choose the best epoch."""
     val_seed: int = 0
-    """Which classes those are; not the seed of the run, so that seeds share a validation set."""
+    """Seed that draws the held-out classes. Runs with another `run.seed` share the same classes."""
     min_images: int = 1
-    """Training classes with fewer images are left out."""
+    """Leave out training classes with fewer images than this."""
     skip_bad: bool = False
-    """Leave out images that cannot be read; else they stop the run before it starts."""
+    """Leave out unreadable images; if false, they are an error before training starts."""
     cache: str = "auto"
-    """Resized images are kept in `ram`, on `disk`, or not (`none`); auto: drawn ones in ram."""
+    """Where to cache resized images: ram, disk or none. auto: ram if images are no files."""
     workers: int = -1
-    """Processes that read images; -1: chosen by the device and the cache."""
+    """Number of processes that load images; -1: chosen from the device and the cache."""
 
     def problems(self) -> Iterator[str]:
         yield from one_of("data.cache", self.cache, ("auto", "none", "ram", "disk"))
@@ -56,34 +56,35 @@ class Data:
 @dataclass(frozen=True)
 class Input:
     resize: int = 256
-    """Length of the short side in pixels before cropping; 0: images stay as they are."""
+    """Length of the short side before cropping, in pixels; 0: images are not resized."""
     keep_ratio: bool = True
-    """False: both sides become `resize`."""
+    """Keep the aspect ratio; if false, both sides are resized to `resize`."""
     crop: int = 224
-    """Sides of the square that the network sees; the centre in evaluation."""
+    """Side of the square input of the network, in pixels; evaluation uses the centre crop."""
     interpolation: str = "bilinear"
-    """Of the resizing: bilinear, bicubic, lanczos or box, all antialiased; or nearest."""
+    """Resizing filter: bilinear, bicubic, lanczos or box (all antialiased), or nearest."""
     draft: int = 2
-    """JPEGs may be decoded at 1/2, 1/4 or 1/8 of their size, while the short side stays at least
-    so many times `resize`: the larger, the nearer to full decoding; 0: always at full size."""
+    """Decode large JPEGs at 1/2, 1/4 or 1/8 of their size, as long as their short side stays at
+    least `draft` times `resize`. Larger values are closer to full decoding; 0: always full size."""
     train_crop: str = "resized"
-    """resized: a random part of `scale` and `ratio`, resized; random: a place; center."""
+    """Training crop. resized: a random area within `scale` and `ratio`, resized to `crop`; random:
+    a square of side `crop` at a random position; center: the centre."""
     scale: tuple[float, float] = (0.16, 1.0)
-    """Share of the area that a `resized` crop takes."""
+    """Smallest and largest area of a `resized` crop, as a fraction of the image."""
     ratio: tuple[float, float] = (0.75, 4 / 3)
-    """Width over height of a `resized` crop before it is made square."""
+    """Smallest and largest aspect ratio (width / height) of a `resized` crop."""
     flip: bool = True
-    """Mirror every other training image."""
+    """Mirror training images with probability 0.5."""
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    """Largest change of brightness, contrast, saturation and hue."""
+    """Largest random change of brightness, contrast, saturation and hue."""
     rotate: float = 0.0
-    """Largest turn in degrees."""
+    """Largest random rotation in degrees, in either direction."""
     zoom: tuple[float, float] = (1.0, 1.0)
-    """Smallest and largest scaling of the content."""
+    """Smallest and largest random scaling of the image content."""
     shear: float = 0.0
-    """Largest slant in degrees."""
+    """Largest random shear in degrees, in either direction."""
     shift: float = 0.0
-    """Largest move, as a share of the side."""
+    """Largest random shift, as a fraction of the side of the crop."""
 
     @property
     def short_side(self) -> int | None:
@@ -114,17 +115,17 @@ class Input:
 @dataclass(frozen=True)
 class Network:
     backbone: str = "smallcnn"
-    """A name of `dmltool list backbones`, or timm:NAME."""
+    """Name of the backbone (`dmltool list backbones` shows all), or timm:NAME."""
     weights: str = "none"
-    """`imagenet`, `none`, or a file of weights."""
+    """Initial weights: imagenet, none, or a weights file."""
     dim: int = 0
-    """Length of the embedding by a linear projection; 0: what the backbone gives."""
+    """Embedding dimension, by a linear projection; 0: the backbone's own, no projection."""
     batchnorm: bool = False
-    """BatchNorm1d without affine parameters on the embedding."""
+    """Apply BatchNorm1d without affine parameters to the embedding."""
     freeze_batchnorm: bool = False
-    """The BatchNorm layers of the backbone keep their statistics."""
+    """Keep the running statistics of the backbone's BatchNorm layers fixed."""
     channels: int = 3
-    """1: the colours are averaged first."""
+    """Input channels: 3 for RGB; 1: the three colours are averaged first."""
 
     def problems(self) -> Iterator[str]:
         yield from within("network.dim", self.dim, 0, 65_536)
@@ -135,13 +136,13 @@ class Network:
 @dataclass(frozen=True)
 class Loss:
     name: str = "ce"
-    """A name of `dmltool list losses`, or pml:NAME."""
+    """Name of the loss (`dmltool list losses` shows all), or pml:NAME."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Those of the loss, such as temperature for `group`."""
+    """Options of the loss, such as `temperature` for `group`."""
     classification_epochs: int = 0
-    """The first epochs train plain cross-entropy on the head of the loss."""
+    """Number of first epochs that train with plain cross-entropy on the head of the loss."""
     monitor: tuple[str, ...] = ()
-    """Losses computed beside the one that trains: spce, pce."""
+    """Losses to log in addition to the training loss: spce, pce."""
 
     def problems(self) -> Iterator[str]:
         yield from within("loss.classification_epochs", self.classification_epochs, 0, 10**6)
@@ -152,15 +153,16 @@ class Loss:
 @dataclass(frozen=True)
 class Batches:
     size: int = 128
-    """Images drawn at random, each once in an epoch."""
+    """Images per batch, drawn at random; every image is used once per epoch."""
     classes: int = 0
-    """With `images`: batches of so many classes x images instead of `size`."""
+    """Classes per batch. If set together with `images`, it replaces `size`."""
     images: int = 0
+    """Images per class in a batch."""
     repeat: bool = False
-    """A class with too few images gives some of them twice."""
+    """Repeat images of classes with fewer than `images` images."""
     balance: bool = False
-    """Without `classes` and `images`: they are chosen for a batch of about `size` images that the
-    training classes can fill, at least 4 images a class where there are as many."""
+    """Choose `classes` and `images` automatically if they are not set: about `size` images that the
+    training classes can fill, with at least 4 images per class if the classes have that many."""
 
     @property
     def total(self) -> int:
@@ -179,16 +181,17 @@ class Batches:
 @dataclass(frozen=True)
 class Optimizer:
     name: str = "adam"
-    """sgd (with Nesterov's momentum where momentum is above 0), adam, radam or adamw."""
+    """sgd, adam, radam or adamw; sgd uses Nesterov momentum if `momentum` is above 0."""
     lr: float = 1e-3
+    """Learning rate."""
     momentum: float = 0.0
-    """Of sgd."""
+    """Momentum of sgd."""
     weight_decay: float = 0.0
-    """Only on weights of two dimensions and more."""
+    """Weight decay; applied to parameters with two or more dimensions only."""
     loss_lr: float = 1.0
-    """The loss's own parameters (heads, proxies) learn so many times faster."""
+    """Factor on the learning rate of the loss's own parameters (heads, proxies)."""
     clip: float = 0.0
-    """Largest norm of the gradient; 0: any."""
+    """Clip the gradient to this norm; 0: no clipping."""
 
     def problems(self) -> Iterator[str]:
         yield from one_of("optimizer.name", self.name, ("sgd", "adam", "radam", "adamw"))
@@ -200,13 +203,15 @@ class Optimizer:
 @dataclass(frozen=True)
 class Schedule:
     epochs: int = 30
+    """Number of epochs."""
     name: str = "cosine"
-    """cosine: to 0; step: times `factor` after each of the `milestones`; constant."""
+    """Learning rate: cosine (falls to 0), step (times `factor` at each milestone) or constant."""
     warmup: int = 0
-    """Steps over which the learning rate rises from 0; a tenth of the run at most."""
+    """Steps over which the learning rate rises from 0; at most a tenth of all steps."""
     milestones: tuple[int, ...] = ()
-    """Epochs."""
+    """Numbers of finished epochs after which `step` lowers the learning rate."""
     factor: float = 0.1
+    """Factor on the learning rate at each milestone of `step`."""
 
     def problems(self) -> Iterator[str]:
         yield from one_of("schedule.name", self.name, ("cosine", "step", "constant"))
@@ -220,22 +225,28 @@ class Schedule:
 @dataclass(frozen=True)
 class Run:
     seed: int = 0
+    """Seed of the weights, the order of images, random crops, dropout and anchors."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps, ..."""
+    """cpu, cuda, cuda:1, mps, ...; auto: CUDA, else MPS, else the CPU."""
     threads: int = 0
-    """Of torch on a CPU; 0: a short trial chooses, and a resumed run keeps the number."""
+    """CPU threads of torch; 0: a short trial chooses, and a resumed run keeps that number."""
     precision: str = "auto"
-    """fp32, bf16 or fp16 of the network (the loss is float32); auto: bf16 on GPUs that have it."""
+    """Precision of the network: fp32, bf16 or fp16. auto: bf16 on GPUs that support it, else fp32.
+    The loss is always computed in float32."""
     channels_last: bool = True
+    """Use torch's channels-last memory layout."""
     compile: bool = False
+    """Compile the network with torch.compile."""
     deterministic: bool = False
-    """Refuse operations whose result can differ from run to run, which only GPUs have; on a CPU
-    the number of threads is left to no trial."""
+    """Make runs repeat exactly: refuse GPU operations that are not deterministic; on a CPU use a
+    fixed number of threads instead of the one that a trial finds fastest."""
     select: str = "val"
-    """What picks the best epoch: val; test, as the papers do; last: nothing, the last is kept."""
+    """How to choose the best epoch: val (held-out training classes), test (test set, as in many
+    papers) or last (keep the last epoch)."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
-    """The K of Recall@K on the test set after training."""
+    """Values of K for Recall@K on the test set after training."""
     tensorboard: bool = False
+    """Also write logs for TensorBoard."""
 
     def problems(self) -> Iterator[str]:
         yield from one_of("run.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
@@ -272,7 +283,7 @@ class Config:
             )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """As TOML has it: tuples are lists."""
+        """Return the tables as plain dicts, with lists instead of tuples, as in TOML."""
         return {
             name: {
                 key: list(value) if isinstance(value, tuple) else value

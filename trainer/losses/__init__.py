@@ -48,20 +48,20 @@ LOSSES = Registry(
     Entry(
         "ce",
         "trainer.losses.ce:CrossEntropy",
-        "softmax cross-entropy on a linear head, smoothed labels, dropout",
+        "softmax cross-entropy on a linear head, with label smoothing and dropout",
         compares=False,
         has_head=True,
     ),
     Entry(
         "spce",
         "trainer.losses.spce:SimplifiedPairwiseCrossEntropy",
-        "simplified pairwise cross-entropy: dot products within the batch, no head",
+        "simplified pairwise cross-entropy: dot products in the batch, no head",
         monitor=True,
     ),
     Entry(
         "pce",
         "trainer.losses.pce:PairwiseCrossEntropy",
-        "pairwise cross-entropy behind ce; to watch rather than to train with",
+        "pairwise cross-entropy, related to ce; for --monitor rather than for training",
         compares=False,
         has_head=True,
         monitor=True,
@@ -70,22 +70,24 @@ LOSSES = Registry(
     Entry(
         "group",
         "trainer.losses.group:Group",
-        "Group Loss: class probabilities refined by the similarities within the batch",
+        "Group Loss: refines class probabilities with the similarities in the batch",
         has_head=True,
     ),
     Entry(
         "center",
         "trainer.losses.center:Center",
-        "center loss: cross-entropy and the distance to the class mean of the batch",
+        "center loss: cross-entropy plus the distance to the class mean in the batch",
         has_head=True,
     ),
-    Entry("contrastive", PML, "pairs: pull same, push different", {"loss": "ContrastiveLoss"}),
+    Entry(
+        "contrastive", PML, "margins on positive and negative pairs", {"loss": "ContrastiveLoss"}
+    ),
     Entry("triplet", PML, "triplets with a margin", {"loss": "TripletMarginLoss"}),
     Entry("multi_similarity", PML, "soft weights on hard pairs", {"loss": "MultiSimilarityLoss"}),
     Entry(
         "proxy_nca",
         PML,
-        "NCA against one learned proxy a class",
+        "NCA with one learned proxy per class",
         {"loss": "ProxyNCALoss"},
         compares=False,
     ),
@@ -99,25 +101,27 @@ LOSSES = Registry(
     Entry(
         "soft_triple",
         PML,
-        "several learned centres a class",
+        "several learned centres per class",
         {"loss": "SoftTripleLoss"},
         compares=False,
     ),
-    Entry("n_pairs", PML, "one positive against a negative of each class", {"loss": "NPairsLoss"}),
-    Entry("lifted", PML, "all negatives of each positive pair", {"loss": "LiftedStructureLoss"}),
-    Entry("angular", PML, "bounds the angle at the negative", {"loss": "AngularLoss"}),
+    Entry("n_pairs", PML, "one positive against one negative per class", {"loss": "NPairsLoss"}),
+    Entry(
+        "lifted", PML, "each positive pair against all negatives", {"loss": "LiftedStructureLoss"}
+    ),
+    Entry("angular", PML, "limits the angle at the negative", {"loss": "AngularLoss"}),
     Entry(
         "snca",
         PML,
-        "scalable NCA: neighbours weighed by cosine over sigma = 0.05",
+        "scalable NCA: neighbours weighted by cosine / 0.05",
         {"loss": "NCALoss", "distance": "CosineSimilarity", "softmax_scale": 20.0},
     ),
-    Entry("nca", PML, "neighbours weighed by squared distance", {"loss": "NCALoss"}),
-    Entry("fastap", PML, "average precision by histogram", {"loss": "FastAPLoss"}),
+    Entry("nca", PML, "neighbours weighted by squared distance", {"loss": "NCALoss"}),
+    Entry("fastap", PML, "average precision from histograms", {"loss": "FastAPLoss"}),
     Entry(
         "ranked_list",
         PML,
-        "margin between the set of positives and of negatives",
+        "margin between all positives and all negatives",
         {"loss": "RankedListLoss", "margin": 0.4, "Tn": 5.0},
     ),
     Entry(

@@ -46,20 +46,20 @@ DATASETS = Registry(
     Entry(
         "glyphs",
         "trainer.data.datasets.glyphs:read",
-        "letters drawn from matplotlib's fonts: nothing to download",
+        "letters drawn from matplotlib's fonts; no download",
         needs_root=False,
         display_options={"copies": 1},
     ),
     Entry(
         "folder",
         "trainer.data.datasets.folder:read",
-        "one folder of images for each class, or such folders under train/, test/, ...",
+        "one folder of images per class, or such folders under train/, test/, ...",
         takes_all_images=True,
     ),
     Entry(
         "csv",
         "trainer.data.datasets.csv:read",
-        "a table of images with the columns path, label and, if you like, split",
+        "CSV table of images with the columns path, label and optionally split",
     ),
     Entry("cub", "trainer.data.datasets.cub:read", "CUB-200-2011: 200 species of birds"),
     Entry("cars", "trainer.data.datasets.cars:read", "Cars196: 196 models of cars"),
@@ -67,12 +67,12 @@ DATASETS = Registry(
     Entry(
         "inshop",
         "trainer.data.datasets.inshop:read",
-        "DeepFashion In-Shop: 7,982 garments, query and gallery",
+        "DeepFashion In-Shop: 7,982 garments, with query and gallery",
     ),
     Entry(
         "idx",
         "trainer.data.datasets.idx:read",
-        "the files of MNIST and its family, gzipped or not; same classes in train and test",
+        "MNIST and similar files, gzipped or not; train and test share classes",
         presets="fashion",
     ),
     option="--dataset",
