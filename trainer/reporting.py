@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from trainer.data import datasets
 from trainer.data.datasets.records import Drawing, FileReader
 from trainer.resolve import LARGEST, parse_toml
 from trainer.run.metrics_log import METRICS, read_metrics
+
+LARGEST_NUMBER = 1e300
 
 CONFIG = "config.toml"
 SIDE = 64  # of the thumbnails that the images become
@@ -63,7 +64,10 @@ def _curves(records: list[dict[str, Any]], key: str) -> dict[str, list[float | N
 
 
 def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    """Return a number that a chart can show, else None; JSON integers may be of any length."""
+    if not isinstance(value, int | float) or not abs(value) <= LARGEST_NUMBER:
+        return None
+    return value
 
 
 def _dict(value: object) -> dict[str, Any]:
