@@ -257,8 +257,9 @@ class ProgressBar:
         left = ""
         if done > before:
             left = f"{duration((now - began) * (total - done) / (done - before))} left"
-        shown = {"description": stage, "left": left, "text": text}
-        self.bar.update(self.task, completed=done, total=total, **shown)
+        self.bar.update(
+            self.task, completed=done, total=total, description=stage, left=left, text=text
+        )
         if not self.console.is_terminal and now - self.told > self.quiet:
             self.told = now
             parts = [f"{100 * done // max(total, 1)}%", left and f"about {left}", text]

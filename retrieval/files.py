@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,10 +18,8 @@ from typing import BinaryIO
 
 from retrieval.errors import DmlError
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 
 def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> Path:
@@ -121,7 +120,8 @@ def _rename_new(old: Path, new: Path) -> None:
     import ctypes
 
     here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if fcntl else None
+    linux = sys.platform == "linux"
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if linux else None
     if rename is not None:
         if rename(here, os.fsencode(old), here, os.fsencode(new), no_replace) == 0:
             return
@@ -136,7 +136,7 @@ def _rename_new(old: Path, new: Path) -> None:
 
 def lock(file: BinaryIO | int) -> bool:
     """Lock a file until it is closed; BlockingIOError if another has it, False without locks."""
-    if fcntl is None:
+    if sys.platform == "win32":
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,7 +153,7 @@ def locked_folder(folder: Path, taken: DmlError) -> Iterator[bool]:
 
     Gives False where there are no locks: on Windows, and on some network file systems.
     """
-    if fcntl is None:
+    if sys.platform == "win32":
         yield False
         return
     descriptor = os.open(folder, os.O_RDONLY)

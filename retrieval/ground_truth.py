@@ -31,6 +31,7 @@ def has_lists(data: Embeddings) -> bool:
 def agreement(data: Embeddings, settings: Settings, progress: StageProgress | None = None) -> dict:
     """Recall@K of the listed neighbours, by each distance, as a JSON-able dict (docs/json.md)."""
     queries, gallery = (data.splits[name].vectors for name in ("query", "gallery"))
+    assert data.neighbours is not None, "has_lists"
     listed, most = data.neighbours, max(settings.recall_at)
     if most > listed.shape[1]:
         raise DmlError(

@@ -86,7 +86,7 @@ def _labels(labels: np.ndarray | None) -> dict | None:
     }
 
 
-def _spread(values: np.ndarray) -> dict[str, float] | None:
+def _spread(values: np.ndarray) -> dict[str, float | None] | None:
     if not len(values):
         return None
     spread = {"min": values.min(), "median": np.median(values), "max": values.max()}

@@ -6,7 +6,6 @@ Imported by the command line before everything else. Its imports are built into 
 
 from __future__ import annotations
 
-import _signal as signal
 import _thread
 import os
 import sys
@@ -14,7 +13,10 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     import types
+else:
+    import _signal as signal
 
 INTERRUPTED = 130  # exit code, as of a shell
 AGAIN = 1.0  # seconds within which a second signal is taken for the first: launchers send it too

@@ -54,11 +54,12 @@ def _load(
             )
         found = _attach(found, "gallery", gallery_labels)
     splits = dict(found.splits)
-    query, other = (splits.get(name, Split(np.empty(0))) for name in ("query", "gallery"))
-    if query.labels is not None and other.labels is not None:
-        first, second = label_arrays.alike(query.labels, other.labels)
-        splits["query"] = replace(query, labels=first)
-        splits["gallery"] = replace(other, labels=second)
+    empty = Split(np.empty(0))
+    queries, items = splits.get("query", empty), splits.get("gallery", empty)
+    if queries.labels is not None and items.labels is not None:
+        first, second = label_arrays.alike(queries.labels, items.labels)
+        splits["query"] = replace(queries, labels=first)
+        splits["gallery"] = replace(items, labels=second)
     return replace(found, splits=splits)
 
 
@@ -97,12 +98,13 @@ def comparable(first: Embeddings, second: Embeddings) -> tuple[Embeddings, Embed
     Names are `label_names` or text labels. Integers that count through the same list of names stay.
     Text labels that all write integers are these integers beside a file of integers.
     """
-    names = [data.label_names for data in (first, second)]
-    if all(each is not None for each in names) and np.array_equal(*names):
+    names, others = first.label_names, second.label_names
+    if names is not None and others is not None and np.array_equal(names, others):
         return first, second
-    if all(_has_names(data) for data in (first, second)):
+    if _has_names(first) and _has_names(second):
         return _mapped(first, _named), _mapped(second, _named)
-    return tuple(_mapped(data, _numbered) if _is_text(data) else data for data in (first, second))
+    first, second = (_mapped(d, _numbered) if _is_text(d) else d for d in (first, second))
+    return first, second
 
 
 def _has_names(data: Embeddings) -> bool:

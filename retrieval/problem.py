@@ -116,7 +116,7 @@ def from_arrays(
         )
     vectors, labels = _checked(vectors, labels, "embeddings")
     rows, dropped = _finite(vectors, "embeddings", drop_nonfinite)
-    if gallery is None:
+    if gallery is None or gallery_labels is None:
         names, codes = np.unique(labels[rows], return_inverse=True)
         return Problem(
             protocol=LEAVE_ONE_OUT,

@@ -119,14 +119,12 @@ def per_class_csv(evaluation: Evaluation, label_names: np.ndarray | None) -> str
     classes, _, counts = next(iter(columns.values()))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    named = label_names is not None and names.dtype.kind in "iu"
-    writer.writerow(
-        ["label", *(["name"] if named else []), "queries", *(f"recall@1_{d}" for d in columns)]
-    )
+    shown = label_names if names.dtype.kind in "iu" else None
+    title = [] if shown is None else ["name"]
+    writer.writerow(["label", *title, "queries", *(f"recall@1_{d}" for d in columns)])
     for n, code in enumerate(classes):
         label = names[code]
-        known = named and 0 <= label < len(label_names)
-        name = [label_names[label] if known else ""] if named else []
+        name = [] if shown is None else [shown[label] if 0 <= label < len(shown) else ""]
         recalls = (float(recall[n]) for _, recall, _ in columns.values())
         writer.writerow([label, *name, counts[n], *recalls])
     return text.getvalue()

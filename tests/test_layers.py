@@ -48,7 +48,7 @@ def test_importing_all_of_retrieval_never_loads_torch():
 
 
 def test_modules_that_windows_lacks_are_never_needed_to_import_ours():
-    """They stand in a `try` with `except ImportError`, or in the function that needs them."""
+    """They stand behind a look at `sys.platform`, or in the function that needs them."""
     for path in (path for layer in LAYERS for path in modules(layer)):
         for node in ast.parse(path.read_text()).body:
             names = {alias.name for alias in getattr(node, "names", ())}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from retrieval.errors import DmlError
 from retrieval.resources import available_memory
@@ -53,7 +54,7 @@ def reserve(size: int) -> None:
         refuse_bomb(str(found.path), found.stored, found.taken)
 
 
-def allocate(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
+def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """An uninitialised array: in memory, or in an unlinked temporary file when it is large."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -150,7 +151,12 @@ def vectors(array: np.ndarray, where: str) -> np.ndarray:
     )
 
 
-def _convert(array: np.ndarray, dtype: np.dtype, where: str, change=None) -> np.ndarray:
+def _convert(
+    array: np.ndarray,
+    dtype: np.dtype,
+    where: str,
+    change: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:
     out = allocate(array.shape, dtype)
     for rows in blocks(len(array), array.shape[1] * 8):
         try:

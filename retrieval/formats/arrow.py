@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
@@ -24,24 +27,22 @@ BATCH_ROWS = 1 << 14
 class Table:
     """An open file: its columns, how many rows it claims, and batches of chosen columns."""
 
-    schema: object
+    schema: Any
     rows: int
-    batches: object  # (names) -> iterator of record batches
+    batches: Callable[[list[str]], Iterator[Any]]  # names of columns -> record batches
 
-    def columns(self, pa) -> list[Column]:
-        return [Column(field.name, _kind(pa, field.type)) for field in self.schema]
+    def columns(self) -> list[Column]:
+        return [Column(field.name, _kind(field.type)) for field in self.schema]
 
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    import pyarrow as pa
-
-    with _damage(pa, path):
-        table = _open(pa, path)
-        columns = table.columns(pa)
+    with _damage(path):
+        table = _open(path)
+        columns = table.columns()
         found = roles(columns, key, path, with_labels)
-        rows = _vectors(pa, path, table, [columns[n].name for n in found.vectors], found)
+        rows = _vectors(path, table, [columns[n].name for n in found.vectors], found)
         values = {
-            role: _text_or_numbers(pa, path, table, columns[at].name)
+            role: _text_or_numbers(path, table, columns[at].name)
             for role in ("label", "path", "split")
             if (at := getattr(found, role)) is not None
         }
@@ -51,37 +52,34 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
-    import pyarrow as pa
-
-    with _damage(pa, path):
-        table = _open(pa, path)
-        columns = table.columns(pa)
+    with _damage(path):
+        table = _open(path)
+        columns = table.columns()
         name = columns[label_column(columns, key, path)].name
-        return labels.labels(_text_or_numbers(pa, path, table, name), f"{path}::{name}")
+        return labels.labels(_text_or_numbers(path, table, name), f"{path}::{name}")
 
 
 def trial(path: Path) -> Callable[[], None]:
     """Reads every column that could be wanted."""
-    import pyarrow as pa
 
     def work() -> None:
         pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they use
-        table = _open(pa, path)
-        names = [column.name for column in table.columns(pa) if column.kind != "other"]
+        table = _open(path)
+        names = [column.name for column in table.columns() if column.kind != "other"]
         for _ in table.batches(names) if names else ():
             pass
 
     return work
 
 
-def _open(pa, path: Path) -> Table:
+def _open(path: Path) -> Table:
     with path.open("rb") as file:
         start = file.read(4)
-    return _open_parquet(pa, path) if start == b"PAR1" else _open_ipc(pa, path, start)
+    return _open_parquet(path) if start == b"PAR1" else _open_ipc(path, start)
 
 
 @contextmanager
-def _damage(pa, path: Path) -> Iterator[None]:
+def _damage(path: Path) -> Iterator[None]:
     """A claim of more bytes than there is memory for is a damaged file, not a small machine."""
     try:
         yield
@@ -93,31 +91,29 @@ def _damage(pa, path: Path) -> Iterator[None]:
         ) from error
 
 
-def _open_parquet(pa, path: Path) -> Table:
-    import pyarrow.parquet as pq
-
+def _open_parquet(path: Path) -> Table:
     with pq.ParquetFile(path, memory_map=True) as first:
         schema, metadata = first.schema_arrow, first.metadata
     refuse_bomb(str(path), os.path.getsize(path), _values(metadata) * 4)
     # A text that many rows share stays one text.
-    shared = [field.name for field in schema if _kind(pa, field.type) == "text"]
+    shared = [field.name for field in schema if _kind(field.type) == "text"]
     file = pq.ParquetFile(path, memory_map=True, metadata=metadata, read_dictionary=shared)
     return Table(
         schema, metadata.num_rows, lambda names: file.iter_batches(BATCH_ROWS, columns=names)
     )
 
 
-def _open_ipc(pa, path: Path, start: bytes) -> Table:
+def _open_ipc(path: Path, start: bytes) -> Table:
     """Batches of an Arrow file or stream; only the columns that are asked for are inflated."""
     source = pa.memory_map(str(path)).read_buffer()
     is_file = start == b"ARRO"  # Hugging Face's datasets writes streams under the same suffix
-    rows, size, compressed = sizes(pa, source.slice(8) if is_file else source)
+    rows, size, compressed = sizes(source.slice(8) if is_file else source)
     if compressed:
         refuse_bomb(str(path), os.path.getsize(path), size)
     opened = pa.ipc.open_file if is_file else pa.ipc.open_stream
     schema = opened(source).schema
 
-    def batches(names: list[str]) -> Iterator:
+    def batches(names: list[str]) -> Iterator[Any]:
         wanted = [schema.names.index(name) for name in names]
         reader = opened(source, options=pa.ipc.IpcReadOptions(included_fields=wanted))
         if is_file:
@@ -129,7 +125,7 @@ def _open_ipc(pa, path: Path, start: bytes) -> Table:
     return Table(schema, rows, batches)
 
 
-def _values(metadata) -> int:
+def _values(metadata: Any) -> int:
     """How many values all columns claim to hold: encodings can make them nearly free."""
     return sum(
         metadata.row_group(group).column(column).num_values
@@ -138,12 +134,12 @@ def _values(metadata) -> int:
     )
 
 
-def _kind(pa, type) -> str:
+def _kind(type: pa.DataType) -> str:
     t = pa.types
     if t.is_dictionary(type):
-        return _kind(pa, type.value_type)
-    if _is_list(pa, type):
-        return "list" if _is_number(pa, _storage(pa, type).value_type) else "other"
+        return _kind(type.value_type)
+    if _is_list(type):
+        return "list" if _is_number(_storage(type).value_type) else "other"
     if t.is_integer(type) or t.is_boolean(type):
         return "integer"
     if t.is_floating(type):
@@ -152,23 +148,23 @@ def _kind(pa, type) -> str:
     return "text" if text else "other"
 
 
-def _is_list(pa, type) -> bool:
-    t, type = pa.types, _storage(pa, type)
+def _is_list(type: pa.DataType) -> bool:
+    t, type = pa.types, _storage(type)
     return t.is_list(type) or t.is_large_list(type) or t.is_fixed_size_list(type)
 
 
-def _is_number(pa, type) -> bool:
+def _is_number(type: pa.DataType) -> bool:
     return pa.types.is_integer(type) or pa.types.is_floating(type)
 
 
-def _storage(pa, type):
+def _storage(type: pa.DataType) -> Any:
     """What an extension type, such as a tensor of fixed shape, is stored as."""
     return type.storage_type if isinstance(type, pa.BaseExtensionType) else type
 
 
-def _vectors(pa, path: Path, table: Table, names: list[str], found: Roles) -> np.ndarray:
+def _vectors(path: Path, table: Table, names: list[str], found: Roles) -> np.ndarray:
     """(N, D). One uncompressed Arrow batch is used where it lies in the file."""
-    parts = _parts(pa, path, table, names, found.is_list)
+    parts = _parts(path, table, names, found.is_list)
     first = next(parts, None)
     if first is None:
         raise DmlError(f"{path} has no rows.", "There is nothing to read.", "Write it again.")
@@ -193,7 +189,7 @@ def _vectors(pa, path: Path, table: Table, names: list[str], found: Roles) -> np
     return out
 
 
-def _parts(pa, path: Path, table: Table, names: list[str], is_list: bool) -> Iterator[np.ndarray]:
+def _parts(path: Path, table: Table, names: list[str], is_list: bool) -> Iterator[np.ndarray]:
     at = 0
     for batch in table.batches(names):
         columns = [batch.column(name) for name in names]
@@ -206,7 +202,7 @@ def _parts(pa, path: Path, table: Table, names: list[str], is_list: bool) -> Ite
                     "Fill in the value or remove the row.",
                 )
         if batch.num_rows:
-            yield _lists(pa, path, columns[0], at) if is_list else _wide(path, columns, names)
+            yield _lists(path, columns[0], at) if is_list else _wide(path, columns, names)
         at += batch.num_rows
 
 
@@ -220,7 +216,7 @@ def _wide(path: Path, columns: list, names: list[str]) -> np.ndarray:
     return out
 
 
-def _refuse_rounded(where: str, column) -> None:
+def _refuse_rounded(where: str, column: pa.Array) -> None:
     whole = column.drop_null().to_numpy(zero_copy_only=False)
     if whole.dtype.kind in "iu" and len(whole):
         low, high = int(whole.min()), int(whole.max())
@@ -232,7 +228,7 @@ def _refuse_rounded(where: str, column) -> None:
             )
 
 
-def _lists(pa, path: Path, column, at: int) -> np.ndarray:
+def _lists(path: Path, column: pa.Array, at: int) -> np.ndarray:
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if pa.types.is_fixed_size_list(column.type):
@@ -261,10 +257,12 @@ def _ragged(path: Path, row: int, found: int, first: int) -> DmlError:
     )
 
 
-def _text_or_numbers(pa, path: Path, table: Table, name: str) -> np.ndarray:
-    kind = _kind(pa, table.schema.field(name).type)
+def _text_or_numbers(path: Path, table: Table, name: str) -> np.ndarray:
+    kind = _kind(table.schema.field(name).type)
     refuse_bomb(f"{path}::{name}", os.path.getsize(path), table.rows * 8)
-    chunks, texts, known = [], [], {}
+    chunks: list[np.ndarray] = []
+    texts: list[str] = []
+    known: dict[str, str] = {}
     for batch in table.batches([name]):
         column = batch.column(name)
         if column.null_count:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import struct
 
+import pyarrow as pa
+
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
 
 
-def sizes(pa, data) -> tuple[int, int, bool]:
+def sizes(data: pa.Buffer) -> tuple[int, int, bool]:
     """Rows, bytes once inflated, and whether anything is compressed, of a stream of messages."""
     rows = total = 0
     compressed = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 from retrieval.errors import DmlError
 from retrieval.formats.notes import note
@@ -42,7 +42,7 @@ def charset(path: Path) -> str:
     return "cp1252" if windows else "latin-1"
 
 
-def _first_wrong_byte(file, encoding: str, path: Path) -> int | None:
+def _first_wrong_byte(file: IO[bytes], encoding: str, path: Path) -> int | None:
     decoder, at = codecs.getincrementaldecoder(encoding)(), 0
     while True:
         block = file.read(BLOCK)

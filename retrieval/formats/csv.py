@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -152,7 +152,7 @@ def _pointed(cells: list[str], comma: bool) -> list[str]:
     return [cell.replace(",", ".") if COMMA.match(cell) else cell for cell in cells]
 
 
-def _rows(reader, path: Path) -> Iterator[Row]:
+def _rows(reader: Any, path: Path) -> Iterator[Row]:
     try:
         for row in reader:
             if row:
@@ -289,7 +289,9 @@ class _Reader:
             for at in self.roles.vectors:
                 for text in _numbers(row[at]) if self.roles.is_list else [row[at]]:
                     mixed = self.comma and "." in text and not self.roles.is_list
-                    if text.strip() and (mixed or not NUMBER.match(*_pointed([text], self.comma))):
+                    if text.strip() and (
+                        mixed or not NUMBER.match(_pointed([text], self.comma)[0])
+                    ):
                         raise DmlError(
                             f"{self.path}, line {line}, column {at + 1} "
                             f"({self.columns[at].name}): {text[:40]!r} is not a number.",

@@ -271,7 +271,7 @@ def _shards(path: Path, names: list[str]) -> DmlError | None:
         suffix: sum(name.lower().endswith(suffix) for name in names)
         for suffix in (*SHARDS, *IMAGES)
     }
-    suffix = max(counts, key=counts.get)
+    suffix = max(counts, key=counts.__getitem__)
     folders = [entry for entry in names[:SPLITS] if (path / entry).is_dir()]
     if suffix in IMAGES or (not any(counts.values()) and _has_images(path, folders)):
         return DmlError(

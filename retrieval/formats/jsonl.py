@@ -98,9 +98,8 @@ def _vectors(
     records: Iterator[tuple[int, dict]], path: Path, names: list[str], is_list: bool, size: int
 ) -> Iterator[tuple[list, dict, int]]:
     for line, record in records:
-        values = [_field(record, name, path, line) for name in names]
-        if is_list:
-            (values,) = values
+        fields = [_field(record, name, path, line) for name in names]
+        values = fields[0] if is_list else fields
         if not isinstance(values, list) or len(values) != size:
             found = f"a list of {len(values)}" if isinstance(values, list) else "not a list"
             raise DmlError(

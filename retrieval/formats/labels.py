@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -166,7 +167,7 @@ def parsed(cells: Sequence[str], where: str, first_line: int = 1) -> np.ndarray:
     return text(cells, where)
 
 
-def from_values(values: Iterable[object], where: str) -> np.ndarray:
+def from_values(values: Iterable[Any], where: str) -> np.ndarray:
     """Labels from Python objects: integers, whole floats, bools or strings, not mixed."""
     values = list(values)
     kinds = {type(value) for value in values}

@@ -72,7 +72,7 @@ class Choice:
 
 def entry(array: np.ndarray) -> Entry:
     """An entry for an array that is at hand."""
-    kind = "f" if array.dtype == arrays.BFLOAT16 else array.dtype.kind
+    kind: str = "f" if array.dtype == arrays.BFLOAT16 else array.dtype.kind
     kind = kind if kind in "fiub" else "S" if kind in "SUT" else "?"
     name = "bfloat16" if array.dtype == arrays.BFLOAT16 else array.dtype.name
     return Entry(array.shape, name, kind, lambda: array)

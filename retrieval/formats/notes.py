@@ -19,8 +19,9 @@ def note(text: str) -> None:
 @contextmanager
 def collected() -> Iterator[list[str]]:
     """The list of remarks made inside the block."""
-    token = _notes.set([])
+    notes: list[str] = []
+    token = _notes.set(notes)
     try:
-        yield _notes.get()
+        yield notes
     finally:
         _notes.reset(token)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
+from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels, naming
 from retrieval.formats.arrays import mapped, refuse_overrun
@@ -16,7 +17,7 @@ from retrieval.formats.arrays import mapped, refuse_overrun
 REFUSED = "Its header is not that of a plain array"
 
 
-def read(path: Path, key: str | None, with_labels: bool):
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     entries = {"": naming.entry(array(path))}
     return naming.read(entries, key, path, with_labels, "npy")
 
@@ -36,7 +37,7 @@ def array(path: Path) -> np.ndarray:
 
 
 def header(
-    file: BinaryIO, where: str, allow_objects: bool = False
+    file: IO[bytes], where: str, allow_objects: bool = False
 ) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, whether Fortran order, and dtype; leaves the file at the first byte of data."""
     try:
@@ -55,7 +56,7 @@ def header(
     if dtype.hasobject and not allow_objects:
         raise pickled(where)
     # Texts of no length would be any number of labels in no bytes.
-    if any(length < 0 for length in shape) or (not dtype.itemsize and math.prod(shape)):
+    if any(length < 0 for length in shape) or (not dtype.itemsize and 0 not in shape):
         raise DmlError(
             f"{where} cannot be read.",
             f"{REFUSED}: the shape is {shape}, the dtype {dtype}.",

@@ -7,17 +7,19 @@ import os
 import struct
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import naming
 from retrieval.formats.arrays import BLOCK_BYTES, allocate, mapped, refuse_bomb, refuse_overrun
 from retrieval.formats.npy import header, pickled
 
 
-def read(path: Path, key: str | None, with_labels: bool):
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     with zipfile.ZipFile(path) as archive:
         entries = catalogue(archive, path)
         return naming.read(entries, key, path, with_labels, "npz")
@@ -51,7 +53,7 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> namin
             shape, fortran, dtype = header(member, where, allow_objects=True)
         except DmlError as error:
             # One damaged array need not spoil the others: it fails when it is asked for.
-            return naming.Entry((), "object", "?", lambda error=error: _raise(error))
+            return naming.Entry((), "object", "?", partial(_raise, error))
         offset = member.tell()
     if dtype.hasobject:
         return naming.Entry(shape, "object", "?", lambda: _raise(pickled(where)))
@@ -120,15 +122,16 @@ def _inflate(
     where: str,
 ) -> np.ndarray:
     out = allocate(shape, dtype)
-    target = memoryview(out.reshape(-1).view(np.uint8)) if out.size else memoryview(b"")
+    target = out.reshape(-1).view(np.uint8).data if out.size else memoryview(b"")
     with archive.open(info) as member:
         member.read(offset)
         at = 0
         while at < len(target):
-            got = member.readinto(target[at : at + BLOCK_BYTES])
-            if not got:
+            block = member.read(min(BLOCK_BYTES, len(target) - at))
+            if not block:
                 refuse_overrun(where, len(target), at)
-            at += got
+            target[at : at + len(block)] = block
+            at += len(block)
         if member.read(1):  # reaching the end makes zipfile compare the checksum
             raise DmlError(f"{where} goes on after its end.", "It is damaged.", "Write it again.")
     return out

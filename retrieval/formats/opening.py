@@ -7,11 +7,14 @@ import importlib
 import os
 import shlex
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
+from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS, Format, foreign, trial, truncation
 from retrieval.formats.arrays import budget
@@ -62,7 +65,7 @@ class Sources:
         return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
 
 
-def read(source: str | Path, with_labels: bool = True):
+def read(source: str | Path, with_labels: bool = True) -> Embeddings:
     """The `Embeddings` in one file."""
     path, key = split_key(source)
     format = find_format(path)
@@ -84,7 +87,7 @@ def read_labels(source: str | Path) -> np.ndarray:
     return _call(format, path, lambda module: module.read_labels(path, key))
 
 
-def _call(format: Format, path: Path, function):
+def _call(format: Format, path: Path, function: Callable[[ModuleType], Any]) -> Any:
     # A damaged file may fail anywhere inside a library: whatever it raises, the user is told
     # which file it was. The cause stays attached for --debug.
     try:

@@ -12,9 +12,12 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
+from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels, naming, pt_numpy
 from retrieval.formats.arrays import BFLOAT16, refuse_bomb, refuse_overrun
@@ -23,7 +26,7 @@ from retrieval.formats.foreign import python_line, quoted
 DEPTH, OBJECTS, NAME_CHARS = 4, 10_000, 1000  # dicts within dicts; what all of them hold
 
 
-def read(path: Path, key: str | None, with_labels: bool):
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     entries = catalogue(path)
     return naming.read(entries, key, path, with_labels, "torch")
 
@@ -70,7 +73,7 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
 class _Collector:
     """The tensors and lists of what was loaded; one that is there many times is taken once."""
 
-    def __init__(self, torch, path: Path, size: int) -> None:
+    def __init__(self, torch: ModuleType, path: Path, size: int) -> None:
         self.torch, self.path, self.size = torch, path, size
         self.entries: dict[str, naming.Entry] = {}
         self.seen: set[int] = set()
@@ -137,7 +140,7 @@ def _values(value: list | tuple, name: str) -> naming.Entry:
     return naming.Entry((len(value),), shown, kind, lambda: labels.from_values(value, name))
 
 
-def _tensor(torch, tensor, where: str, size: int) -> naming.Entry:
+def _tensor(torch: ModuleType, tensor: Any, where: str, size: int) -> naming.Entry:
     # A tensor that was expanded repeats one value by a stride of 0.
     refuse_bomb(where, size, tensor.numel() * tensor.element_size())
     shape, shown = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
@@ -18,7 +19,8 @@ class Dtype:
     """A dtype, by its short name."""
 
     def __init__(self, name: object = "", *_: object) -> None:
-        self.name, self.order = name, "="
+        self.name = name
+        self.order: Literal["<", ">", "|", "="] = "="
 
     def __setstate__(self, state: object) -> None:
         if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):

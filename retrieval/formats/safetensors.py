@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import naming
 from retrieval.formats.arrays import BFLOAT16, mapped, refuse_overrun
@@ -27,7 +28,7 @@ DTYPES = {
 HEADER_BYTES = 100_000_000  # the format's own limit
 
 
-def read(path: Path, key: str | None, with_labels: bool):
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     entries = catalogue(path)
     return naming.read(entries, key, path, with_labels, "safetensors")
 

@@ -62,7 +62,7 @@ def fold(names: Sequence[str]) -> list[str]:
     for name in [*names, None]:
         match = None if name is None else NUMBERED.fullmatch(name)
         place = (match[1], int(match[2])) if match else None
-        if run and place and before and place == (before[0], before[1] + 1):
+        if name is not None and before and place == (before[0], before[1] + 1):
             run.append(name)
         else:
             folded = len(run) > 2
@@ -116,13 +116,9 @@ def _told(
     columns: Sequence[Column], found: Roles, source: Path, free: list[int], key: str | None
 ) -> Roles:
     """The roles with the names of their columns; says which columns are not used."""
-    parts = {"vectors": found.vectors, "labels": [found.label], "paths": [found.path],
-             "split": [found.split]}  # fmt: skip
-    taken = {
-        role: listed([columns[n].name for n in numbers])
-        for role, numbers in parts.items()
-        if numbers[0] is not None
-    }
+    single = {"labels": found.label, "paths": found.path, "split": found.split}
+    parts = {"vectors": found.vectors} | {role: [n] for role, n in single.items() if n is not None}
+    taken = {role: listed([columns[n].name for n in numbers]) for role, numbers in parts.items()}
     used = {n for numbers in parts.values() for n in numbers}
     unused = [columns[n] for n in free if n not in used]
     if unused and not key:

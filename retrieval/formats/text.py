@@ -23,7 +23,9 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
     value = json.loads(text)
     if isinstance(value, dict):
         lists = {k: v for k, v in value.items() if isinstance(v, list)}
-        entries = {k: naming.Entry((len(v),), "list", "S", np.empty) for k, v in lists.items()}
+        entries = {
+            k: naming.Entry((len(v),), "list", "S", lambda: np.empty(0)) for k, v in lists.items()
+        }
         value = lists[naming.choose_labels(entries, key, path)]
     if not isinstance(value, list):
         raise DmlError(

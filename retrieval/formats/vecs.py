@@ -7,14 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels, naming
 
-VALUES = {".fvecs": np.dtype("<f4"), ".ivecs": np.dtype("<i4"), ".bvecs": np.dtype("u1")}
+VALUES: dict[str, np.dtype] = {
+    ".fvecs": np.dtype("<f4"),
+    ".ivecs": np.dtype("<i4"),
+    ".bvecs": np.dtype("u1"),
+}
 CHECKED_ROWS = 1 << 20
 
 
-def read(path: Path, key: str | None, with_labels: bool):
+def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     entries = {"": naming.entry(array(path))}
     return naming.read(entries, key, path, with_labels, "vecs")
 

@@ -149,7 +149,7 @@ def equal(stored: np.ndarray | None, wanted: np.ndarray | None) -> bool:
 
 def put(file: BinaryIO, offset: int, data: np.ndarray) -> None:
     """All the bytes of an array, at one place of an unbuffered file."""
-    left = memoryview(np.ascontiguousarray(data).view(np.uint8).reshape(-1))
+    left = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
     file.seek(offset)
     while left:
         left = left[file.write(left) :]

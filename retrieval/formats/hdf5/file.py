@@ -18,8 +18,8 @@ import errno
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -98,47 +98,45 @@ class Writer:
         self.layout = Layout(self.lengths, dim, self.dtype, labels, paths, names, made)
         self.marks: dict[str, np.ndarray] = {}  # (N,) bool
         self.places: dict[str, tuple[int, int]] = {}  # where in the file: rows, marks
-        self.raw: BinaryIO | None = None
 
     def __enter__(self) -> Writer:
         self._refuse_overwriting()
-        try:
-            with self._failures():
-                self._begin()
-        except BaseException:
-            self._close()
-            raise
+        with self._failures(), ExitStack() as opened:
+            self.raw = self._begin(opened)
+            opened.pop_all()  # nothing failed: __exit__ closes it
         return self
 
-    def _begin(self) -> None:
+    def _begin(self, opened: ExitStack) -> BinaryIO:
+        """The file to write to, claimed or new; what is opened is closed with `opened`."""
         remove_leftovers(self.partial)
         remove_unused(self.partial.with_name(f"{self.partial.name}.new"))  # of older versions
-        self._claim()
+        old = self._claim()
+        if old is not None:
+            opened.enter_context(old)
         self._refuse_overwriting()  # again: its writer may just have finished
-        if self.raw is not None:
+        if old is not None:
             if self.resume:
                 self._check_resumable()
-                return
+                return old
             self._refuse_losing()
         self._reserve()
-        self._create()
+        raw, name = create_temporary(self.partial, buffering=0)
+        opened.enter_context(raw)
+        self._create(name, old)
         self._locate()
         for split, (start, _) in self.places.items():
             # Take the blocks now: better refused here than after hours of work.
             if hasattr(os, "posix_fallocate"):
                 size = self.lengths[split] * self.dim * self.dtype.itemsize
-                os.posix_fallocate(self.raw.fileno(), start, size)
+                os.posix_fallocate(raw.fileno(), start, size)
+        return raw
 
-    def _close(self) -> None:
-        if self.raw is not None:
-            self.raw.close()
-
-    def _claim(self) -> None:
-        """Takes the partial file that is there, if there is one."""
+    def _claim(self) -> BinaryIO | None:
+        """The partial file that is there, locked; None if there is none."""
         try:
-            self.raw = claim(self.partial)
+            return claim(self.partial)
         except FileNotFoundError:
-            self.raw = None
+            return None
         except BlockingIOError as error:
             raise self._in_use() from error
 
@@ -170,12 +168,11 @@ class Writer:
         if needed > free:
             raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
 
-    def _create(self) -> None:
+    def _create(self, new: Path, old: BinaryIO | None) -> None:
         """Lays the file out under another name, so that whatever is called partial can be resumed.
 
         It is locked before it gets its name, so that of several writers one begins.
         """
-        old, (self.raw, new) = self.raw, create_temporary(self.partial, buffering=0)
         try:
             self.layout.create(new)
             if old is not None:  # ours: its lock keeps others away until it is replaced
@@ -226,10 +223,10 @@ class Writer:
         """(N,) bool: the rows that are already there."""
         return self.marks[split].copy()
 
-    def write(self, split: str, at: int | np.ndarray, rows: np.ndarray) -> None:
+    def write(self, split: str, at: int | Sequence[int] | np.ndarray, rows: np.ndarray) -> None:
         """Rows (B, D) from row `at` on, or at the rows that `at` lists."""
         rows = np.asarray(rows)
-        at = np.arange(at, at + len(rows)) if np.ndim(at) == 0 else np.asarray(at)
+        at = np.arange(at, at + len(rows)) if isinstance(at, int) else np.asarray(at)
         count = self.lengths[split]
         if rows.shape != (len(at), self.dim) or (len(at) and not 0 <= at.min() <= at.max() < count):
             raise DmlError(

@@ -52,8 +52,8 @@ class Layout:
                 group = file.create_group(split)
                 if self.labels[split] is not None:
                     group["labels"] = self.labels[split]
-                if self.paths[split] is not None:
-                    put_text(group, "paths", self.paths[split])
+                if (paths := self.paths[split]) is not None:
+                    put_text(group, "paths", paths)
                 preallocate(group, "embeddings", (count, self.dim), self.dtype)
                 marks = preallocate(file.require_group("progress"), split, (count,), MARK)
                 marks[:] = 0

@@ -195,7 +195,8 @@ def _assemble(found: Found, path: Path, name: str) -> np.ndarray:
     """A virtual data set, from its parts in the same file; each element exactly once."""
     dataset, where = found[name], f"{path}::{name}"
     plist = dataset.id.get_create_plist()
-    out, boxes = None, []
+    out: np.ndarray | None = None
+    boxes: list[Box] = []
     for number in range(plist.get_virtual_count()):
         source = plist.get_virtual_dsetname(number).lstrip("/")
         try:
@@ -212,7 +213,7 @@ def _assemble(found: Found, path: Path, name: str) -> np.ndarray:
         out[box] = part
     if sum(math.prod(p.stop - p.start for p in box) for box in boxes) != dataset.size:
         raise _not_whole(where, "some of its elements belong to no part")
-    return out
+    return np.empty(dataset.shape, dataset.dtype) if out is None else out
 
 
 def _overlap(first: Box, second: Box) -> bool:

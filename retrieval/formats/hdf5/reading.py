@@ -134,21 +134,17 @@ def _check_version(attrs: dict[str, object], path: Path) -> None:
 
 
 def _read_split(found: dict[str, h5py.Dataset], split: str, path: Path) -> Split:
-    def part(role: str, convert) -> np.ndarray | None:
-        name = f"{split}/{role}"
-        if name not in found:
-            return None
-        return convert(array(found, path, name), f"{path}::{name}")
+    names = {"vectors": f"{split}/embeddings"}
+    names |= {role: f"{split}/{role}" for role in ("labels", "paths") if f"{split}/{role}" in found}
+
+    def part(role: str, convert: Callable[[np.ndarray, str], np.ndarray]) -> np.ndarray:
+        return convert(array(found, path, names[role]), f"{path}::{names[role]}")
 
     result = Split(
-        part("embeddings", vectors),
-        part("labels", labels.labels),
-        part("paths", labels.paths),
-        {
-            title: f"{split}/{role}"
-            for title, role in (("vectors", "embeddings"), ("labels", "labels"), ("paths", "paths"))
-            if f"{split}/{role}" in found
-        },
+        part("vectors", vectors),
+        part("labels", labels.labels) if "labels" in names else None,
+        part("paths", labels.paths) if "paths" in names else None,
+        names,
     )
     for role, values in (("labels", result.labels), ("paths", result.paths)):
         if values is not None and len(values) != len(result.vectors):

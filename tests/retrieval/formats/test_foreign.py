@@ -1,6 +1,7 @@
 """Files of other libraries and layouts: what is found in them, and what is an error."""
 
 import json
+import sys
 
 import h5py
 import numpy as np
@@ -355,6 +356,7 @@ def test_float32_labels_beyond_their_precision_are_refused(tmp_path):
 @pytest.mark.parametrize(("library", "file"), [("pyarrow", "x.parquet"), ("torch", "x.pt")])
 def test_a_missing_library_names_the_extra(tmp_path, monkeypatch, library, file):
     (tmp_path / file).write_bytes(b"whatever")
-    monkeypatch.setitem(__import__("sys").modules, library, None)
+    monkeypatch.delitem(sys.modules, "retrieval.formats.arrow", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(DmlError, match="pip install"):
         load(tmp_path / file)
