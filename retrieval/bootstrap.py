@@ -23,16 +23,14 @@ def interval(
     resamples: int = 2000,
     level: float = 0.95,
     seed: int = 0,
-) -> tuple[float, float] | tuple[np.ndarray, np.ndarray]:
-    """Percentile interval of the mean of values (Q,), or of each column of values (Q, M).
+) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile interval (M,), (M,) of the mean of each column of values (Q, M).
 
     (nan, nan) with fewer than two classes: one class says nothing about how classes vary, and an
     interval of width zero would look like certainty.
     """
     _check(resamples, level)
-    means = _resampled_means(values, classes, resamples, seed)  # (resamples, M)
-    low, high = _limits(means, level)
-    return (float(low[0]), float(high[0])) if np.ndim(values) == 1 else (low, high)
+    return _limits(_resampled_means(values, classes, resamples, seed), level)
 
 
 def paired(
@@ -51,7 +49,7 @@ def paired(
     """
     _check(resamples, level)
     gain = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-    means = _resampled_means(gain, classes, resamples, seed)  # (resamples, 1)
+    means = _resampled_means(gain[:, None], classes, resamples, seed)  # (resamples, 1)
     [low], [high] = _limits(means, level)
     tail = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
     p = min(1.0, 2 * (1 + tail) / (1 + resamples)) if np.isfinite(low) else float("nan")
@@ -95,14 +93,13 @@ def _resampled_means(
 
 
 def _class_sums(
-    values: np.ndarray, classes: np.ndarray
+    columns: np.ndarray, classes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Queries of each class (C,); sums of each column (C, M) in whole multiples of unit (M,).
 
     The unit is a power of two so coarse that no sum of C of them is rounded, so fine that 2^-50 of
     the largest is kept: the products above are the same whatever else is multiplied beside them.
     """
-    columns = values[:, None] if values.ndim == 1 else values  # (Q, M)
     names, member = np.unique(classes, return_inverse=True)
     C = len(names)
     order = np.argsort(member, kind="stable")

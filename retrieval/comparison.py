@@ -14,6 +14,7 @@ from retrieval.matching import match_rows
 from retrieval.metrics import cluster_metrics
 from retrieval.problem import from_embeddings
 from retrieval.resources import StageProgress
+from retrieval.results import Comparison, Difference, Flip
 
 VERSION = 1
 
@@ -23,7 +24,7 @@ def compare(
     b: Embeddings,
     settings: Settings | None = None,
     progress: StageProgress | None = None,
-) -> dict:
+) -> Comparison:
     """B less A in every score, with a paired class-bootstrap interval and p value (docs/json.md).
 
     Items are matched by path where both files have paths, by row otherwise; labels must agree.
@@ -39,7 +40,10 @@ def compare(
         "version": VERSION,
         "a": str(a.source),
         "b": str(b.source),
-        **{key: first.result[key] for key in ("protocol", "queries", "gallery", "classes")},
+        "protocol": first.result["protocol"],
+        "queries": first.result["queries"],
+        "gallery": first.result["gallery"],
+        "classes": first.result["classes"],
         "dim": {"a": first.result["dim"], "b": second.result["dim"]},
         "distances": {d: difference(first, second, d, settings) for d in settings.distances},
         "flipped": {d: _flipped(first, second, d, a) for d in settings.distances},
@@ -61,9 +65,11 @@ def _taken(split: Split, rows: np.ndarray | None) -> Split:
     return Split(split.vectors[rows], labels, paths)
 
 
-def difference(first: Evaluation, second: Evaluation, d: str, settings: Settings) -> dict:
+def difference(
+    first: Evaluation, second: Evaluation, d: str, settings: Settings
+) -> dict[str, Difference]:
     """Second less first in every score of one distance; their queries are the same, in order."""
-    out = {}
+    out: dict[str, Difference] = {}
     for metric, one in first.per_query[d].items():
         two = second.per_query[d][metric]
         gain, span, p = bootstrap.paired(
@@ -77,37 +83,30 @@ def difference(first: Evaluation, second: Evaluation, d: str, settings: Settings
             "ci": list(span) if known else None,
             "p": p if known else None,
         }
-    for metric in (metric.name for metric in cluster_metrics()):
-        one, two = (e.result["distances"][d].get(metric) for e in (first, second))
-        if one and two:  # a score of the whole set: no queries to resample
-            out[metric] = {
-                "a": one["mean"],
-                "b": two["mean"],
-                "difference": two["mean"] - one["mean"],
-                "ci": None,
-                "p": None,
-            }
+    for name in (metric.name for metric in cluster_metrics()):
+        ours, theirs = (e.result["distances"][d].get(name) for e in (first, second))
+        if ours and theirs:  # a score of the whole set: no queries to resample
+            a, b = ours["mean"], theirs["mean"]
+            out[name] = {"a": a, "b": b, "difference": b - a, "ci": None, "p": None}
     return out
 
 
-def _flipped(first: Evaluation, second: Evaluation, d: str, a: Embeddings) -> dict:
+def _flipped(first: Evaluation, second: Evaluation, d: str, a: Embeddings) -> dict[str, list[Flip]]:
     """Rows (and paths) of the queries that only one of the two gets right at rank 1."""
     one, two = first.ranks[d] == 1, second.ranks[d] == 1
     rows = first.problem.query_rows
     split = a.splits[first.problem.split]
-    out = {}
-    for name, flip in (("gained", two & ~one), ("lost", one & ~two)):
-        chosen = rows[flip]
-        out[name] = [
-            {"row": int(row), "label": _plain(split.labels[row])}
-            | ({} if split.paths is None else {"path": str(split.paths[row])})
-            for row in chosen
-        ]
-    return out
+    return {"gained": _listed(split, rows[two & ~one]), "lost": _listed(split, rows[one & ~two])}
 
 
-def _plain(label: object) -> int | str:
-    return label.item() if isinstance(label, np.generic) else label
+def _listed(split: Split, rows: np.ndarray) -> list[Flip]:
+    assert split.labels is not None, "queries without labels are not evaluated"
+    labels = split.labels[rows].tolist()
+    flips: list[Flip] = [{"row": n, "label": x} for n, x in zip(rows.tolist(), labels, strict=True)]
+    if split.paths is not None:
+        for flip in flips:
+            flip["path"] = str(split.paths[flip["row"]])
+    return flips
 
 
 def _named(progress: StageProgress | None, name: str) -> StageProgress | None:

@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -150,7 +150,7 @@ def resumable(*files: Path, resume: bool) -> Callable[[], str]:
 # Results on stdout
 
 
-def to_json(result: dict[str, Any], encoding: str = "utf-8") -> str:
+def to_json(result: Mapping[str, Any], encoding: str = "utf-8") -> str:
     """Return JSON that is as readable as the encoding allows."""
     text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -160,7 +160,7 @@ def to_json(result: dict[str, Any], encoding: str = "utf-8") -> str:
     return text
 
 
-def print_json(result: dict[str, Any]) -> None:
+def print_json(result: Mapping[str, Any]) -> None:
     click.echo(to_json(result, getattr(sys.stdout, "encoding", None) or "utf-8"), nl=False)
 
 

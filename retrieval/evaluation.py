@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from retrieval.problem import (
 )
 from retrieval.ranking import count_ranks
 from retrieval.resources import Progress, StageProgress, allowed
+from retrieval.results import Result, Scores
 from retrieval.texts import duration
 
 VERSION = 1
@@ -83,7 +85,7 @@ class Evaluation:
     """The result and, per distance, what every query contributed to it."""
 
     problem: Problem
-    result: dict
+    result: Result
     ranks: dict[str, np.ndarray]  # distance -> (Q,), 0: no right item
     per_query: dict[str, dict[str, np.ndarray]] = field(repr=False)  # distance -> metric -> (Q,)
 
@@ -96,8 +98,8 @@ def evaluate(
     *,
     drop_nonfinite: bool = False,
     progress: StageProgress | None = None,
-    **settings,
-) -> dict:
+    **settings: Any,
+) -> Result:
     """Recall@K and the other scores of embeddings, as the versioned dict of docs/json.md.
 
     vectors (N, D) and labels (N,): every item asks all others. With gallery (G, D) and
@@ -141,18 +143,17 @@ def score(
         progress=_stage(progress, "ranks"),
     )
     per_query = {
-        d: metrics.query_scores(ranks.rank, ranks.positions, settings.recall_at)
-        for d, ranks in ranked.items()
+        d: metrics.query_scores(r.rank, r.positions, settings.recall_at) for d, r in ranked.items()
     }
     scores = {}
-    for d, ranks in ranked.items():
+    for d, r in ranked.items():
         scores[d] = _summary(per_query[d], problem.query_codes, settings)
-        scores[d]["tied_queries"] = int(np.count_nonzero(ranks.ties))
-    tied = np.any([ranks.ties > 0 for ranks in ranked.values()], axis=0)
+        scores[d]["tied_queries"] = int(np.count_nonzero(r.ties))
+    tied = np.any([r.ties > 0 for r in ranked.values()], axis=0)
     found["tied_queries"] = int(np.count_nonzero(tied))
     ranks = {d: r.rank for d, r in ranked.items()}
     found["lone_queries"] = int(np.count_nonzero(ranks[settings.distances[0]] == 0))
-    result = {
+    result: Result = {
         "version": VERSION,
         "protocol": problem.protocol,
         "queries": len(problem.query_codes),
@@ -226,7 +227,7 @@ def _beyond(problem: Problem, settings: Settings) -> list[str]:
     ]
 
 
-def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Settings) -> dict:
+def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Settings) -> Scores:
     """Means over queries with class-bootstrap intervals, in the shape of the JSON."""
     table = np.stack([np.asarray(column, np.float64) for column in scores.values()], axis=1)
     low, high = bootstrap.interval(table, codes, settings.resamples, settings.level, settings.seed)
@@ -235,7 +236,7 @@ def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Setting
         for name, a, b in zip(scores, low, high, strict=True)
     }
     means = {name: float(column.mean()) for name, column in scores.items()}
-    out: dict[str, object] = {}
+    out: Scores = {}
     for metric in metrics.query_metrics():
         for name, values in ((metric.name, means), (f"{metric.name}_ci", spans)):
             if metric.at_k:
@@ -245,7 +246,9 @@ def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Setting
     return out
 
 
-def _clusters(problem: Problem, settings: Settings, d: str, progress: StageProgress | None) -> dict:
+def _clusters(
+    problem: Problem, settings: Settings, d: str, progress: StageProgress | None
+) -> Scores:
     """NMI and AMI of k-means, k the number of classes, over all items of the test set."""
     vectors, codes = problem.gallery, problem.gallery_codes
     if problem.protocol == QUERY_GALLERY:
@@ -271,7 +274,7 @@ def _clusters(problem: Problem, settings: Settings, d: str, progress: StageProgr
     }
 
 
-def _recorded(settings: Settings, nmi: bool, classes: int) -> dict:
+def _recorded(settings: Settings, nmi: bool, classes: int) -> dict[str, Any]:
     """The settings as used; how many threads and how much memory changes no score."""
     used = asdict(settings) | {"nmi": nmi}
     for name in ("threads", "memory"):

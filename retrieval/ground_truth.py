@@ -16,6 +16,7 @@ from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
 from retrieval.neighbours import search
 from retrieval.resources import StageProgress, slices
+from retrieval.results import Agreement
 
 VERSION = 1
 PAD = 8  # candidates beyond K: float32, in which they are found, may order near ones differently
@@ -28,7 +29,9 @@ def has_lists(data: Embeddings) -> bool:
     return data.neighbours is not None and all(s.labels is None for s in data.splits.values())
 
 
-def agreement(data: Embeddings, settings: Settings, progress: StageProgress | None = None) -> dict:
+def agreement(
+    data: Embeddings, settings: Settings, progress: StageProgress | None = None
+) -> Agreement:
     """Recall@K of the listed neighbours, by each distance, as a JSON-able dict (docs/json.md)."""
     queries, gallery = (data.splits[name].vectors for name in ("query", "gallery"))
     assert data.neighbours is not None, "has_lists"
@@ -111,7 +114,7 @@ def _distances(queries: np.ndarray, items: np.ndarray, distance: str) -> np.ndar
     return np.square(a - b).sum(axis=-1)
 
 
-def warnings(result: dict) -> list[str]:
+def warnings(result: Agreement) -> list[str]:
     """Where the lists are not those of exact search by the distance that the file names."""
     own = result["distance"]
     if own not in result["distances"]:

@@ -11,9 +11,10 @@ from retrieval.embeddings import Embeddings, Split
 from retrieval.formats.labels import is_text
 from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import StageProgress, blocks
+from retrieval.results import Inspection, LabelSummary, Source, SplitSummary, Spread
 
 
-def inspect(data: Embeddings, progress: StageProgress | None = None) -> dict:
+def inspect(data: Embeddings, progress: StageProgress | None = None) -> Inspection:
     """Splits with shape, dtype, labels, norms and checks; the file's own metadata."""
     return {
         "version": 1,
@@ -26,7 +27,7 @@ def inspect(data: Embeddings, progress: StageProgress | None = None) -> dict:
     }
 
 
-def provenance(data: Embeddings) -> dict:
+def provenance(data: Embeddings) -> Source:
     """Where embeddings came from: the file, what was taken of it and its own metadata."""
     return {
         "file": str(data.source),
@@ -37,7 +38,7 @@ def provenance(data: Embeddings) -> dict:
     }
 
 
-def _split(split: Split, name: str, progress: StageProgress | None) -> dict:
+def _split(split: Split, name: str, progress: StageProgress | None) -> SplitSummary:
     vectors = split.vectors
     norms = np.empty(len(vectors))
     finite = np.empty(len(vectors), bool)
@@ -74,7 +75,7 @@ def _conflicts(split: Split, finite: np.ndarray) -> int | None:
     return conflicting_rows(row_groups(split.vectors), codes)
 
 
-def _labels(labels: np.ndarray | None) -> dict | None:
+def _labels(labels: np.ndarray | None) -> LabelSummary | None:
     if labels is None:
         return None
     names, counts = np.unique(labels, return_counts=True)
@@ -86,11 +87,14 @@ def _labels(labels: np.ndarray | None) -> dict | None:
     }
 
 
-def _spread(values: np.ndarray) -> dict[str, float | None] | None:
+def _spread(values: np.ndarray) -> Spread | None:
     if not len(values):
         return None
-    spread = {"min": values.min(), "median": np.median(values), "max": values.max()}
-    return {name: float(x) if np.isfinite(x) else None for name, x in spread.items()}
+    low, middle, high = (
+        float(x) if np.isfinite(x) else None
+        for x in (values.min(), np.median(values), values.max())
+    )
+    return {"min": low, "median": middle, "max": high}
 
 
 def plain(value: object) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +177,7 @@ class Output:
 
         return cls(as_json, check_target(out, force, inputs) if out else None, force)
 
-    def write(self, result: dict[str, Any]) -> None:
+    def write(self, result: Mapping[str, Any]) -> None:
         """Write the result to the target, and print it if JSON is wanted."""
         from retrieval.files import write_text
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from retrieval import metrics
 from retrieval.checks import warnings
 from retrieval.metrics import DISTANCES, per_class_recall, score_rows, title_of
+from retrieval.results import Agreement, Comparison, Difference, Inspection, Result, Spread
 from retrieval.texts import level_name, p_value, percent, points, points_interval, size
 
 if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
@@ -24,18 +25,18 @@ if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
     from retrieval.evaluation import Evaluation
 
 
-def evaluation_table(result: dict, width: int = 80) -> RenderableType:
+def evaluation_table(result: Result, width: int = 80) -> RenderableType:
     """l2 and cos side by side, in percent with 95% intervals, as far as the width allows."""
     table = _score_table(result, width, "ranks", "positions", header=True)
     return Group(Text(headline(result), style="bold"), "", table)
 
 
-def nmi_table(result: dict, width: int = 80) -> RenderableType:
+def nmi_table(result: Result, width: int = 80) -> RenderableType:
     """The rows of NMI and AMI, in the columns of `evaluation_table`."""
     return _score_table(result, width, "clusters", header=False)
 
 
-def _score_table(result: dict, width: int, *reads: str, header: bool) -> RenderableType:
+def _score_table(result: Result, width: int, *reads: str, header: bool) -> RenderableType:
     """Columns of fixed width, so that rows can follow later in a table of their own."""
     distances, settings = _shown_distances(result), result["settings"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=header)
@@ -54,23 +55,23 @@ def _score_table(result: dict, width: int, *reads: str, header: bool) -> Rendera
     return Padding(table, (0, 0, 0, 1), expand=False)
 
 
-def _shown_distances(result: dict) -> list[str]:
+def _shown_distances(result: Result | Comparison) -> list[str]:
     return [d for d in DISTANCES if d in result["distances"]]
 
 
-def headline(result: dict) -> str:
+def headline(result: Result | Comparison) -> str:
     """1,000 queries, each against 999 others · 50 classes · 32 dimensions"""
     if result["protocol"] == "leave-one-out":
         who = f"{result['queries']:,} queries, each against {result['gallery'] - 1:,} others"
     else:
         who = f"{result['queries']:,} queries against a gallery of {result['gallery']:,}"
     dim = result["dim"]
-    if not isinstance(dim, int):  # of two files
-        dim = " and ".join(dict.fromkeys(map(str, dim.values())))
-    return f"{who} · {result['classes']:,} classes · {dim} dimensions"
+    dims = [dim] if isinstance(dim, int) else dict.fromkeys(dim.values())  # of two files
+    shown = " and ".join(map(str, dims))
+    return f"{who} · {result['classes']:,} classes · {shown} dimensions"
 
 
-def neighbours_table(result: dict) -> RenderableType:
+def neighbours_table(result: Agreement) -> RenderableType:
     """Recall@K of the neighbours that a file lists, l2 and cos side by side, in percent."""
     distances = [d for d in ("l2", "cos") if d in result["distances"]]
     table = _table()
@@ -104,7 +105,7 @@ def taken(data: Embeddings) -> str:
     return f"{data.source}: {told}." if told else ""
 
 
-def evaluation_warnings(result: dict) -> list[str]:
+def evaluation_warnings(result: Result) -> list[str]:
     """What a reader of the numbers must know."""
     return warnings(result["checks"], result["queries"], result["classes"]) + result["notes"]
 
@@ -130,7 +131,7 @@ def per_class_csv(evaluation: Evaluation, label_names: np.ndarray | None) -> str
     return text.getvalue()
 
 
-def comparison_table(result: dict, width: int = 80) -> RenderableType:
+def comparison_table(result: Comparison, width: int = 80) -> RenderableType:
     """A, B and the difference in points, with interval and p value as far as the width allows."""
     parts: list[RenderableType] = [
         Text(headline(result), style="bold"),
@@ -142,8 +143,8 @@ def comparison_table(result: dict, width: int = 80) -> RenderableType:
         left_out |= {"A, %", "B, %"}
     for d in _shown_distances(result):
         table = _table()
-        columns = (d, "A, %", "B, %", "B - A", level, "p")
-        columns = [name for name in columns if name not in left_out]
+        titles = (d, "A, %", "B, %", "B - A", level, "p")
+        columns = [title for title in titles if title not in left_out]
         for name in columns:
             table.add_column(name, justify="left" if name == d else "right", no_wrap=True)
         for name, s in result["distances"][d].items():
@@ -155,7 +156,7 @@ def comparison_table(result: dict, width: int = 80) -> RenderableType:
     return Group(*parts)
 
 
-def _difference_cells(s: dict, level: str) -> dict[str, str | Text]:
+def _difference_cells(s: Difference, level: str) -> dict[str, str | Text]:
     sure = s["ci"] is not None and (s["ci"][0] > 0 or s["ci"][1] < 0)
     style = ("green" if s["difference"] > 0 else "red") if sure else ""
     return {
@@ -167,7 +168,7 @@ def _difference_cells(s: dict, level: str) -> dict[str, str | Text]:
     }
 
 
-def inspection_table(result: dict) -> RenderableType:
+def inspection_table(result: Inspection) -> RenderableType:
     """One table of splits and one of the file's metadata."""
     table = _table()
     table.add_column(escape(result["format"]))
@@ -217,7 +218,7 @@ def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _range(spread: dict | None, form: str) -> str:
+def _range(spread: Spread | None, form: str) -> str:
     if spread is None:
         return ""
     low, middle, high = (
