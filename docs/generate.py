@@ -15,7 +15,8 @@ import click
 from cli import CONTEXT, main
 from retrieval.formats import FORMATS
 from retrieval.metrics import METRICS
-from trainer.config import Config, toml
+from trainer import toml
+from trainer.config import Config
 from trainer.losses import LOSSES, PML, options_of
 from trainer.resolve import preset_names, resolve
 
@@ -150,7 +151,7 @@ def settings() -> str:
         rows = ["| key | default | |", "|---|---|---|"]
         owner = type(getattr(Config(), name)).__name__
         rows += [
-            f"| `{key}` | `{toml(value)}` | {texts[owner].get(key, '')} |"
+            f"| `{key}` | `{toml.render(value)}` | {texts[owner].get(key, '')} |"
             for key, value in table.items()
         ]
         parts.append(f"## {name}\n\n" + "\n".join(rows) + "\n")
@@ -186,7 +187,7 @@ def loss_reference() -> str:
         options = {k: v for k, v in entry.defaults.items() if k != "loss"}
         if entry.path != PML:
             options = options_of(entry.load())
-        shown = ", ".join(f"`{key} = {toml(value)}`" for key, value in options.items())
+        shown = ", ".join(f"`{key} = {toml.render(value)}`" for key, value in options.items())
         if entry.path == PML:
             shown = f"those of `{entry.defaults['loss']}`" + (f"; {shown}" if shown else "")
         parts.append(f"| `{entry.name}` | {entry.summary} | {shown or 'none'} |")

@@ -16,9 +16,9 @@ from retrieval.files import sha256
 from trainer.config import Config
 from trainer.data.datasets import DataSet
 from trainer.networks.embedder import Embedder
-from trainer.resolve import from_dict
 from trainer.run import checkpoint
 from trainer.run.setup import load_data, load_embedder
+from trainer.validate import from_dict
 
 
 @dataclass(frozen=True)

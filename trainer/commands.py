@@ -165,7 +165,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
         config, name = _resolved(preset, file and Path(file), flags, settings)
         folder = Path(out) if out else None
     if dry_run:
-        from trainer.listing import check_names
+        from trainer.validate import check_names
 
         check_names(config)
         click.echo(config.to_toml(), nl=False)

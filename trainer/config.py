@@ -1,27 +1,34 @@
-"""The configuration of a run: frozen dataclasses, one for each table of the TOML file.
+"""The settings of a run: frozen dataclasses, one for each table of the TOML file.
 
-All problems with the values are reported together. `trainer.resolve` builds a config.
+`trainer.resolve` makes a config of presets, files and options, `trainer.validate` checks its keys
+and types; the values are checked here. All problems are reported together.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from retrieval.errors import DmlError
+from trainer import toml
 from trainer.losses import LOSSES
 
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 
 
+class Problem(NamedTuple):
+    """Something wrong with settings: their dotted keys, and a line about them."""
+
+    keys: tuple[str, ...]
+    text: str
+
+
 class BadSettings(DmlError):
     """All problems of a configuration, one per line."""
 
-    def __init__(self, what: str, problems: list[str], fix: str) -> None:
-        super().__init__(what, "\n".join(problems), fix)
+    def __init__(self, what: str, problems: list[Problem], fix: str) -> None:
+        super().__init__(what, "\n".join(problem.text for problem in problems), fix)
         self.problems = problems
 
 
@@ -46,7 +53,7 @@ class Data:
     workers: int = -1
     """Number of processes that load images; -1: chosen from the device and the cache."""
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
         yield from one_of("data.cache", self.cache, ("auto", "none", "ram", "disk"))
         yield from within("data.val_fraction", self.val_fraction, 0, 0.9)
         yield from within("data.min_images", self.min_images, 1, 10**6)
@@ -91,23 +98,26 @@ class Input:
         """What the short side of a JPEG may be reduced to while it is decoded; None: nothing."""
         return self.resize * self.draft or None
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
         yield from one_of("input.interpolation", self.interpolation, INTERPOLATIONS)
         yield from one_of("input.train_crop", self.train_crop, ("resized", "random", "center"))
         yield from within("input.crop", self.crop, 8, 4096)
         yield from within("input.resize", self.resize, 0, 8192)
         yield from within("input.draft", self.draft, 0, 8)
         if 0 < self.resize < self.crop:
-            yield f"input.crop = {self.crop} does not fit into input.resize = {self.resize}"
+            yield Problem(
+                ("input.crop", "input.resize"),
+                f"input.crop = {self.crop} does not fit into input.resize = {self.resize}",
+            )
         for name, low, high in (("scale", 1e-4, 1), ("ratio", 0.01, 100), ("zoom", 0.05, 20)):
             pair = getattr(self, name)
             for value in pair:
                 yield from within(f"input.{name}", value, low, high)
             if pair[0] > pair[1]:
-                yield f"input.{name} = {list(pair)}: the smaller number comes first"
-        for value in self.jitter[:3]:
-            yield from within("input.jitter", value, 0, 1)
-        yield from within("input.jitter (hue)", self.jitter[3], 0, 0.5)
+                text = f"input.{name} = {list(pair)}: the smaller number comes first"
+                yield Problem((f"input.{name}",), text)
+        for value, high in zip(self.jitter, (1, 1, 1, 0.5), strict=True):
+            yield from within("input.jitter", value, 0, high)
         for name, high in (("rotate", 180), ("shear", 60), ("shift", 0.5)):
             yield from within(f"input.{name}", getattr(self, name), 0, high)
 
@@ -127,10 +137,10 @@ class Network:
     channels: int = 3
     """Input channels: 3 for RGB; 1: the three colours are averaged first."""
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
         yield from within("network.dim", self.dim, 0, 65_536)
         if self.channels not in (1, 3):
-            yield f"network.channels = {self.channels}: 1 or 3"
+            yield Problem(("network.channels",), f"network.channels = {self.channels}: 1 or 3")
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,7 @@ class Loss:
     monitor: tuple[str, ...] = ()
     """Losses to log in addition to the training loss: spce, pce."""
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
         yield from within("loss.classification_epochs", self.classification_epochs, 0, 10**6)
         for name in self.monitor:
             yield from one_of("loss.monitor", name, (e.name for e in LOSSES if e.monitor))
@@ -168,14 +178,16 @@ class Batches:
     def total(self) -> int:
         return self.classes * self.images or self.size
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
+        both = ("batches.classes", "batches.images")
         if bool(self.classes) != bool(self.images):
-            yield "batches.classes and batches.images go together"
+            yield Problem(both, "batches.classes and batches.images go together")
         for name in ("classes", "images"):
             yield from within(f"batches.{name}", getattr(self, name), 0, 65_536)
         yield from within("batches.size", self.size, 2, 1 << 20)
         if self.classes == self.images == 1:
-            yield "batches.classes and batches.images are 1: one image cannot be trained on"
+            text = "batches.classes and batches.images are 1: one image cannot be trained on"
+            yield Problem(both, text)
 
 
 @dataclass(frozen=True)
@@ -193,7 +205,7 @@ class Optimizer:
     clip: float = 0.0
     """Clip the gradient to this norm; 0: no clipping."""
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
         yield from one_of("optimizer.name", self.name, ("sgd", "adam", "radam", "adamw"))
         for name in ("lr", "weight_decay", "loss_lr", "clip"):
             yield from within(f"optimizer.{name}", getattr(self, name), 0, 1e6)
@@ -213,7 +225,7 @@ class Schedule:
     factor: float = 0.1
     """Factor on the learning rate at each milestone of `step`."""
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
         yield from one_of("schedule.name", self.name, ("cosine", "step", "constant"))
         yield from within("schedule.epochs", self.epochs, 1, 10**6)
         yield from within("schedule.warmup", self.warmup, 0, 10**9)
@@ -248,7 +260,7 @@ class Run:
     tensorboard: bool = False
     """Also write logs for TensorBoard."""
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
         yield from one_of("run.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         yield from one_of("run.select", self.select, ("val", "test", "last"))
         yield from within("run.threads", self.threads, 0, 10**6)
@@ -269,12 +281,13 @@ class Config:
     run: Run = field(default_factory=Run)
 
     def __post_init__(self) -> None:
-        found = [text for part in fields(self) for text in getattr(self, part.name).problems()]
+        found = [each for part in fields(self) for each in getattr(self, part.name).problems()]
         if self.loss.classification_epochs > self.schedule.epochs:
-            found.append(
+            text = (
                 f"loss.classification_epochs = {self.loss.classification_epochs} is more than "
                 f"schedule.epochs = {self.schedule.epochs}"
             )
+            found.append(Problem(("loss.classification_epochs", "schedule.epochs"), text))
         if found:
             raise BadSettings(
                 f"The configuration has {len(found)} problem{'s' * (len(found) > 1)}.",
@@ -295,33 +308,18 @@ class Config:
     def to_toml(self) -> str:
         tables = []
         for name, table in self.to_dict().items():
-            lines = [f"{key} = {toml(value)}" for key, value in table.items()]
+            lines = [f"{key} = {toml.render(value)}" for key, value in table.items()]
             tables.append("\n".join([f"[{name}]", *lines]))
         return "\n\n".join(tables) + "\n"
 
 
-def toml(value: Any) -> str:
-    """A value on one line. JSON's strings and numbers are TOML's; its escape for DEL is added."""
-    if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(
-                f"{k if k.isidentifier() else toml(k)} = {toml(v)}" for k, v in value.items()
-            )
-            + "}"
-        )
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def one_of(key: str, value: object, valid: Iterable[str]) -> Iterator[str]:
+def one_of(key: str, value: object, valid: Iterable[str]) -> Iterator[Problem]:
+    """A problem if the value is not one of the valid ones."""
     if value not in (valid := list(valid)):
-        yield f"{key} = {value!r}: one of {', '.join(valid)}"
+        yield Problem((key,), f"{key} = {value!r}: one of {', '.join(valid)}")
 
 
-def within(key: str, value: float, low: float, high: float) -> Iterator[str]:
+def within(key: str, value: float, low: float, high: float) -> Iterator[Problem]:
+    """A problem if the value is not from low to high."""
     if not low <= value <= high:  # NaN fails as well
-        yield f"{key} = {value}: from {low:g} to {high:g}"
+        yield Problem((key,), f"{key} = {value}: from {low:g} to {high:g}")

@@ -14,9 +14,9 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
 from retrieval.metrics import DISTANCES
+from trainer import toml
 from trainer.data import datasets
 from trainer.data.datasets.records import Drawing, FileReader
-from trainer.resolve import LARGEST, parse_toml
 from trainer.run.metrics_log import METRICS, read_metrics
 
 LARGEST_NUMBER = 1e300
@@ -77,7 +77,7 @@ def _dict(value: object) -> dict[str, Any]:
 def _settings_text(folder: Path) -> str:
     try:
         with (folder / CONFIG).open(encoding="utf-8") as file:
-            return file.read(LARGEST)
+            return file.read(toml.LARGEST)
     except (OSError, UnicodeDecodeError) as error:
         raise DmlError(
             f"{folder} is not a run folder.",
@@ -205,7 +205,7 @@ def _check_folder(data: Embeddings, images: Path) -> None:
 
 def _table(run: Path) -> dict[str, Any]:
     try:
-        table = _dict(parse_toml(_settings_text(run)).get("data"))
+        table = _dict(toml.parse(_settings_text(run)).get("data"))
     except ValueError as error:
         raise DmlError(f"{run / CONFIG} is not TOML.", f"{error}.") from error
     found = {key: table.get(key) for key in ("dataset", "root", "options")}

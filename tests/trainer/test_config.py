@@ -10,21 +10,19 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.files import write_text
-from trainer.config import Config, Data, Input, Loss, Optimizer, toml
+from trainer import toml
+from trainer.config import Config, Data, Input, Loss, Optimizer
 from trainer.resolve import (
     default_preset,
-    from_dict,
-    parse_toml,
     preset_names,
     preset_path,
     preset_summary,
-    read_toml,
     resolve,
     resumed,
     starting_preset,
-    toml_value,
     with_settings,
 )
+from trainer.validate import check_names, from_dict
 
 PUBLISHED = {
     "cub-ce": (0.02, 0.0, 30, False, True, (0.25, 0.25, 0.25, 0.0)),
@@ -100,7 +98,7 @@ def test_odd_texts_survive_being_written_as_toml():
     odd = 'a "b" \\ \n \x7f \x01 ü 雪 \U0001f600'
     config = replace(Config(), data=Data(root=odd, options={"a b": [1, {"c": True}], "x": 1e300}))
     assert from_dict(tomllib.loads(config.to_toml()), "it") == config
-    assert tomllib.loads(f"x = {toml(float('inf'))}")["x"] == float("inf")
+    assert tomllib.loads(f"x = {toml.render(float('inf'))}")["x"] == float("inf")
 
 
 def test_a_config_is_frozen():
@@ -147,6 +145,38 @@ def test_all_problems_are_told_together():
     with pytest.raises(DmlError) as caught:
         from_dict({"lr": 1, "data": {"rot": "x"}, "loss": 3}, "it")
     assert all(part in str(caught.value) for part in ("optimizer.lr", "data.root", "loss = 3"))
+
+
+def test_wrong_keys_types_and_values_are_told_together():
+    tables = {
+        "optimizer": {"lr": "fast"},
+        "run": {"sed": 1, "select": "best"},
+        "input": {"crop": 9e9},
+    }
+    with pytest.raises(DmlError) as caught:
+        from_dict(tables | {"schedule": {"epochs": 0}}, "The file")
+    lines = caught.value.why.splitlines()
+    keys = ("optimizer.lr", "run.sed", "input.crop", "schedule.epochs", "run.select")
+    assert [key for key in keys if sum(key in line for line in lines) == 1] == list(keys)
+    assert caught.value.what == "The file cannot be used."
+
+
+def test_problems_of_a_file_and_of_options_are_told_apart(tmp_path):
+    (tmp_path / "my.toml").write_text("[schedule]\nepochs = 0\n")
+    names = {"optimizer.lr": "--lr"}
+    with pytest.raises(DmlError) as caught:
+        resolve(None, tmp_path / "my.toml", {"optimizer.lr": -1.0}, (), names)
+    assert "my.toml cannot be used" in caught.value.what
+    assert "--lr -1.0: from 0" in caught.value.why
+    assert "schedule.epochs = 0: from 1" in caught.value.why
+
+
+def test_several_wrong_names_are_told_together():
+    wrong = ["loss.name=grup", "network.backbone=resnet5", "data.dataset=foldr"]
+    config, _ = resolve("glyphs-ce", None, {}, wrong)
+    with pytest.raises(DmlError) as caught:
+        check_names(config)
+    assert all(name in caught.value.why for name in ("'group'", "'resnet50'", "'folder'"))
 
 
 def test_settings_take_bare_words_numbers_and_nested_keys():
@@ -246,9 +276,9 @@ def test_a_file_is_read_and_bad_ones_are_named(tmp_path):
     assert (config, name) == (replace(Config(), loss=Loss(name="spce")), "my")
     path.write_text("[loss")
     with pytest.raises(DmlError, match=r"my\.toml is not TOML"):
-        read_toml(path)
+        toml.read(path)
     with pytest.raises(DmlError, match="There is no configuration"):
-        read_toml(tmp_path / "none.toml")
+        toml.read(tmp_path / "none.toml")
     with pytest.raises(DmlError, match="exclude each other"):
         resolve("cub-ce", path, {})
     with pytest.raises(DmlError) as caught:
@@ -278,7 +308,7 @@ def test_resuming_changes_only_what_the_result_does_not_depend_on():
 def test_every_field_has_a_default_that_is_sound():
     for part in fields(Config):
         assert list(getattr(Config(), part.name).problems()) == []
-    assert list(Input(crop=300).problems()) == [
+    assert [problem.text for problem in Input(crop=300).problems()] == [
         "input.crop = 300 does not fit into input.resize = 256"
     ]
     assert list(Optimizer(momentum=1.0).problems())
@@ -302,21 +332,21 @@ def test_toml_made_to_take_long_is_refused_at_once(tmp_path, name):
     path.write_text(HOSTILE_TOML[name])
     began = time.process_time()  # others may keep the machine busy
     with pytest.raises(DmlError, match=r"x.toml is not"):
-        read_toml(path)
+        toml.read(path)
     assert time.process_time() - began < 1
 
 
 def test_a_configuration_without_end_is_refused():
     with pytest.raises(DmlError, match=r"/dev/zero is not a configuration"):
-        read_toml(Path("/dev/zero"))
+        toml.read(Path("/dev/zero"))
 
 
 def test_a_setting_that_is_nested_too_deeply_is_a_text():
-    assert toml_value("[" * 40_000).startswith("[[")
+    assert toml.parse_value("[" * 40_000).startswith("[[")
 
 
 def test_ordinary_names_and_texts_may_hold_dots():
-    assert parse_toml('a.b."c.d".e = "1.2.3, and so on... 1.5"\n[x.y]\nz = [0.5, 1.5]')["x"]["y"]
+    assert toml.parse('a.b."c.d".e = "1.2.3, and so on... 1.5"\n[x.y]\nz = [0.5, 1.5]')["x"]["y"]
 
 
 @pytest.mark.parametrize("digits", [400, 5000])

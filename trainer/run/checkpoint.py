@@ -15,8 +15,9 @@ import torch
 
 from retrieval.errors import DmlError
 from retrieval.files import sync, whole_file
+from trainer import toml
 from trainer.config import Config
-from trainer.resolve import from_dict, read_toml
+from trainer.validate import from_dict
 
 FORMAT, VERSION = "dmltool-checkpoint", 1
 BEST, LAST = "best.pt", "last.pt"
@@ -129,7 +130,7 @@ def load(path: Path) -> dict[str, Any]:
 def load_config(path: Path) -> Config:
     """The config that a run was started with, also one that was stopped before its checkpoint."""
     if (path / STARTING).exists() and not (path / LAST).exists():
-        return from_dict(read_toml(path / STARTING), f"{path / STARTING}")
+        return from_dict(toml.read(path / STARTING), f"{path / STARTING}")
     return from_dict(load(path)["config"], f"The checkpoint in {path}")
 
 

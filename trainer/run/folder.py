@@ -13,11 +13,11 @@ from retrieval import files
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from trainer.config import Config, Schedule
-from trainer.resolve import from_dict
 from trainer.run import checkpoint, metrics_log, state
 from trainer.run.checkpoint import BEST, LAST, STARTING
 from trainer.run.optimizers import rate
 from trainer.run.state import Training
+from trainer.validate import from_dict
 
 CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
 BEFORE = (CONFIG, ENVIRONMENT, metrics_log.METRICS, STARTING)  # there before the first checkpoint

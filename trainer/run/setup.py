@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
-from trainer import listing, losses
+from trainer import losses, validate
 from trainer.config import Config
 from trainer.data import datasets
 from trainer.data.datasets.records import counted
 from trainer.data.datasets.splitting import check_batches, with_validation, without_small_classes
 from trainer.data.source import Source, open_images
 from trainer.networks.embedder import Embedder
-from trainer.resolve import from_dict
 from trainer.run import distributed
 from trainer.run.distributed import World
 from trainer.run.scoring import gallery_and_queries
 from trainer.run.watch import Watch
+from trainer.validate import from_dict
 
 
 def open_data(config: Config, watch: Watch) -> Source:
@@ -82,7 +82,7 @@ def balanced(config: Config, data: datasets.DataSet, processes: int, watch: Watc
 
 def check_names(config: Config, folder: Path) -> None:
     """What can be known to be wrong before any image is read."""
-    listing.check_names(config)
+    validate.check_names(config)
     if config.data.root and datasets.DATASETS.find(config.data.dataset).takes_all_images:
         root = Path(config.data.root).expanduser().resolve()
         if folder.resolve().is_relative_to(root):

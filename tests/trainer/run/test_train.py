@@ -391,14 +391,15 @@ def killed_before_its_first_checkpoint(config, folder, moment):
 import os, sys
 from pathlib import Path
 from trainer.run import checkpoint, metrics_log, folder as run_folder, train
-from trainer.resolve import from_dict, read_toml
+from trainer import toml
+from trainer.validate import from_dict
 honest = {moment}
 def killed(*args, **options):
     if {moment!r} != "checkpoint.torch.save":
         honest(*args, **options)
     os._exit(9)
 {moment} = killed
-train.run(from_dict(read_toml(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
+train.run(from_dict(toml.read(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder.parent / "config.toml"), str(folder)],

@@ -1,0 +1,154 @@
+"""Check settings: keys, types, values, and the names of losses, data sets and backbones.
+
+There is one way to report problems: all of them together, a line each, in `BadSettings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from retrieval.errors import DmlError
+from retrieval.registry import nearest
+from trainer.config import BadSettings, Config, Problem
+
+FIX = "Change them with --set table.key=value, or in the file. All keys: dmltool train --dry-run"
+
+
+def from_dict(given: Mapping[str, Any], source: str) -> Config:
+    """Make a config of nested tables; BadSettings lists all problems of keys, types and values.
+
+    source: where the tables are from, such as "The configuration from my.toml".
+    """
+    types = get_type_hints(Config)
+    tables, found = {}, []
+    for name, table in given.items():
+        if name not in types:
+            found.append(unknown_key(name, types))
+        elif not isinstance(table, Mapping):
+            text = f"{name} = {shortened(table)}: a table of keys belongs here"
+            found.append(Problem((name,), text))
+        else:
+            tables[name], wrong = _table(name, table, types[name])
+            found += wrong
+    doubtful = {key for problem in found for key in problem.keys}
+    try:
+        config = Config(**tables)
+    except BadSettings as error:
+        found += [problem for problem in error.problems if not doubtful & set(problem.keys)]
+    if found:
+        raise BadSettings(f"{source} cannot be used.", found, FIX)
+    return config
+
+
+def _table(name: str, given: Mapping[str, Any], kind: type) -> tuple[Any, list[Problem]]:
+    """A table of the config from the sound ones of its values, and the problems of the others."""
+    hints, values, found = get_type_hints(kind), {}, []
+    for key, value in given.items():
+        if key not in hints:
+            found.append(unknown_key(key, hints, f"{name}."))
+            continue
+        try:
+            values[key] = converted(value, hints[key])
+        except ValueError as error:
+            text = f"{name}.{key} = {shortened(value)}: {error}"
+            found.append(Problem((f"{name}.{key}",), text))
+    return kind(**values), found
+
+
+def blamed(error: BadSettings, options: Mapping[str, str]) -> BadSettings:
+    """The same problems in the words of the command line, if its options have caused them all.
+
+    options: those that were given, by the key that they set: {"optimizer.lr": "--lr"}.
+    """
+    found, causes = [], []
+    for keys, text in error.problems:
+        own = [o for o in options if any(o == key or o.startswith(f"{key}.") for key in keys)]
+        for key in own:
+            name = options[key]
+            text = text.replace(f"{key} = ", f"{name} = " if name.endswith(key) else f"{name} ")
+        found.append(Problem(keys, text))
+        causes.append(options[own[0]] if own else "")
+    if not all(causes):
+        return BadSettings(error.what, found, error.fix)
+    what = f"{', '.join(dict.fromkeys(causes))} cannot be used."
+    return BadSettings(what, found, "All settings: dmltool train --dry-run")
+
+
+def check_names(config: Config) -> None:
+    """Raise for losses, backbones, data sets and options of theirs that do not exist.
+
+    torch is loaded only where options of a loss, or names of another library, are to be checked.
+    """
+    from trainer import losses
+    from trainer.data import datasets
+    from trainer.networks import backbones
+
+    checks: dict[str, Callable[[], object]] = {
+        "loss.name": lambda: losses.check(config.loss.name, config.loss.options),
+        "network.backbone": lambda: backbones.check(config.network.backbone, config.input.crop),
+        "data.dataset": lambda: datasets.check(config.data.dataset, config.data.options),
+    }
+    errors = {}
+    for key, check in checks.items():
+        try:
+            check()
+        except DmlError as error:
+            errors[key] = error
+    if len(errors) == 1:
+        raise next(iter(errors.values()))
+    if errors:
+        found = [Problem((key,), f"{each.what} {each.fix}") for key, each in errors.items()]
+        raise BadSettings(f"The configuration has {len(found)} problems.", found, FIX)
+
+
+def shortened(value: Any) -> str:
+    """A value for a message; Python refuses to print an integer of thousands of digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a very large number"
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def unknown_key(key: str, valid: Iterable[str], table: str = "") -> Problem:
+    """The problem of a key that does not exist; names the nearest, of this table or another."""
+    everywhere = {
+        name: f"{part.name}.{name}"
+        for part in fields(Config)
+        for name in get_type_hints(get_type_hints(Config)[part.name])
+    }
+    valid = list(valid)
+    near = everywhere.get(key)
+    if near is None and (alike := nearest(key, valid)):
+        near = f"{table}{alike}"
+    near = near or everywhere.get(nearest(key, everywhere))
+    hint = f"did you mean {near}?" if near else f"there are {', '.join(valid)}"
+    return Problem((f"{table}{key}",), f"there is no key {table}{key}; {hint}")
+
+
+def converted(value: Any, kind: Any) -> Any:
+    """Convert a value to the type of its field; ValueError says what was expected."""
+    if get_origin(kind) is tuple:
+        kinds = get_args(kind)
+        if not isinstance(value, list | tuple):
+            raise ValueError("a list belongs here, such as [1, 2]")
+        if kinds[-1] is Ellipsis:
+            return tuple(converted(item, kinds[0]) for item in value)
+        if len(value) != len(kinds):
+            raise ValueError(f"a list of {len(kinds)} belongs here")
+        return tuple(converted(item, k) for item, k in zip(value, kinds, strict=True))
+    if get_origin(kind) is dict:
+        if not isinstance(value, Mapping):
+            raise ValueError("a table of keys belongs here")
+        return dict(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("a smaller number belongs here") from None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+        raise ValueError(f"{names[kind]} belongs here")
+    return value
