@@ -35,12 +35,13 @@ from exporter.onnx.model import Model
 from exporter.onnx.session import Session
 from exporter.reuse import earlier_model, earlier_result, resumed_model
 from retrieval.errors import DmlError
-from retrieval.files import check_target, scratch_folder, write_text
+from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DataSet
 from trainer.run.threads import use_threads
 
 MODEL, EMBEDDINGS, RESULT = "model.onnx", "embeddings.h5", "export.json"
+SCRATCH = ".export-"  # how the names of folders begin that an export works in
 
 
 @dataclass(frozen=True)
@@ -161,11 +162,12 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
     """Write model.onnx after comparing it with the network; the model and what to tell about it."""
     settings, target = job.settings, (job.folder / MODEL).resolve()
     if settings.resume and target.exists():
+        remove_scratch_folders(job.folder, SCRATCH)  # killed just after the model got its name
         wanted = (settings.precision, settings.input, settings.normalize)
         model = resumed_model(target, job.members, *wanted)
         return model, _told(model) | earlier_result(model, target.with_name(RESULT))
     images = comparison_images(job.data, job.preprocessing, settings.precision, settings.skip_bad)
-    with scratch_folder(job.folder, ".export-") as folder:
+    with scratch_folder(job.folder, SCRATCH) as folder:
         plain = write_plain(job, folder / "fp32.onnx")
         made = at_precision(job, plain, settings.precision)
         session = TimedSession(made, settings.provider, settings.threads)

@@ -222,7 +222,10 @@ def test_an_ensemble_is_not_resumed_with_the_model_of_other_runs(trained, tmp_pa
         export(runs, tmp_path, Settings(resume=True, precision="fp16", input="float-nchw"))
     assert "--precision" in caught.value.why
     assert "--input" in caught.value.why
+    (tmp_path / ".export-killed").mkdir()  # as a kill right after the renaming leaves it
+    (tmp_path / ".export-killed" / "lock").touch()
     again = export(runs, tmp_path, Settings(resume=True))
+    assert not (tmp_path / ".export-killed").exists()
     assert again["embeddings"]["computed"] == 24
     assert again["model"]["precisions"]  # as found when the model was made
 
