@@ -136,7 +136,7 @@ def glyphs() -> None:
             config, _ = resolve(f"glyphs-{name}", None, {})
             began = time.perf_counter()
             print(name, flush=True)
-            result = train.run(config, Path(folder) / name, Lines())
+            result = train.train(config, Path(folder) / name, Lines())
             seconds[name] = time.perf_counter() - began
             found = result["test"]["distances"]
             scores[name] = {d: found[d]["recall"]["1"] for d in DISTANCES}
@@ -257,7 +257,7 @@ def fashion(root: Path, epochs: int = 5) -> None:
             config, _ = resolve("fashion-spce", None, flags, [f"loss.options={options}"])
             watch = Accuracy(Path(folder) / name)
             print(name, flush=True)
-            train.run(config, Path(folder) / name, watch)
+            train.train(config, Path(folder) / name, watch)
             curves[name] = watch.records
     lines = []
     for one, other in zip(curves["ce"], curves["spce"], strict=True):

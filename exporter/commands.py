@@ -126,8 +126,8 @@ def export(runs, out, as_json, **given) -> None:
       dmltool export runs/glyphs-ce --precision int8 --no-embeddings --force
       dmltool export runs/a runs/b runs/c --out ensemble
     """
-    from exporter.export import EMBEDDINGS, MODEL, Settings, output_folder
-    from exporter.export import export as run_export
+    from exporter.exporting import EMBEDDINGS, MODEL, Settings, output_folder
+    from exporter.exporting import export as run_export
     from exporter.tables import export_tables
 
     runs, out = [Path(run) for run in runs], out and Path(out)
@@ -194,12 +194,12 @@ def embed(model, data, out, as_json, **given) -> None:
       dmltool embed model.onnx folder:photos --split train --out train.h5
       dmltool embed net.onnx photos --out p.h5 --mean .5,.5,.5 --std .5,.5,.5
     """
-    from exporter.embed import embed_with
+    from exporter.embedding.embed import embed as run_embed
     from exporter.tables import embeddings_table
 
     left = resumable(Path(out).with_name(f"{Path(out).name}.partial"), resume=given["resume"])
     with on_interrupt(left), ProgressBar() as report:
-        result = embed_with(Path(model), data, Path(out), progress=report, **given)
+        result = run_embed(model, data, out, progress=report, **given)
     _tell_embedding(result)
     if as_json:
         print_json({"embeddings": result})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from retrieval import bootstrap
 from retrieval.embeddings import Embeddings, Split
 from retrieval.evaluation import Evaluation, Settings, run
-from retrieval.loading import comparable
+from retrieval.loading import comparable, loaded
 from retrieval.matching import match_rows
 from retrieval.metrics import cluster_metrics
 from retrieval.problem import from_embeddings
@@ -20,17 +21,31 @@ VERSION = 1
 
 
 def compare(
-    a: Embeddings,
-    b: Embeddings,
+    a: Embeddings | str | Path,
+    b: Embeddings | str | Path,
     settings: Settings | None = None,
     progress: StageProgress | None = None,
 ) -> Comparison:
-    """B less A in every score, with a paired class-bootstrap interval and p value (docs/json.md).
+    """Compare two embeddings of the same items: B less A in every score.
 
-    Items are matched by path where both files have paths, by row otherwise; labels must agree.
+    Items are matched by path where both have paths, by row otherwise; labels must agree.
+
+    Parameters
+    ----------
+    a, b : Embeddings, str or Path
+        Embeddings, or files of them.
+    settings : Settings, optional
+        How to evaluate both. Default: without NMI.
+    progress : function, optional
+        Called with (stage, done, total).
+
+    Returns
+    -------
+    dict
+        Differences with paired class-bootstrap intervals and p values, as in docs/json.md.
     """
     settings = settings or Settings(nmi=False)
-    a, b = comparable(a, b)
+    a, b = comparable(loaded(a), loaded(b))
     b = align(a, b)
     first, second = (
         run(from_embeddings(data), settings, _named(progress, name))

@@ -6,12 +6,15 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from retrieval import bootstrap, checks, clustering, metrics
+from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
+from retrieval.loading import load
 from retrieval.metrics import DISTANCES
 from retrieval.neighbours import load_faiss
 from retrieval.problem import (
@@ -19,6 +22,7 @@ from retrieval.problem import (
     QUERY_GALLERY,
     Problem,
     from_arrays,
+    from_embeddings,
     require_common_label,
     sample,
 )
@@ -91,22 +95,61 @@ class Evaluation:
 
 
 def evaluate(
-    vectors: np.ndarray,
-    labels: np.ndarray,
-    gallery: np.ndarray | None = None,
-    gallery_labels: np.ndarray | None = None,
+    data: np.ndarray | Embeddings | str | Path,
+    labels: np.ndarray | str | Path | None = None,
+    gallery: np.ndarray | str | Path | None = None,
+    gallery_labels: np.ndarray | str | Path | None = None,
     *,
     drop_nonfinite: bool = False,
     progress: StageProgress | None = None,
     **settings: Any,
 ) -> Result:
-    """Recall@K and the other scores of embeddings, as the versioned dict of docs/json.md.
+    """Compute Recall@K and the other scores of embeddings.
 
-    vectors (N, D) and labels (N,): every item asks all others. With gallery (G, D) and
-    gallery_labels (G,) the vectors are queries and ask the gallery. Further arguments are the
-    fields of `Settings`: distances, recall_at, nmi, seeds, queries, memory, ...
+    Without a gallery, every item is a query against all others.
+
+    Parameters
+    ----------
+    data : array (N, D), Embeddings, str or Path
+        Vectors, embeddings, or a file of them.
+    labels : array (N,), str or Path
+        Labels of the vectors; of a file, another file that holds its labels. An `Embeddings`
+        has its own.
+    gallery : array (G, D), str or Path, optional
+        Vectors, or a file of them, that the data are queries against.
+    gallery_labels : array (G,), str or Path, optional
+        Labels of the gallery.
+    drop_nonfinite : bool
+        Leave out rows with NaN or infinity. Default: they are an error.
+    progress : function, optional
+        Called with (stage, done, total).
+    settings
+        Fields of `Settings`: distances, recall_at, map_at_r, nmi, seeds, queries, memory, ...
+
+    Returns
+    -------
+    dict
+        The versioned result of docs/json.md.
     """
-    problem = from_arrays(vectors, labels, gallery, gallery_labels, drop_nonfinite=drop_nonfinite)
+    if isinstance(data, str | Path):
+        data = load(data, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+        labels = gallery = gallery_labels = None
+    if not isinstance(data, Embeddings):
+        if labels is None:
+            raise DmlError(
+                "There are no labels.",
+                "Without them nothing says which items are of the same class.",
+                "Pass them after the vectors: evaluate(vectors, labels)",
+            )
+        problem = from_arrays(data, labels, gallery, gallery_labels, drop_nonfinite=drop_nonfinite)
+    elif any(given is not None for given in (labels, gallery, gallery_labels)):
+        raise DmlError(
+            "An `Embeddings` has its own labels and gallery.",
+            "Others are given beside it.",
+            "Pass arrays, or a file: evaluate(path, labels=other_path)",
+        )
+    else:
+        problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
     for name in ("distances", "recall_at"):
         if name in settings:
             given = settings[name]

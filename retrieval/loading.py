@@ -22,13 +22,33 @@ def load(
     gallery: str | Path | None = None,
     gallery_labels: str | Path | None = None,
 ) -> Embeddings:
-    """Read any embedding file. `file::key` picks an array, `file::key,labels` its labels too.
+    """Read an embedding file of any format that the README lists.
 
-    With a `gallery`, the source holds the queries. Labels may come from files of their own.
+    Parameters
+    ----------
+    source : str or Path
+        The file. `file::key` picks an array in it, `file::key,labels` its labels too. A run
+        folder stands for the embeddings in it.
+    labels : str or Path, optional
+        A file of labels, one for each row, in place of those of the source.
+    gallery : str or Path, optional
+        A file of gallery embeddings; the source then holds the queries.
+    gallery_labels : str or Path, optional
+        A file with the labels of the gallery.
+
+    Returns
+    -------
+    Embeddings
+        Its `splits` hold vectors (N, D), maybe memory-mapped, labels (N,) and paths (N,).
     """
     with collected() as notes:
         found = _load(source, labels, gallery, gallery_labels)
     return replace(found, notes=tuple(notes))
+
+
+def loaded(data: Embeddings | str | Path) -> Embeddings:
+    """Return embeddings as they are, and the content of a file."""
+    return data if isinstance(data, Embeddings) else load(data)
 
 
 def _load(

@@ -227,12 +227,12 @@ def _run(config: Config, folder: Path | None, name: str, resume: bool) -> dict |
 
     with Display(safe_console(stderr=True)) as watch:
         from trainer.run.folder import FolderTaken
-        from trainer.run.train import run
+        from trainer.run.train import train
 
         while True:
             target = folder or new_folder(Path("runs"), name)
             try:
-                return run(config, target, watch, resume=resume)
+                return train(config, target, watch, resume=resume)
             except FolderTaken:
                 if folder:
                     raise  # else another run, started at the same moment, has taken the name
@@ -330,12 +330,10 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
       dmltool report features.npz --images photos
       dmltool report b/embeddings.h5 --compare a/embeddings.h5 --run b
     """
-    from retrieval.files import check_target, write_text
+    from retrieval.files import check_target
     from retrieval.formats.opening import Sources
-    from retrieval.inspection import provenance
     from retrieval.loading import load
-    from retrieval.reporting.gather import Options, gather
-    from retrieval.reporting.page import render
+    from retrieval.reporting.report import report as write_report
     from trainer.reporting import pictures_of, run_view
 
     sources = Sources(file, gallery, labels, gallery_labels, *others)
@@ -344,25 +342,24 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     target = check_target(out, force, [*sources.files, *inputs])
     with ProgressBar() as progress:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
-        compared = [load(name, labels=labels, gallery_labels=gallery_labels) for name in others]
         pictures, note = pictures_of(data, images, run)
         if images is None and hasattr(pictures, "root"):
             tell(f"Images from {pictures.root}")
-        view = gather(
+        found = write_report(
             data,
-            provenance(data),
-            compared,
-            Options(**given),
+            target,
+            compare_with=[
+                load(name, labels=labels, gallery_labels=gallery_labels) for name in others
+            ],
             pictures=pictures,
             run_view=run and run_view(run),
             notes=[note] if note else [],
+            force=force,
+            before_writing=sources.check_unchanged,
             progress=progress,
+            **given,
         )
-        progress("page", 0, 1)
-        page = render(view)
-    sources.check_unchanged()
-    write_text(target, page, force)
-    for line in (*data.notes, *view["warnings"]):
+    for line in found.warnings:
         warn(line)
     click.echo(str(target))
     say_next(f"open {target} in a browser")

@@ -62,7 +62,15 @@ class Model:
 
 
 def describe(path: Path | str, output_name: str | None = None) -> Model:
-    """Read a model file without running it; a DmlError if it cannot embed images."""
+    """Read a model file without running it; a DmlError if it cannot embed images.
+
+    Parameters
+    ----------
+    path : str or Path
+        The ONNX file.
+    output_name : str, optional
+        The output that holds the embeddings, if the model has several.
+    """
     path = Path(path)
     data = untrusted.read_bytes(path)
     return describe_graph(untrusted.parse(data, path), data, path, output_name)

@@ -13,7 +13,7 @@ from onnx import helper
 from rich.console import Console
 
 from cli import main
-from exporter.export import MODEL, Settings, export
+from exporter.exporting import MODEL, Settings, export
 from exporter.inspection import check_model, inspect_model
 from exporter.onnx.model import describe
 from exporter.tables import model_table
@@ -27,7 +27,7 @@ from trainer.run import train
 def run(tmp_path_factory):
     """A run of a few seconds with its model."""
     folder = tmp_path_factory.mktemp("inspected")
-    train.run(small_config(draw_pictures(folder / "pictures", classes=12)), folder / "run")
+    train.train(small_config(draw_pictures(folder / "pictures", classes=12)), folder / "run")
     export([folder / "run"], None, Settings(embeddings=False))
     return folder / "run"
 

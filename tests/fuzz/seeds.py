@@ -193,7 +193,7 @@ def torch_files(folder: Path) -> dict[str, bytes]:
 def run_folder(folder: Path) -> Path:
     """A finished training of one epoch on a few small images, made as a user makes it."""
     from trainer.config import Batches, Config, Data, Input, Network, Run, Schedule
-    from trainer.run.train import run
+    from trainer.run.train import train
 
     folder.mkdir(parents=True, exist_ok=True)
     draw_images(folder / "images")
@@ -208,7 +208,7 @@ def run_folder(folder: Path) -> Path:
     before = Path.cwd()
     os.chdir(folder)  # paths in the files are relative, so that the files are always the same
     try:
-        run(config, Path("run"))
+        train(config, Path("run"))
     finally:
         os.chdir(before)
     return folder / "run"

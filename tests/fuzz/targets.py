@@ -149,7 +149,12 @@ HEAVY = ("torch", "checkpoint", "model.onnx", "image", "settings", "run folder",
 def heavy(folder: Path) -> list[Target]:
     from trainer.resolve import PRESETS
 
-    for module in ("exporter.export", "exporter.embed", "trainer.run.train", "onnxruntime"):
+    for module in (
+        "exporter.exporting",
+        "exporter.embedding.embed",
+        "trainer.run.train",
+        "onnxruntime",
+    ):
         importlib.import_module(module)
     run = folder / "run"
     made = attempt(lambda: str(seeds.run_folder(folder)), Limits(300, 8 << 30))

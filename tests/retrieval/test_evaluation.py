@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from retrieval import DmlError, evaluate
+from retrieval import DmlError, Split, evaluate, load, save
 from retrieval.evaluation import Settings, run
 from retrieval.problem import from_arrays, sample
 
@@ -338,3 +338,25 @@ def test_matrices_and_masked_arrays_are_converted_or_refused(clustered):
 def test_recall_at_wants_numbers_not_truth(clustered, wrong):
     with pytest.raises(DmlError, match="recall_at"):
         evaluate(*clustered, nmi=False, recall_at=wrong)
+
+
+def test_arrays_embeddings_and_files_give_the_same_result(clustered, tmp_path):
+    X, labels = clustered
+    path = tmp_path / "x.h5"
+    save(path, Split(X, labels))
+    expected = evaluate(X, labels, nmi=False)
+    assert evaluate(path, nmi=False) == expected
+    assert evaluate(str(path), nmi=False) == expected
+    assert evaluate(load(path), nmi=False) == expected
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", labels)
+    assert evaluate(tmp_path / "x.npy", tmp_path / "y.npy", nmi=False) == expected
+
+
+def test_data_without_labels_or_with_two_kinds_of_them_is_an_error(clustered, tmp_path):
+    X, labels = clustered
+    with pytest.raises(DmlError, match="There are no labels"):
+        evaluate(X)
+    save(tmp_path / "x.h5", Split(X, labels))
+    with pytest.raises(DmlError, match="has its own labels"):
+        evaluate(load(tmp_path / "x.h5"), labels)

@@ -18,7 +18,7 @@ from trainer.data.datasets.records import counted
 from trainer.data.datasets.splitting import check_batches, with_validation, without_small_classes
 from trainer.data.source import Source, open_images
 from trainer.networks.embedder import Embedder
-from trainer.run import distributed
+from trainer.run import checkpoint, distributed
 from trainer.run.distributed import World
 from trainer.run.scoring import gallery_and_queries
 from trainer.run.watch import Watch
@@ -140,8 +140,23 @@ def build_embedder(config: Config, pretrained: bool) -> Embedder:
     )
 
 
-def load_embedder(state: dict[str, Any]) -> Embedder:
-    """The trained network of a checkpoint, in evaluation mode."""
+def load_embedder(source: str | Path | dict[str, Any]) -> Embedder:
+    """Return the trained network of a run, in evaluation mode.
+
+    Parameters
+    ----------
+    source : str, Path or dict
+        A run folder, whose best.pt is taken; a checkpoint; or the content of one.
+
+    Returns
+    -------
+    Embedder
+        A module from images (B, 3, H, W), RGB in [0, 1], to embeddings (B, dim).
+    """
+    state = source
+    if not isinstance(source, dict):
+        path = Path(source)
+        state = checkpoint.load(path / checkpoint.BEST if path.is_dir() else path)
     embedder = build_embedder(from_dict(state["config"], "The checkpoint"), pretrained=False)
     load_weights(embedder, state["embedder"])
     return embedder.eval()

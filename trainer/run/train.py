@@ -16,6 +16,7 @@ from trainer.config import Config
 from trainer.data.loading import Loader
 from trainer.data.source import Source
 from trainer.losses.monitor import build_monitors
+from trainer.resolve import resolve
 from trainer.run import checkpoint, distributed, metrics_log, optimizers
 from trainer.run import folder as run_folder
 from trainer.run.device import determinism, pick_device, precision
@@ -39,15 +40,32 @@ from trainer.run.watch import Watch
 CURVES_EVERY = 30.0  # seconds
 
 
-def run(
-    config: Config, folder: Path, watch: Watch | None = None, *, resume: bool = False
+def train(
+    config: Config | str, folder: str | Path, watch: Watch | None = None, *, resume: bool = False
 ) -> dict[str, Any] | None:
-    """Train, keep last.pt and best.pt, and score the best on the test set: result.json.
+    """Train a network, keep its checkpoints, and score the best one on the test set.
 
-    With `resume` the folder's last.pt goes on, bit for bit on a CPU as if never interrupted: what
-    is random in an epoch depends on the seed and the epoch alone. Where torchrun started several
-    processes, only the first returns the result.
+    Parameters
+    ----------
+    config : Config or str
+        All settings, from `trainer.resolve.resolve`, or the name of a preset.
+    folder : str or Path
+        The run folder: new, or with `resume` that of an interrupted run. It holds best.pt,
+        last.pt, config.toml, metrics.jsonl, curves.png and result.json.
+    watch : Watch, optional
+        Is told of stages, steps and epochs.
+    resume : bool
+        Continue from last.pt, on a CPU bit for bit as if never interrupted: what is random in an
+        epoch depends on the seed and the epoch alone.
+
+    Returns
+    -------
+    dict or None
+        The content of result.json. Of several processes started by torchrun, only the first
+        returns it.
     """
+    if isinstance(config, str):
+        config, _ = resolve(config, None, {})
     device = pick_device(config.run.device)
     threads = torch.get_num_threads()
     half, limited = precision(config, device), None
@@ -61,13 +79,13 @@ def run(
         watch.note(limited)
     try:
         with distributed.together(world):
-            return train(Job(config, folder, world, device, watch), resume)
+            return train_job(Job(config, Path(folder), world, device, watch), resume)
     finally:
         torch.set_num_threads(threads)
         distributed.leave(world)
 
 
-def train(job: Job, resume: bool) -> dict[str, Any] | None:
+def train_job(job: Job, resume: bool) -> dict[str, Any] | None:
     """Check names, hold the folder, prepare, train all epochs, and score the best one."""
     folder, world = job.folder, job.world
     distributed.from_first(lambda: check_names(job.config, folder), world)

@@ -8,7 +8,7 @@ from onnx import helper, save
 from PIL import Image
 
 from cli import main
-from exporter.embed import embed_with
+from exporter.embedding.embed import embed
 from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import describe
 from retrieval import load
@@ -61,7 +61,7 @@ def embedded(tmp_path, photos, kind=FLOAT, layout="nchw", **said):
     """Path and input of each image, as the model saw it, and the preprocessing in the file."""
     save(flattening(kind, layout), tmp_path / "net.onnx")
     out = tmp_path / "out.h5"
-    embed_with(tmp_path / "net.onnx", str(photos), out, provider="cpu", force=True, **said)
+    embed(tmp_path / "net.onnx", str(photos), out, provider="cpu", force=True, **said)
     found = load(out)
     part = found.splits["test"]
     shape = (-1, 3, SIDE, SIDE) if layout == "nchw" else (-1, SIDE, SIDE, 3)
@@ -171,7 +171,7 @@ def test_the_command_takes_the_options(tmp_path, photos):
 def test_embed_writes_only_to_names_of_hdf5_files(tmp_path, photos, name):
     save(flattening(), tmp_path / "net.onnx")
     with pytest.raises(DmlError, match=f"{name} is not the name of an embedding file") as caught:
-        embed_with(tmp_path / "net.onnx", str(photos), tmp_path / name, provider="cpu", **IMAGENET)
+        embed(tmp_path / "net.onnx", str(photos), tmp_path / name, provider="cpu", **IMAGENET)
     assert ".h5, .hdf5, .he5" in caught.value.why
     assert {path.name for path in tmp_path.iterdir()} == {"net.onnx", "photos"}
 

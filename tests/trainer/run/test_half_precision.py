@@ -90,9 +90,9 @@ def test_a_run_is_refused_before_anything_is_written(config, tmp_path, monkeypat
     monkeypatch.setattr(half_precision, "train_layers", dies)
     half = replace(config, run=replace(config.run, precision="bf16"))
     with pytest.raises(DmlError, match="cannot compute in bf16"):
-        train.run(half, tmp_path / "run")
+        train.train(half, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    train.run(replace(config, schedule=replace(config.schedule, epochs=1)), tmp_path / "full")
+    train.train(replace(config, schedule=replace(config.schedule, epochs=1)), tmp_path / "full")
 
 
 def test_a_run_says_that_it_is_limited(config, tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_run_says_that_it_is_limited(config, tmp_path, monkeypatch):
         run=replace(config.run, precision="bf16"),
         schedule=replace(config.schedule, epochs=1),
     )
-    train.run(half, tmp_path / "run", watch)
+    train.train(half, tmp_path / "run", watch)
     monkeypatch.delenv(VARIABLE)
     assert any(f"limited to {LIMIT}" in text for text in texts)
 

@@ -79,7 +79,7 @@ class Interrupting(Watch):
 
 def test_a_run_leaves_a_complete_folder(config, tmp_path):
     folder = tmp_path / "new" / "run"
-    result = train.run(config, folder)
+    result = train.train(config, folder)
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
@@ -100,7 +100,7 @@ def test_a_run_leaves_a_complete_folder(config, tmp_path):
 
 
 def test_a_checkpoint_is_all_that_an_export_needs(config, tmp_path):
-    train.run(config, tmp_path / "run")
+    train.train(config, tmp_path / "run")
     state = checkpoint.load(tmp_path / "run" / "best.pt")
     assert state["config"] == config.to_dict()
     assert len(state["label_names"]) == 6  # 10 classes, 2 for test, 2 for validation
@@ -116,7 +116,7 @@ def test_a_checkpoint_is_all_that_an_export_needs(config, tmp_path):
 
 
 def test_the_best_epoch_is_that_of_the_highest_validation_recall(change, tmp_path):
-    result = train.run(change(schedule={"epochs": 6}), tmp_path / "run")
+    result = train.train(change(schedule={"epochs": 6}), tmp_path / "run")
     scores = [record["scores"]["cos"] for record in read_metrics(tmp_path / "run")[1:]]
     assert len(set(scores)) > 2  # the pictures are not so easy that nothing is to be picked
     best = max(epoch for epoch, score in enumerate(scores, 1) if score == max(scores))
@@ -132,7 +132,7 @@ def told_by(texts):
 
 
 def test_epoch_0_scores_raw_pixels_and_the_network_before_training(config, tmp_path):
-    result = train.run(config, tmp_path / "run")
+    result = train.train(config, tmp_path / "run")
     start = read_metrics(tmp_path / "run")[0]
     assert result["baselines"] == {"pixels": start["pixels"], "untrained": start["scores"]}
     data = with_validation(load("folder", config.data.root), 0.2, 0)
@@ -148,14 +148,14 @@ def test_epoch_0_scores_raw_pixels_and_the_network_before_training(config, tmp_p
 
 
 def test_nothing_is_compared_where_no_split_picks_the_epoch(change, tmp_path):
-    result = train.run(change(run={"select": "last"}), tmp_path / "run")
+    result = train.train(change(run={"select": "last"}), tmp_path / "run")
     assert result["baselines"] == {}
     assert [record["epoch"] for record in read_metrics(tmp_path / "run")] == [1, 2, 3]
 
 
 def test_a_run_that_learns_nothing_says_so(change, tmp_path):
     texts = []
-    result = train.run(change(optimizer={"lr": 1e-7}), tmp_path / "run", told_by(texts))
+    result = train.train(change(optimizer={"lr": 1e-7}), tmp_path / "run", told_by(texts))
     assert result["scores"]["cos"] < result["baselines"]["pixels"]["cos"]
     assert any(text.startswith("No epoch is better than raw images of 8 x 8") for text in texts)
 
@@ -172,14 +172,14 @@ def test_a_best_epoch_that_is_the_first_is_told():
 
 
 def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(config, change, tmp_path):
-    train.run(config, tmp_path / "a")
-    train.run(change(data={"workers": 2, "cache": "none"}), tmp_path / "b")
+    train.train(config, tmp_path / "a")
+    train.train(change(data={"workers": 2, "cache": "none"}), tmp_path / "b")
     assert_same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
 
 
 def test_another_seed_gives_other_weights(config, change, tmp_path):
-    train.run(config, tmp_path / "a")
-    train.run(change(run={"seed": 1}), tmp_path / "b")
+    train.train(config, tmp_path / "a")
+    train.train(change(run={"seed": 1}), tmp_path / "b")
     key = "embedder.projection.weight"
     assert not torch.equal(weights(tmp_path / "a")[key], weights(tmp_path / "b")[key])
 
@@ -189,13 +189,13 @@ def test_a_run_interrupted_anywhere_goes_on_bit_for_bit(loss, change, tmp_path):
     config = change(loss=LOSSES[loss], optimizer={"momentum": 0.9, "name": "sgd", "clip": 1.0})
     if loss == "group":
         config = change(loss=LOSSES[loss], batches=Batches(classes=4, images=4))
-    train.run(config, tmp_path / "whole")
+    train.train(config, tmp_path / "whole")
     steps = config.schedule.epochs * 3  # 48 images, 16 a batch
     for after in sorted(random.Random(loss).sample(range(steps), 3)):
         folder = tmp_path / f"cut{after}"
         with pytest.raises(Interruption):
-            train.run(config, folder, Interrupting(after))
-        train.run(config, folder, resume=True)
+            train.train(config, folder, Interrupting(after))
+        train.train(config, folder, resume=True)
         assert_same_bits(weights(tmp_path / "whole"), weights(folder))
         assert_same_bits(weights(tmp_path / "whole", "best.pt"), weights(folder, "best.pt"))
         assert_same_files(tmp_path / "whole", folder)
@@ -247,17 +247,17 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_weights(change, tmp_p
 
 
 def test_resuming_a_finished_run_changes_nothing(config, tmp_path):
-    first = train.run(config, tmp_path / "run")
+    first = train.train(config, tmp_path / "run")
     before = (tmp_path / "run" / "last.pt").read_bytes()
-    assert train.run(config, tmp_path / "run", resume=True) == first
+    assert train.train(config, tmp_path / "run", resume=True) == first
     assert (tmp_path / "run" / "last.pt").read_bytes() == before
 
 
 def test_resuming_with_other_data_is_refused(config, change, tmp_path):
-    train.run(config, tmp_path / "run")
+    train.train(config, tmp_path / "run")
     other = change(data={"options": {"seed": 3}})
     with pytest.raises(DmlError, match="not the one"):
-        train.run(other, tmp_path / "run", resume=True)
+        train.train(other, tmp_path / "run", resume=True)
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
@@ -267,7 +267,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     with pytest.raises(
         DmlError, match=r"The loss is (nan|inf|-inf) at step 5 \(epoch 2,"
     ) as caught:
-        train.run(config, tmp_path / "run")
+        train.train(config, tmp_path / "run")
     assert "end of epoch 1" in str(caught.value)
     state = checkpoint.load(tmp_path / "run")
     assert state["epoch"] == 1
@@ -286,15 +286,15 @@ def test_a_full_disk_is_told_and_earlier_checkpoints_stay(config, tmp_path, monk
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(DmlError) as caught:
-        train.run(config, tmp_path / "run")
+        train.train(config, tmp_path / "run")
     assert "No space left on device" in str(caught.value)
     assert "--resume" in caught.value.fix
     assert calls == [0, 1, 2]
     assert checkpoint.load(tmp_path / "run")["epoch"] == 1
     assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
     monkeypatch.undo()
-    train.run(config, tmp_path / "run", resume=True)
-    train.run(config, tmp_path / "whole")
+    train.train(config, tmp_path / "run", resume=True)
+    train.train(config, tmp_path / "whole")
     assert_same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
@@ -335,7 +335,7 @@ def test_weights_ruined_by_the_last_step_of_an_epoch_are_not_kept(change, tmp_pa
 
     monkeypatch.setattr(train, "train_epoch", ruined)
     with pytest.raises(DmlError, match="after epoch 2") as caught:
-        train.run(change(run={"select": "last"}), tmp_path / "run")
+        train.train(change(run={"select": "last"}), tmp_path / "run")
     assert "end of epoch 1" in str(caught.value)
     assert weights(tmp_path / "run")["embedder.projection.weight"].isfinite().all()
 
@@ -346,7 +346,7 @@ def test_a_disk_too_small_for_checkpoints_is_told_before_the_first_epoch(
     usage = type("Usage", (), {"free": 1_000_000})
     monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(DmlError, match="too little room"):
-        train.run(config, tmp_path / "new" / "run")
+        train.train(config, tmp_path / "new" / "run")
     assert not (tmp_path / "new").exists()
 
 
@@ -356,7 +356,7 @@ def test_a_first_checkpoint_that_cannot_be_written_leaves_no_folder(config, tmp_
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(DmlError) as caught:
-        train.run(config, tmp_path / "new" / "run")
+        train.train(config, tmp_path / "new" / "run")
     assert "intact" not in str(caught.value)
     assert "--resume" not in str(caught.value)
     assert not (tmp_path / "new").exists()
@@ -367,7 +367,7 @@ def test_checkpoints_need_no_hard_links(config, tmp_path, monkeypatch):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(files.os, "link", refused)
-    train.run(config, tmp_path / "run")
+    train.train(config, tmp_path / "run")
     assert checkpoint.load(tmp_path / "run" / "best.pt")["epoch"] >= 1
     assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
 
@@ -399,7 +399,7 @@ def killed(*args, **options):
         honest(*args, **options)
     os._exit(9)
 {moment} = killed
-train.run(from_dict(toml.read(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
+train.train(from_dict(toml.read(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder.parent / "config.toml"), str(folder)],
@@ -426,10 +426,10 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(
     killed_before_its_first_checkpoint(config, folder, moment)
     assert any(folder.iterdir())
     with run_folder.locked(folder), pytest.raises(run_folder.FolderTaken):
-        train.run(config, folder, resume=resume)
+        train.train(config, folder, resume=resume)
     begun = checkpoint.load_config(folder)
     assert begun == config
-    train.run(begun, folder, resume=resume)
+    train.train(begun, folder, resume=resume)
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
@@ -439,11 +439,11 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
 def test_a_run_whose_metrics_are_damaged_goes_on(line, config, tmp_path):
-    first = train.run(config, tmp_path / "run")
+    first = train.train(config, tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     whole = metrics.read_bytes()
     metrics.write_bytes(whole + line + b"\n")
-    assert train.run(config, tmp_path / "run", resume=True) == first
+    assert train.train(config, tmp_path / "run", resume=True) == first
     assert metrics.read_bytes() == whole
 
 
@@ -464,20 +464,20 @@ def test_starting_anew_takes_nobodys_files(config, tmp_path):
     killed_before_its_first_checkpoint(config, folder, "train.open_data")
     (folder / "thesis.tex").write_text("x")
     with pytest.raises(run_folder.FolderTaken, match="exists already"):
-        train.run(config, folder)
+        train.train(config, folder)
     assert (folder / "thesis.tex").read_text() == "x"
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.toml").write_text("mine")
     with pytest.raises(run_folder.FolderTaken, match="exists already"):
-        train.run(config, other)
+        train.train(config, other)
     assert (other / "config.toml").read_text() == "mine"
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(config, tmp_path):
-    train.run(config, tmp_path / "run")
+    train.train(config, tmp_path / "run")
     with run_folder.locked(tmp_path / "run"), pytest.raises(DmlError, match="by another process"):
-        train.run(config, tmp_path / "run", resume=True)
+        train.train(config, tmp_path / "run", resume=True)
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(config, tmp_path, monkeypatch):
@@ -492,23 +492,23 @@ def test_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(config, tmp_path,
 
     monkeypatch.setattr(torch, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        train.run(config, tmp_path / "run")
+        train.train(config, tmp_path / "run")
     assert checkpoint.load(tmp_path / "run")["epoch"] == 0
 
 
 def test_a_run_inside_its_data_is_refused(config, pictures):
     with pytest.raises(DmlError, match="inside its data set"):
-        train.run(config, pictures / "run")
+        train.train(config, pictures / "run")
     assert not (pictures / "run").exists()
 
 
 def test_what_a_kill_left_behind_is_removed(config, tmp_path):
     with pytest.raises(Interruption):
-        train.run(config, tmp_path / "run", Interrupting(5))
+        train.train(config, tmp_path / "run", Interrupting(5))
     names = ("curves.png", "metrics.jsonl", "config.toml", "environment.json", "result.json")
     for name in (*names, "last.pt", "best.pt"):
         (tmp_path / "run" / f".{name}.ab3d0f7e.tmp").write_bytes(b"half")
-    train.run(config, tmp_path / "run", resume=True)
+    train.train(config, tmp_path / "run", resume=True)
     assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
 
 
@@ -517,14 +517,14 @@ def test_a_monitored_value_that_is_not_a_number_does_no_harm(change, tmp_path, m
 
     monkeypatch.setattr(Monitors, "measure", lambda *_: {"spce": float("nan")})
     config = change(loss={"monitor": ("spce",)}, run={"tensorboard": True})
-    train.run(config, tmp_path / "run")
+    train.train(config, tmp_path / "run")
     assert read_metrics(tmp_path / "run")[1]["monitor"] == {"spce": None}
 
 
 def test_names_that_are_not_utf8_are_trained_on(change, tmp_path):
     odd = os.fsdecode(b"caf\xe9")
     draw_pictures(tmp_path / "data").joinpath("class3").rename(tmp_path / "data" / odd)
-    train.run(change(data={"root": str(tmp_path / "data")}), tmp_path / "run")
+    train.train(change(data={"root": str(tmp_path / "data")}), tmp_path / "run")
     assert checkpoint.load(tmp_path / "run")["epoch"] == 3
 
 
@@ -540,9 +540,9 @@ def two_threads(monkeypatch):
 def test_a_resumed_run_keeps_its_number_of_threads(config, tmp_path, two_threads):
     texts = []
     with pytest.raises(Interruption):
-        train.run(replace(config, run=replace(config.run, threads=1)), tmp_path / "run",
+        train.train(replace(config, run=replace(config.run, threads=1)), tmp_path / "run",
                   Interrupting(4))  # fmt: skip
-    train.run(config, tmp_path / "run", told_by(texts), resume=True)
+    train.train(config, tmp_path / "run", told_by(texts), resume=True)
     assert checkpoint.load(tmp_path / "run")["threads"] == 1
     assert not any("threads" in text for text in texts)
     assert torch.get_num_threads() == 2  # as before
@@ -552,9 +552,9 @@ def test_another_number_of_threads_is_told(config, tmp_path, monkeypatch):
     monkeypatch.setattr("retrieval.resources.processors", lambda: 2)
     texts = []
     with pytest.raises(Interruption):
-        train.run(config, tmp_path / "run", Interrupting(4))
+        train.train(config, tmp_path / "run", Interrupting(4))
     two = replace(config, run=replace(config.run, threads=2))
-    train.run(two, tmp_path / "run", told_by(texts), resume=True)
+    train.train(two, tmp_path / "run", told_by(texts), resume=True)
     assert any(text.startswith("1 thread before, 2 now") for text in texts)
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["resumed"][0]["threads"] == 2
@@ -572,7 +572,7 @@ def test_a_trial_chooses_the_threads_of_a_new_run(config, tmp_path, monkeypatch,
     monkeypatch.setattr(threads, "embed", work)
     monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     texts = []
-    train.run(config, tmp_path / "run", told_by(texts))
+    train.train(config, tmp_path / "run", told_by(texts))
     assert checkpoint.load(tmp_path / "run")["threads"] == 1
     [told] = [text for text in texts if "trial" in text]
     assert told.startswith("1 thread: ")
@@ -586,7 +586,7 @@ def test_a_deterministic_run_leaves_the_threads_to_no_trial(
     for name in threads.CHOSEN:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "faster_threads", lambda *_: pytest.fail("it was tried"))
-    train.run(change(run={"deterministic": True}), tmp_path / "run")
+    train.train(change(run={"deterministic": True}), tmp_path / "run")
     assert checkpoint.load(tmp_path / "run")["threads"] == 2
 
 
@@ -608,15 +608,15 @@ def test_a_trial_takes_a_moment_and_changes_neither_weights_nor_random_numbers(
 
 def test_monitored_losses_are_recorded_beside_the_loss(change, tmp_path):
     config = change(loss=Loss("ce", {"dropout": 0.0, "smoothing": 0.0}, monitor=("spce", "pce")))
-    train.run(config, tmp_path / "run")
+    train.train(config, tmp_path / "run")
     monitor = read_metrics(tmp_path / "run")[1]["monitor"]
     assert monitor.keys() >= {"spce", "spce/tightness", "spce/contrastive", "pce"}
     assert all(np.isfinite(value) for value in monitor.values())
 
 
 def test_monitoring_does_not_change_the_result(config, change, tmp_path):
-    train.run(config, tmp_path / "a")
-    train.run(change(loss={"monitor": ("spce", "pce")}), tmp_path / "b")
+    train.train(config, tmp_path / "a")
+    train.train(change(loss={"monitor": ("spce", "pce")}), tmp_path / "b")
     assert_same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
 
 
@@ -624,16 +624,16 @@ def test_the_first_epochs_of_a_two_phase_run_are_classification(change, tmp_path
     config = change(
         loss=Loss("group", classification_epochs=1), batches=Batches(classes=4, images=4)
     )
-    train.run(config, tmp_path / "run")
+    train.train(config, tmp_path / "run")
     parts = [set(record["parts"]) for record in read_metrics(tmp_path / "run")[1:]]
     assert parts == [{"ce"}, {"refined", "ce"}, {"refined", "ce"}]
     with pytest.raises(DmlError, match="no head to classify with"):
-        train.run(change(loss=Loss("spce", classification_epochs=1)), tmp_path / "other")
+        train.train(change(loss=Loss("spce", classification_epochs=1)), tmp_path / "other")
 
 
 @pytest.mark.parametrize("select", ["test", "last"])
 def test_without_validation_all_training_classes_are_learnt(select, change, tmp_path):
-    result = train.run(change(run={"select": select}), tmp_path / "run")
+    result = train.train(change(run={"select": select}), tmp_path / "run")
     state = checkpoint.load(tmp_path / "run" / "best.pt")
     assert len(state["label_names"]) == 8
     assert result["select"] == select
@@ -652,13 +652,13 @@ def test_queries_are_scored_against_the_gallery(change, tmp_path):
         schedule={"epochs": 1},
         run={"select": "test"},
     )
-    result = train.run(config, tmp_path / "run")
+    result = train.train(config, tmp_path / "run")
     assert result["test"]["queries"] > result["test"]["gallery"]
     assert result["scores"]["cos"] == result["test"]["distances"]["cos"]["recall"]["1"]
 
 
 def test_half_precision_trains_and_the_loss_is_float32(change, tmp_path, bf16):
-    train.run(change(run={"precision": "bf16"}), tmp_path / "run")
+    train.train(change(run={"precision": "bf16"}), tmp_path / "run")
     records = read_metrics(tmp_path / "run")[1:]
     assert records[-1]["loss"] < records[0]["loss"]
     assert all(v.dtype == torch.float32 for v in weights(tmp_path / "run").values() if v.ndim)
@@ -666,7 +666,7 @@ def test_half_precision_trains_and_the_loss_is_float32(change, tmp_path, bf16):
 
 def test_tensorboard_gets_the_same_records(change, tmp_path):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
-    train.run(change(run={"tensorboard": True}), tmp_path / "run")
+    train.train(change(run={"tensorboard": True}), tmp_path / "run")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
@@ -679,7 +679,7 @@ def test_two_processes_train_as_one(change, tmp_path):
     """Frozen BatchNorm: torch has no synchronised one for the CPU."""
     config = change(network={"freeze_batchnorm": True}, loss=Loss("spce"))
     (tmp_path / "config.toml").write_text(config.to_toml())
-    train.run(config, tmp_path / "one")
+    train.train(config, tmp_path / "one")
     done = subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
@@ -768,7 +768,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(tmp_path):
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_written(tables, told, change, tmp_path):
     with pytest.raises(DmlError) as caught:
-        train.run(change(**tables), tmp_path / "run")
+        train.train(change(**tables), tmp_path / "run")
     assert told in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -777,4 +777,4 @@ def test_a_folder_with_something_in_it_is_not_used(config, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("x")
     with pytest.raises(DmlError, match="exists already"):
-        train.run(config, tmp_path / "run")
+        train.train(config, tmp_path / "run")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from cli import main
-from exporter.embed import embed_with, find_data
+from exporter.embedding.embed import embed, find_data
 from retrieval.loading import load
 from tests.exporter.models import PROPERTIES, mean_model
 from trainer.reporting import pictures_of
@@ -66,7 +66,7 @@ def test_a_report_finds_the_images_that_were_embedded(model, tmp_path, monkeypat
 def test_a_file_records_how_to_get_its_images_again(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw(tmp_path / "photos")
-    embed_with(model, "photos", tmp_path / "x.h5")
+    embed(model, "photos", tmp_path / "x.h5")
     said = json.loads(load(tmp_path / "x.h5").attrs["images"])
     assert (said["root"], said["absolute"], said["relative"]) == (
         "photos", str(tmp_path / "photos"), "photos"

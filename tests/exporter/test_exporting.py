@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from cli import main
 from exporter import parity
-from exporter.embed import embed_with, find_data
-from exporter.export import EMBEDDINGS, MODEL, Settings, export
+from exporter.embedding.embed import embed, find_data
+from exporter.exporting import EMBEDDINGS, MODEL, Settings, export
 from exporter.image_samples import comparison_images
 from exporter.networks import load_member
 from exporter.onnx.model import describe
@@ -44,7 +44,7 @@ def trained(tmp_path_factory):
     for seed in (0, 1):
         config = small_config(pictures)
         config = replace(config, run=replace(config.run, seed=seed))
-        train.run(config, folder / f"run{seed}")
+        train.train(config, folder / f"run{seed}")
     return folder
 
 
@@ -265,7 +265,7 @@ def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exporter.export.embed", interrupt)
+    monkeypatch.setattr("exporter.exporting.embed", interrupt)
     done = invoke("export", run)
     assert done.exit_code == 130
     assert "nothing was written" not in done.stderr
@@ -278,7 +278,7 @@ def test_an_export_stopped_before_anything_was_written_does_not_name_resume(run,
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exporter.export.load_member", interrupt)
+    monkeypatch.setattr("exporter.exporting.load_member", interrupt)
     done = invoke("export", run)
     assert done.exit_code == 130
     assert "nothing was written" in done.stderr
@@ -359,12 +359,12 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
 
 def test_embed_takes_folders_tables_and_named_data_sets(trained, run, tmp_path):
     export([run], settings=Settings(embeddings=False))
-    result = embed_with(run / MODEL, str(trained / "pictures"), tmp_path / "all.h5")
+    result = embed(run / MODEL, str(trained / "pictures"), tmp_path / "all.h5")
     assert result["splits"] == {"test": 96}
     table = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures")) / "images.csv"
     lines = [f"class{c}/{n}.png,c{c}\n" for c in (0, 1) for n in (0, 1)]
     table.write_text("path,label\n" + "".join(lines))
-    assert embed_with(run / MODEL, str(table), tmp_path / "t.h5")["splits"] == {"test": 4}
+    assert embed(run / MODEL, str(table), tmp_path / "t.h5")["splits"] == {"test": 4}
     assert find_data("glyphs").name == "glyphs"
     with pytest.raises(DmlError, match="nothing to embed") as caught:
         find_data("cub")
@@ -396,10 +396,10 @@ def test_one_class_or_one_image_can_be_embedded(trained, run, tmp_path):
     export([run], settings=Settings(embeddings=False))
     shutil.copytree(trained / "pictures" / "class0", tmp_path / "alone" / "class0")
     model, data = run / MODEL, str(tmp_path / "alone")
-    assert embed_with(model, data, tmp_path / "class.h5")["splits"] == {"test": 8}
+    assert embed(model, data, tmp_path / "class.h5")["splits"] == {"test": 8}
     for path in sorted((tmp_path / "alone" / "class0").iterdir())[1:]:
         path.unlink()
-    found = embed_with(model, data, tmp_path / "image.h5", half=True)
+    found = embed(model, data, tmp_path / "image.h5", half=True)
     assert found["splits"] == {"test": 1}
 
 
@@ -461,7 +461,7 @@ def test_a_run_that_left_out_bad_images_is_exported_without_them(tmp_path):
     data = load_data(config)
     for split in ("train", "test"):
         (pictures / data.paths[data.rows(split)[0]]).write_bytes(b"no image")
-    train.run(config, tmp_path / "run")
+    train.train(config, tmp_path / "run")
     found = export([tmp_path / "run"], settings=Settings(precision="int8", max_recall_drop=100.0))
     assert found["embeddings"]["splits"] == {"test": len(data.rows("test")) - 1}
     assert [name for name, _ in found["embeddings"]["skipped"]] == [

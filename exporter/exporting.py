@@ -81,17 +81,37 @@ class Job:
 
 
 def export(
-    runs: Sequence[Path],
-    out: Path | None = None,
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
     settings: Settings | None = None,
     progress: StageProgress | None = None,
+    **fields: Any,
 ) -> dict[str, Any]:
-    """Write OUT/model.onnx and OUT/embeddings.h5; several runs become one model.
+    """Write a checked model.onnx, and embeddings.h5 of the test set.
 
-    OUT is the folder of the run by default. The result says what was compared and written, and is
-    also written to OUT/export.json.
+    Parameters
+    ----------
+    runs : str, Path or sequence of them
+        Run folders or checkpoints. Several become one model, whose embeddings are theirs side by
+        side.
+    out : str or Path, optional
+        The output folder. Default: the folder of the run.
+    settings : Settings, optional
+        How to export.
+    progress : function, optional
+        Called with (stage, done, total).
+    fields
+        Fields of `Settings` that replace those of `settings`: onnx, embeddings, precision, input,
+        normalize, provider, half, force, ...
+
+    Returns
+    -------
+    dict
+        What was compared and written; export.json in the output folder holds it too.
     """
-    settings = settings or Settings()
+    settings = replace(settings or Settings(), **fields)
+    runs = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
+    out = None if out is None else Path(out)
     if not (settings.onnx or settings.embeddings):
         raise DmlError(
             "There is nothing to export.",

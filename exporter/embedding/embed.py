@@ -1,4 +1,4 @@
-"""`embed_with`: embed any images with any ONNX model that takes images."""
+"""Embed any images with any ONNX model that takes images."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from exporter.embedding import writing
 from exporter.embedding.engine import onnx_engine
-from exporter.embedding.writing import EmbedSettings, embed
+from exporter.embedding.writing import EmbedSettings
 from exporter.image_samples import chosen_splits
 from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import describe
@@ -21,21 +22,40 @@ from retrieval.resources import StageProgress
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load
 
 
-def embed_with(
-    model: Path,
-    data: str,
-    target: Path,
+def embed(
+    model: str | Path,
+    data: str | Path,
+    target: str | Path,
     *,
     output_name: str | None = None,
     progress: StageProgress | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Embed images with an ONNX model and write them to an HDF5 file.
+    """Embed images with an ONNX model and write the embeddings to an HDF5 file.
 
-    data: a folder with a folder for each class, a table, or the name of a data set.
-    output_name: the output that holds the embeddings, if the model has several.
-    options: the fields of `EmbedSettings` and, for models of other programs, of `Given`.
+    Parameters
+    ----------
+    model : str or Path
+        The ONNX file.
+    data : str or Path
+        A folder with a folder for each class, a flat folder, a table (.csv), the name of a data
+        set such as "glyphs", or "NAME:FOLDER".
+    target : str or Path
+        The embedding file (.h5).
+    output_name : str, optional
+        The output that holds the embeddings, if the model has several.
+    progress : function, optional
+        Called with (stage, done, total).
+    options
+        Fields of `EmbedSettings`: provider, threads, splits, batch_size, half, skip_bad, resume,
+        force. For models of other programs also those of `Given`: size, mean, std, ...
+
+    Returns
+    -------
+    dict
+        The path, the rows of each split, the images left out, and what ran the model.
     """
+    model, data = Path(model), str(data)
     described = describe(model, output_name)
     given = Given(**{f.name: options.pop(f.name) for f in fields(Given) if f.name in options})
     settings = EmbedSettings(**options)
@@ -48,7 +68,7 @@ def embed_with(
     check_name(target)
     rows = all_or_chosen(images, settings.splits)
     engine = onnx_engine(described, settings.provider, settings.threads, prepared)
-    found = embed(engine, images, rows, target, settings, progress=progress)
+    found = writing.embed(engine, images, rows, target, settings, progress=progress)
     return asdict(found) | {
         "path": str(found.path),
         "run_by": engine.why,
