@@ -158,12 +158,12 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
     flags = _flags(**given)
     if allow_incomplete:
         settings = (*settings, "data.options.allow_incomplete=true")
+    folder = Path(out) if out else None
     if resume:
         config, folder = _resumed(Path(resume), flags, settings)
         name = folder.name
     else:
         config, name = _resolved(preset, file and Path(file), flags, settings)
-        folder = Path(out) if out else None
     if dry_run:
         from trainer.validate import check_names
 
@@ -210,7 +210,7 @@ def _resolved(
     from trainer.resolve import needs_weights, preset_path, resolve, starting_preset
 
     config, name = resolve(preset, file, flags, settings, OPTION_OF)
-    start = file or preset or starting_preset(flags, settings)
+    start = str(file or preset or starting_preset(flags, settings))
     if not preset and not file:
         tell(f"Settings of the preset {start}; --dry-run shows them")
     if config.network.weights == "none" and needs_weights(file or preset_path(start)):
@@ -334,7 +334,7 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     from retrieval.formats.opening import Sources
     from retrieval.loading import load
     from retrieval.reporting.report import report as write_report
-    from trainer.reporting import pictures_of, run_view
+    from trainer.reporting import Folder, pictures_of, run_view
 
     sources = Sources(file, gallery, labels, gallery_labels, *others)
     run, images = (Path(path) if path else None for path in (run, images))
@@ -343,7 +343,7 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     with ProgressBar() as progress:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         pictures, note = pictures_of(data, images, run)
-        if images is None and hasattr(pictures, "root"):
+        if images is None and isinstance(pictures, Folder):
             tell(f"Images from {pictures.root}")
         found = write_report(
             data,

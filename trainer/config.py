@@ -116,10 +116,10 @@ class Input:
             if pair[0] > pair[1]:
                 text = f"input.{name} = {list(pair)}: the smaller number comes first"
                 yield Problem((f"input.{name}",), text)
-        for value, high in zip(self.jitter, (1, 1, 1, 0.5), strict=True):
-            yield from within("input.jitter", value, 0, high)
-        for name, high in (("rotate", 180), ("shear", 60), ("shift", 0.5)):
-            yield from within(f"input.{name}", getattr(self, name), 0, high)
+        for value, most in zip(self.jitter, (1, 1, 1, 0.5), strict=True):
+            yield from within("input.jitter", value, 0, most)
+        for name, most in (("rotate", 180), ("shear", 60), ("shift", 0.5)):
+            yield from within(f"input.{name}", getattr(self, name), 0, most)
 
 
 @dataclass(frozen=True)

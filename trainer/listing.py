@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from retrieval.registry import Registry
+
 
 def listing(kind: str) -> dict[str, str]:
     """The summary of each entry of a table by its name. Nothing heavy is imported."""
@@ -12,4 +16,9 @@ def listing(kind: str) -> dict[str, str]:
 
     if kind == "presets":
         return {name: preset_summary(name) for name in preset_names()}
-    return {"losses": LOSSES, "datasets": DATASETS, "backbones": BACKBONES}[kind].summaries()
+    tables: dict[str, Registry[Any]] = {
+        "losses": LOSSES,
+        "datasets": DATASETS,
+        "backbones": BACKBONES,
+    }
+    return tables[kind].summaries()

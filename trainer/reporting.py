@@ -184,8 +184,8 @@ def _recorded_set(
     """Images that the data set draws, or keeps in files of its own."""
     entry = datasets.DATASETS.entries.get(name)
     options = _dict(recorded.get("options")) | dict(entry.display_options if entry else {})
-    places = [place for place in _places(data, recorded) if place.exists()] or [None]
-    return _pictures(name, places[0] and str(places[0]), options)
+    root = next((str(place) for place in _places(data, recorded) if place.exists()), None)
+    return _pictures(name, root, options)
 
 
 def _check_folder(data: Embeddings, images: Path) -> None:

@@ -52,7 +52,7 @@ def resolve(
     named = bool(preset or file)
     if not named:
         flags = with_data_set(flags, settings)
-        preset = starting_preset(flags, settings)
+    preset = preset or ("" if file else starting_preset(flags, settings))
     tables = toml.read(file or preset_path(preset))
     adapt(tables, flags, settings, named)
     source = f"The configuration from {file or f'the preset {preset}'}"

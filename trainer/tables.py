@@ -88,8 +88,9 @@ class Display(Watch):
         self._line(" ".join(cell.rjust(widths[title]) for title, cell in cells.items()))
 
     def _line(self, text: str, style: str = "") -> None:
-        plain = {"markup": False, "highlight": False, "soft_wrap": True}
-        self.console.print(text.rstrip(), style=style, **plain)
+        self.console.print(
+            text.rstrip(), style=style, markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def columns(record: dict[str, Any], width: int, remark: str) -> dict[str, str]:

@@ -16,22 +16,12 @@ _BLOCK = 1 << 21  # numbers converted at a time
 def row_groups(*arrays: np.ndarray) -> np.ndarray:
     """(N,) int64: the index of the first row identical to each row, counted over all arrays."""
     D = arrays[0].shape[1]
-    # float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0.
-    hashes = np.concatenate(
-        [
-            _hashes(
-                len(array), D, lambda part, array=array: np.asarray(array[part], np.float64) + 0.0
-            )
-            for array in arrays
-        ]
-    )
+    hashes = np.concatenate([_hashes(len(array), D, partial(_block, array)) for array in arrays])
     group = _first_of_each(hashes)
     left, seed = _differ(arrays, np.arange(len(group)), group), 0
     while len(left):  # rows with the hash of another row are hashed anew, among themselves
         seed += 1
-        hashes = _hashes(
-            len(left), D, lambda part, left=left: _rows(arrays, left[part]) + 0.0, seed
-        )
+        hashes = _hashes(len(left), D, partial(_chosen, arrays, left), seed)
         first = _first_of_each(hashes)
         group[left] = left[first]
         left = left[_differ(arrays, left, first)]
@@ -61,6 +51,15 @@ def direction_groups(
     alone = _differ((vectors,), np.arange(N), group, _parallel)
     group[alone] = alone
     return group
+
+
+def _block(array: np.ndarray, part: slice) -> np.ndarray:
+    """Float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0."""
+    return np.asarray(array[part], np.float64) + 0.0
+
+
+def _chosen(arrays: tuple[np.ndarray, ...], rows: np.ndarray, part: slice) -> np.ndarray:
+    return _rows(arrays, rows[part]) + 0.0
 
 
 def _hashes(count: int, dim: int, rows: Rows, seed: int = 0) -> np.ndarray:

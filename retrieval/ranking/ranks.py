@@ -14,6 +14,7 @@ So the ranks are those of real arithmetic, whatever the block size, thread count
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -91,10 +92,14 @@ def _in_runs(
     found = []
     for n, run in enumerate(runs):
         part = problem.select(run)
-        tell = progress and (lambda d, t, n=n: progress(n * t + d, len(runs) * t))
+        tell = progress and partial(_tell, progress, n, len(runs))
         room = max(memory, 4 * int(part.positive_counts.sum()) * BYTES)
         found.append(count_ranks(part, positions=True, memory=room, progress=tell, **options))
     return {d: _joined([part[d] for part in found]) for d in found[0]}
+
+
+def _tell(progress: Progress, run: int, runs: int, done: int, total: int) -> None:
+    progress(run * total + done, runs * total)
 
 
 def _joined(parts: list[Ranks]) -> Ranks:

@@ -169,8 +169,8 @@ def whole_multiples(arrays: list[np.ndarray]) -> list[np.ndarray]:
         return arrays
     if any(_multiples(array[:64], unit) is None for array in arrays):  # usually settles it
         return arrays
-    whole = [_multiples(array, unit) for array in arrays]
-    return arrays if any(array is None for array in whole) else whole
+    whole = [found for array in arrays if (found := _multiples(array, unit)) is not None]
+    return whole if len(whole) == len(arrays) else arrays
 
 
 def _multiples(vectors: np.ndarray, unit: float) -> np.ndarray | None:

@@ -60,10 +60,8 @@ class Store:
         start = self.starts[row]
         return self.pixels[start : start + height * width * 3].reshape(height, width, 3)
 
-    def images(self, rows: np.ndarray) -> np.ndarray | None:
-        """(n, H, W, 3), a copy; None unless all images have one shape."""
-        if not self.uniform:
-            return None
+    def images(self, rows: np.ndarray) -> np.ndarray:
+        """(n, H, W, 3), a copy; all images must have one shape."""
         height, width = self.shapes[0].tolist()
         size = height * width * 3
         return self.pixels.reshape(-1, height, width, 3)[self.starts[rows] // size]

@@ -87,8 +87,9 @@ def _read(
             _check_memory(image, size, found.st_size)
             if fits is not None:
                 fits(*size)
-            if quick or short_side is not None:
-                image.draft(None, (1, 1) if quick else (short_side, short_side))
+            side = 1 if quick else short_side
+            if side is not None:
+                image.draft(None, (side, side))
             image.load()
             pixels, turn = _pixels(image, background), _turn(image)
         return pixels if turn is None else np.ascontiguousarray(turn(pixels))
@@ -191,7 +192,7 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
 def _turn(image: Image.Image) -> Callable[[np.ndarray], np.ndarray] | None:
     """What its EXIF data says of its orientation; damaged EXIF data says nothing."""
     try:
-        return _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
+        return _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # the picture itself may be sound
         return None
 

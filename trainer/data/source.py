@@ -36,8 +36,9 @@ class Source:
         A key determines what is random about an image.
         """
         spec, crop = self.spec, self.spec.crop
-        plain = keys is None or not transforms.is_random(spec)
-        if plain and self.store is not None and self.store.uniform:
+        if not transforms.is_random(spec):
+            keys = None
+        if keys is None and self.store is not None and self.store.uniform:
             height, width = self.store.shapes[0].tolist()
             if min(height, width) >= crop:
                 left, top = transforms.centre(width, height, crop)
@@ -45,7 +46,7 @@ class Source:
         batch = np.empty((len(rows), crop, crop, 3), np.uint8)
         for place, row in enumerate(rows.tolist()):
             image = self.resized(row)
-            if plain:
+            if keys is None:
                 batch[place] = transforms.for_testing(image, spec)
             else:
                 batch[place] = transforms.for_training(image, spec, Random(int(keys[place])))
@@ -68,7 +69,8 @@ def open_images(
     files = data.files()
     if cache == "auto":
         cache = "ram" if files is None else "none"
-    kept, bad = None, []
+    kept: Store | None = None
+    bad: image_cache.Bad = []
     if cache == "ram":
         kept, bad = image_cache.in_memory(data, spec, workers, progress)
     elif cache == "disk":

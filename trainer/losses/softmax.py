@@ -51,10 +51,8 @@ class _Softmax(Function):
     @once_differentiable
     def backward(ctx: Any, by_softmax: Tensor | None, by_lse: Tensor | None) -> Tensor | None:
         (softmax,) = ctx.saved_tensors
-        if by_softmax is None and by_lse is None:
-            return None
         if by_softmax is None:
-            return softmax * by_lse[:, None]
+            return None if by_lse is None else softmax * by_lse[:, None]
         gradient = by_softmax * softmax
         row = gradient.sum(1, keepdim=True)
         if by_lse is not None:

@@ -73,7 +73,8 @@ def canonical(value: Any) -> Any:
     if isinstance(value, str):
         return sys.intern(str(value))
     if isinstance(value, Mapping):
-        copied = type(value)((canonical(key), canonical(item)) for key, item in value.items())
+        kind: Any = type(value)
+        copied = kind((canonical(key), canonical(item)) for key, item in value.items())
         if hasattr(value, "_metadata"):  # state dicts of torch keep versions of modules there
             copied._metadata = canonical(value._metadata)
         return copied

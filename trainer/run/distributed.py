@@ -294,7 +294,7 @@ def from_first(make: Callable[[], T], world: World) -> T:
     """What rank 0 makes, on every rank. The others wait for it, so it is made after all before."""
     if world.size == 1:
         return make()
-    box = [make() if world.rank == 0 else None]
+    box: list[Any] = [make() if world.rank == 0 else None]
     distributed.broadcast_object_list(box, src=0, device=carrier_device(world))
     return box[0]
 

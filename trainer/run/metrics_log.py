@@ -124,15 +124,16 @@ def environment(device: str, world: int) -> dict[str, Any]:
 
 def _git() -> dict[str, Any] | None:
     """The commit of the sources that run, if they are a working copy."""
-    where = str(Path(__file__).parent)
+
+    def ask(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return found.stdout.strip()
+
     try:
-        ask = ["git", "-C", where]
-        options = {"capture_output": True, "text": True, "timeout": 10, "check": True}
-        commit = subprocess.run([*ask, "rev-parse", "HEAD"], **options).stdout.strip()
-        changed = subprocess.run([*ask, "status", "--porcelain"], **options).stdout.strip()
+        return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "changed": bool(changed)}
 
 
 def draw_curves(folder: Path, records: Sequence[dict[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def train_job(job: Job, resume: bool) -> dict[str, Any] | None:
     if resume and distributed.from_first(lambda: run_folder.not_started(folder), world):
         job.watch.note(f"{folder} was stopped before its first checkpoint: it starts anew")
         resume = False
-    own = nullcontext()
+    own: AbstractContextManager[object] = nullcontext()
     if world.rank == 0:
         own = run_folder.locked(folder) if resume else run_folder.claimed(folder, job.config)
     with own, determinism(job.config.run.deterministic):

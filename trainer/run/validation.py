@@ -10,6 +10,7 @@ import torch
 
 from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
+from retrieval.results import Result
 from trainer.data.loading import testing_batches
 from trainer.run import distributed
 from trainer.run.checkpoint import LAST
@@ -25,10 +26,10 @@ def score_baselines(training: Training) -> dict[str, Any] | None:
     found = validation_vectors(training, network)
     if found is None:
         return None
-    vectors, *rest = found
+    vectors, labels, gallery = found
     dim = training.embedder.dim
     untrained, pixels = distributed.from_first(
-        lambda: [recall(part, *rest) for part in (vectors[:, :dim], vectors[:, dim:])],
+        lambda: [recall(part, labels, gallery) for part in (vectors[:, :dim], vectors[:, dim:])],
         training.world,
     )
     seconds = time.perf_counter() - began
@@ -119,7 +120,7 @@ def embed_rows(
     return distributed.gather_rows(vectors, len(rows), world).numpy()
 
 
-def score_test(training: Training) -> dict[str, Any] | None:
+def score_test(training: Training) -> Result | None:
     """Evaluate the embedder on the test set, if there is one; only the first process has scores."""
     data = training.source.data
     gallery, queries = gallery_and_queries(data, "test")

@@ -122,7 +122,7 @@ def _read(path: Path, changed: int, size: int) -> np.ndarray:
     return np.frombuffer(content, dtype).reshape(shape)
 
 
-def _header(path: Path, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], int]:
+def _header(path: Path, file: BinaryIO | gzip.GzipFile) -> tuple[np.dtype, tuple[int, ...], int]:
     """Two zero bytes, the type, the number of dimensions, then each as a big-endian uint32."""
     zeros, code, dimensions = struct.unpack(">HBB", file.read(4))
     if zeros or code not in TYPES or not 1 <= dimensions <= 4:

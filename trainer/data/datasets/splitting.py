@@ -88,7 +88,7 @@ def with_validation(data: DataSet, fraction: float = 0.1, seed: int = 0) -> Data
     rows = data.rows("train")
     sizes = np.bincount(data.labels[rows], minlength=len(data.label_names))
     movable = {data.label_names[c]: c for c in np.flatnonzero(sizes >= 2)}
-    count = held_out(np.count_nonzero(sizes), fraction, "val_fraction")
+    count = held_out(int(np.count_nonzero(sizes)), fraction, "val_fraction")
     if count == 0:
         return data
     left = np.count_nonzero(sizes) - count
