@@ -87,7 +87,7 @@ def _epochs(config: Config) -> str:
     parts = [f"{schedule.epochs}", schedule.name]
     parts += [f"x {schedule.factor:g} after {milestone}" for milestone in schedule.milestones]
     parts += [f"warm-up {schedule.warmup} steps"] * bool(schedule.warmup)
-    parts += [f"the first {first} classify"] * bool(first)
+    parts += [f"first {first} epochs classification"] * bool(first)
     return ", ".join(parts)
 
 
