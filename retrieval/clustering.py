@@ -7,17 +7,26 @@ FAISS runs one iteration per call, each from the centroids of the last: the resu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import numpy as np
 
 from retrieval import metrics
-from retrieval.errors import DmlError
-from retrieval.neighbours import load_faiss
+from retrieval.errors import DmlError, install
 from retrieval.resources import Progress
-from retrieval.space import MEMORY, single_precision
+from retrieval.space import single_precision
 
 SPEED = 1 << 35  # multiplications a second on two cores; large problems reach twice that
 LONG = 30.0  # seconds that are worth waiting for without being asked
+
+
+def load_faiss() -> ModuleType:
+    """Import FAISS, or say what to install."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise DmlError("FAISS is not installed.", "k-means needs it.", install("cpu")) from error
+    return faiss
 
 
 def estimated_seconds(points: int, dim: int, clusters: int, iterations: int) -> float:
@@ -33,16 +42,15 @@ def kmeans(
     iterations: int = 20,
     restarts: int = 1,
     distance: str = "l2",
-    memory: int = MEMORY,
     progress: Progress | None = None,
 ) -> tuple[np.ndarray, float]:
     """Cluster of each row (N,) int64, and the sum of squared distances to its centroid.
 
     cos clusters the rows scaled to length 1 (zero rows stay zero); centroids are plain means in
     both cases. Of several restarts, the one with the least sum is kept. FAISS needs one float32
-    copy of all rows; `memory` bounds what converting them takes beside it.
+    copy of all rows.
     """
-    points, scale = single_precision(vectors, distance, memory)
+    points, scale = single_precision(vectors, distance)
     tick = _ticker(progress, restarts * iterations)
     return _best_of(points, scale, k, seed, iterations, restarts, tick)
 
@@ -55,12 +63,11 @@ def cluster_scores(
     *,
     iterations: int = 20,
     restarts: int = 1,
-    memory: int = MEMORY,
     progress: Progress | None = None,
 ) -> dict[str, list[float]]:
     """NMI and AMI of as many clusters as there are classes, one value per seed."""
     k = len(np.unique(labels))
-    points, scale = single_precision(vectors, distance, memory)
+    points, scale = single_precision(vectors, distance)
     tick = _ticker(progress, len(seeds) * restarts * iterations)
     scores: dict[str, list[float]] = {metric.name: [] for metric in metrics.cluster_metrics()}
     for seed in seeds:

@@ -16,7 +16,6 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
 from retrieval.loading import load
 from retrieval.metrics import DISTANCES
-from retrieval.neighbours import load_faiss
 from retrieval.problem import (
     LEAVE_ONE_OUT,
     QUERY_GALLERY,
@@ -171,7 +170,7 @@ def score(
 ) -> Evaluation:
     """All scores but NMI and AMI, which k-means may take long for: `add_nmi`."""
     if settings.nmi:
-        load_faiss()  # where it is missing, that is said at once
+        clustering.load_faiss()  # where it is missing, that is said at once
     require_common_label(problem)
     full = problem
     if settings.queries is not None:
@@ -219,7 +218,7 @@ def add_nmi(
 ) -> Evaluation:
     """The evaluation with NMI and AMI of the same problem, all its queries among the points."""
     if settings.threads:
-        load_faiss().omp_set_num_threads(allowed(settings.threads))
+        clustering.load_faiss().omp_set_num_threads(allowed(settings.threads))
     scores = {
         d: values | _clusters(problem, settings, d, progress)
         for d, values in found.result["distances"].items()
@@ -304,7 +303,6 @@ def _clusters(
         list(range(settings.seeds)),
         iterations=settings.kmeans_iterations,
         restarts=settings.kmeans_restarts,
-        memory=settings.memory,
         progress=_stage(progress, f"k-means ({d})"),
     )
     return {
@@ -324,7 +322,7 @@ def _recorded(settings: Settings, nmi: bool, classes: int) -> dict[str, Any]:
         used.pop(name)
     used |= {"engine": "count"} | {name: version(name) for name in ("dmltool", "numpy", "numba")}
     if nmi:
-        faiss = load_faiss().__version__
+        faiss = clustering.load_faiss().__version__
         used |= {"kmeans_k": classes, "nmi_average": "arithmetic", "faiss": faiss}
     return used | {"distances": list(settings.distances), "recall_at": list(settings.recall_at)}
 

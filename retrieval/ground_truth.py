@@ -14,12 +14,12 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
-from retrieval.neighbours import search
+from retrieval.neighbours import POSITIVE, nearest
+from retrieval.problem import from_arrays
 from retrieval.resources import StageProgress, slices
 from retrieval.results import Agreement
 
 VERSION = 1
-PAD = 8  # candidates beyond K: float32, in which they are found, may order near ones differently
 EQUAL = 1e-6  # relative; the lists were made in float32
 OWN = {"angular": "cos", "euclidean": "l2", "hamming": "l2"}  # how ann-benchmarks calls distances
 
@@ -47,13 +47,15 @@ def agreement(
         drawn = np.random.default_rng(settings.seed).choice(len(rows), settings.queries, False)
         rows = np.sort(drawn)
     asking, listed = queries[rows], listed[rows, :most]
+    # Without labels, every item is a positive of every query.
+    one, other = np.zeros(len(asking), np.int64), np.zeros(len(gallery), np.int64)
+    problem = from_arrays(asking, one, gallery, other)
     distances = {}
     for d in settings.distances:
         report = None
         if progress is not None:
             report = lambda done, total, d=d: progress(f"neighbours ({d})", done, total)  # noqa: E731
-        k = min(most + PAD, len(gallery))
-        found, _ = search(asking, gallery, k, d, memory=settings.memory, progress=report)
+        found = nearest(problem, min(most, len(gallery)), d, report).ids[:, POSITIVE]
         hits = _hits(asking, gallery, listed, found, settings.recall_at, d)
         distances[d] = {"recall": {str(n): float(share.mean()) for n, share in hits.items()}}
     return {

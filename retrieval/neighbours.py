@@ -1,146 +1,165 @@
-"""Neighbour lists by FAISS: exact flat search in blocks, on a GPU where there is one."""
+"""Nearest positives and negatives of queries by exact search in blocks.
+
+One service for the report, for files that list neighbours and for the parity check of an export.
+Of items at the same distance, the one that comes first in the gallery is listed first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from types import ModuleType
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.errors import DmlError, install
-from retrieval.resources import Progress, slices
-from retrieval.space import MEMORY, Rows, Space, float32_rows, space_of
+from retrieval.compiling import compiled
+from retrieval.problem import Problem
+from retrieval.resources import Progress, processors, run_all, single_blas_thread, slices
+from retrieval.space import Space, space_of
 
-GPU_MOST = 2048  # the longest list that FAISS returns on a GPU
-SEARCH_WORK = 1 << 35  # multiplications per FAISS call, about a second: Ctrl-C waits no longer
+MEMORY = 256 << 20  # bytes for gallery points
+ROWS, COLUMNS = 512, 2048  # of a tile
+POSITIVE, NEGATIVE = 0, 1
 
 
-def search(
-    queries: np.ndarray,
-    gallery: np.ndarray,
+class Neighbours(NamedTuple):
+    """Lists of k neighbours of each query, nearest first; [:, POSITIVE] and [:, NEGATIVE]."""
+
+    ids: np.ndarray  # (Q, 2, k) int64 gallery index, -1 where there are fewer
+    squared: np.ndarray  # (Q, 2, k) squared distances in `space`, inf where there are fewer
+    space: Space
+
+
+class Best(NamedTuple):
+    """The nearest positive and negative of each query by float32: not enough to decide a tie."""
+
+    positive: np.ndarray  # (Q,) int64 gallery index, -1: none
+    negative: np.ndarray  # (Q,) int64
+    margin: np.ndarray  # (Q,) float32, to any scale: how much nearer the positive is; -inf, inf
+
+
+def nearest(
+    problem: Problem,
     k: int,
     distance: str,
-    *,
-    self_ids: np.ndarray | None = None,
-    memory: int = MEMORY,
     progress: Progress | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest gallery rows of each query: ids (Q, k) int64, scores (Q, k) float32.
+    memory: int = MEMORY,
+) -> Neighbours:
+    """The k nearest positives and the k nearest negatives of every query, in float64.
 
-    Scores are cosines (descending) or squared distances (ascending); beyond the range of float32
-    a squared distance becomes inf or 0, the order stands. `self_ids` (Q,) names the gallery row
-    that is the query itself (-1: none); it is left out by that id. Where the gallery ends before k,
-    ids are -1 and scores -inf or inf.
+    memory: bytes for gallery points; it changes no list.
     """
-    space = space_of(queries, gallery, distance, memory)
-    Q = len(queries)
-    ids, found = np.full((Q, k), -1, np.int64), np.full((Q, k), np.inf, np.float32)
-    resident = resident_rows(space, gallery, memory)
-    tick = ticker(progress, Q, len(gallery))
-    for part in slices(Q, max(1, memory // 8 // max(4 * space.width, 48 * (k + 1)))):
-        selfs = None if self_ids is None else np.asarray(self_ids)[part]
-        scores, listed = lists(space, queries, part, gallery, resident, k, selfs, memory, tick)
-        ids[part, : listed.shape[1]], found[part, : listed.shape[1]] = listed, scores
-    if distance == "cos":
-        return ids, 1 - found / 2  # |u - v|^2 = 2 - 2 cos
-    with np.errstate(over="ignore", under="ignore"):
-        return ids, (found.astype(np.float64) / space.scale / space.scale).astype(np.float32)
+    space = space_of(problem.query_vectors, problem.gallery, distance)
+    _, ids = _scan(problem, space, k, np.float64, memory, progress)
+    squared = np.where(ids >= 0, 0.0, np.inf)
+    # By differences: what q.x - (|q|^2 + |x|^2) / 2 loses of small distances comes back.
+    for part in slices(len(ids), max(1, memory // 64 // (space.width * 2 * k))):
+        queries = space.points(problem.query_vectors, part, query=True)
+        q, side, m = np.nonzero(ids[part] >= 0)
+        gap = queries[q] - space.points(problem.gallery, ids[part][q, side, m])
+        squared[part][q, side, m] = np.einsum("ij,ij->i", gap, gap)
+    order = np.lexsort((ids, squared))
+    ids, squared = (np.take_along_axis(a, order, axis=2) for a in (ids, squared))
+    return Neighbours(ids, squared, space)
 
 
-def load_faiss() -> ModuleType:
-    """The module, or an error that names what to install."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise DmlError(
-            "FAISS is not installed.",
-            "Neighbour lists and k-means need it.",
-            install("cpu"),
-        ) from error
-    return faiss
+def nearest_quickly(
+    problem: Problem, distance: str, progress: Progress | None = None, memory: int = MEMORY
+) -> Best:
+    """The nearest positive and the nearest negative of every query, in float32."""
+    space = space_of(problem.query_vectors, problem.gallery, distance)
+    near, ids = _scan(problem, space, 1, np.float32, memory, progress)
+    positive, negative = ids[:, POSITIVE, 0], ids[:, NEGATIVE, 0]
+    with np.errstate(invalid="ignore"):
+        margin = near[:, POSITIVE, 0] - near[:, NEGATIVE, 0]
+    return Best(positive, negative, np.where(positive < 0, -np.inf, margin))
 
 
-@cache
-def _gpu_resources() -> object:
-    return load_faiss().StandardGpuResources()
+def pair_scores(
+    problem: Problem, queries: np.ndarray, items: np.ndarray, distance: str
+) -> np.ndarray:
+    """(n,) cosine or distance of queries and gallery items, pair by pair."""
+    space = space_of(problem.query_vectors, problem.gallery, distance)
+    squared = np.empty(len(queries))
+    for part in slices(len(queries), 4096):
+        gap = space.points(problem.query_vectors, queries[part], query=True, centred=False)
+        gap -= space.points(problem.gallery, items[part], centred=False)
+        squared[part] = np.einsum("ij,ij->i", gap, gap)
+    return space.score(squared)
 
 
-def _knn(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    faiss = load_faiss()
-    gpus = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
-    if gpus > 0 and k <= GPU_MOST and hasattr(faiss, "knn_gpu"):
-        return faiss.knn_gpu(_gpu_resources(), queries, gallery, k)
-    return faiss.knn(queries, gallery, k)
-
-
-def resident_rows(space: Space, gallery: np.ndarray, memory: int) -> np.ndarray | None:
-    """The whole gallery in float32 if a quarter of the memory holds it, else None."""
-    if len(gallery) * space.width * 4 > memory // 4:
-        return None
-    return float32_rows(space, gallery, slice(None), False, memory)
-
-
-def lists(
-    space: Space,
-    queries: np.ndarray,
-    asking: Rows,
-    gallery: np.ndarray,
-    resident: np.ndarray | None,
-    k: int,
-    selfs: np.ndarray | None,
-    memory: int,
-    tick: Callable[[int], None],
+def _scan(
+    problem: Problem, space: Space, k: int, dtype: type, memory: int, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """float32 scores and ids (n, min(k, G)), ascending; the query itself left out."""
-    G = len(gallery)
-    rows = float32_rows(space, queries, asking, True, memory)  # (n, D')
-    keep = min(G, k + (selfs is not None))
-    scores = np.full((len(rows), keep), np.inf, np.float32)
-    ids = np.full((len(rows), keep), -1, np.int64)
-    for block in slices(G, max(1, memory // 4 // (4 * space.width))):
-        items = resident
-        if items is None:
-            items = float32_rows(space, gallery, block, False, memory)
-        n = len(items)
-        for part in slices(len(rows), min(4096, max(64, SEARCH_WORK // (n * space.width)))):
-            near, listed = _knn(rows[part], items, min(keep, n))
-            if n == G:
-                scores[part], ids[part] = near, listed
-            else:
-                _merge(scores[part], ids[part], near, listed + block.start)
-            tick((part.stop - part.start) * n)
-    return (scores, ids) if selfs is None else _without(scores, ids, selfs, k)
+    """Nearness (Q, 2, k), falling, and gallery index of the best, from tiles of one product."""
+    Q, G = len(problem.query_codes), len(problem.gallery)
+    near, ids = np.full((Q, 2, k), -np.inf, dtype), np.full((Q, 2, k), -1, np.int64)
+
+    def search(items: np.ndarray, offset: np.ndarray, start: int, part: slice) -> None:
+        queries = space.points(problem.query_vectors, part, query=True, dtype=dtype)
+        half = np.einsum("ij,ij->i", queries, queries) / 2
+        rows = _Rows(
+            half if dtype is np.float64 else np.zeros_like(half),  # of float32, it costs digits
+            problem.query_codes[part],
+            problem.self_ids[part],
+            near[part],
+            ids[part],
+        )
+        for block in slices(len(items), COLUMNS):
+            columns = _Columns(
+                offset[block],
+                problem.gallery_codes[start + block.start : start + block.stop],
+                start + block.start,
+            )
+            _keep_best(queries @ items[block].T, rows, columns)
+
+    for block in slices(G, max(1, memory // (np.dtype(dtype).itemsize * space.width))):
+        items = space.points(problem.gallery, block, dtype=dtype)
+        offset = np.einsum("ij,ij->i", items, items) / 2
+        tell = progress and partial(_tell, progress, Q * block.start, len(items), Q * G)
+        tasks = [
+            (partial(search, items, offset, block.start, part), part.stop - part.start)
+            for part in slices(Q, ROWS)
+        ]
+        with single_blas_thread():
+            run_all(tasks, processors(), tell)
+    return near, ids
 
 
-def _merge(scores: np.ndarray, ids: np.ndarray, near: np.ndarray, listed: np.ndarray) -> None:
-    """Keeps the best of both lists, in place."""
-    both, names = np.hstack([scores, near]), np.hstack([ids, listed])
-    best = np.argsort(both, axis=1, kind="stable")[:, : scores.shape[1]]
-    scores[:] = np.take_along_axis(both, best, axis=1)
-    ids[:] = np.take_along_axis(names, best, axis=1)
+def _tell(progress: Progress, before: int, items: int, total: int, done: int, _: int) -> None:
+    progress(before + done * items, total)
 
 
-def _without(
-    scores: np.ndarray, ids: np.ndarray, selfs: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lists without each query's own id. Where it is not listed, one empty place goes instead."""
-    n = len(ids)
-    scores = np.hstack([scores, np.full((n, 1), np.inf, np.float32)])
-    ids = np.hstack([ids, np.full((n, 1), -1, np.int64)])
-    drop = (ids == selfs[:, None]) & (ids >= 0)
-    drop[:, -1] = ~drop.any(axis=1)
-    return scores[~drop].reshape(n, -1)[:, :k], ids[~drop].reshape(n, -1)[:, :k]
+class _Rows(NamedTuple):
+    """The queries of a tile and their lists so far."""
+
+    offset: np.ndarray  # (A,) half of their squared lengths, or 0
+    codes: np.ndarray
+    self_ids: np.ndarray
+    near: np.ndarray  # (A, 2, k)
+    ids: np.ndarray  # (A, 2, k)
 
 
-def ticker(progress: Progress | None, Q: int, G: int) -> Callable[[int], None]:
-    """Turns pairs scored into queries done."""
-    pairs = 0
+class _Columns(NamedTuple):
+    """The gallery items of a tile."""
 
-    def tick(more: int) -> None:
-        nonlocal pairs
-        pairs += more
-        if progress is not None:
-            progress(min(Q, pairs // max(1, G)), Q)
+    offset: np.ndarray  # (B,) half of their squared lengths
+    codes: np.ndarray
+    start: int  # gallery index of the first
 
-    return tick
+
+@compiled(fastmath=False)
+def _keep_best(product, rows, columns):
+    """Insert the items of a tile into the lists."""
+    k = rows.near.shape[2]
+    for i in range(product.shape[0]):
+        for j in range(product.shape[1]):
+            value = product[i, j] - (rows.offset[i] + columns.offset[j])
+            side = 0 if columns.codes[j] == rows.codes[i] else 1
+            if value > rows.near[i, side, k - 1] and columns.start + j != rows.self_ids[i]:
+                m = k - 1
+                while m > 0 and rows.near[i, side, m - 1] < value:
+                    rows.near[i, side, m] = rows.near[i, side, m - 1]
+                    rows.ids[i, side, m] = rows.ids[i, side, m - 1]
+                    m -= 1
+                rows.near[i, side, m] = value
+                rows.ids[i, side, m] = columns.start + j

@@ -1,12 +1,11 @@
-"""The space in which both distances are squared Euclidean, for FAISS.
+"""Points whose squared Euclidean distances are those of l2, or the squared chords of cos.
 
-cos: unit vectors; l2: the raw rows, times a power of two. Distances survive a shift, so FAISS sees
-the rows relative to the gallery's mean: float32 then spends its digits on what differs.
+cos: unit vectors; l2: the raw rows, times a power of two. Distances survive a shift, so points are
+given relative to the gallery's mean: float32 then spends its digits on what differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,49 +14,72 @@ import numpy as np
 from retrieval.errors import DmlError
 from retrieval.resources import processors, run_all, slices
 
-Rows = slice | np.ndarray
-MEMORY = 2 << 30
-TIE = 1e-12  # distances this close, relative to themselves, are equal ...
-UNIT_TIE = 1e-14  # ... and chords of unit vectors this close: normalising rounds
-
-
-def single_precision(
-    vectors: np.ndarray, distance: str, memory: int = MEMORY
-) -> tuple[np.ndarray, float]:
-    """All rows (N, D) as float32 about their mean, and the factor they were multiplied by.
-
-    For what only squared distances matter to. cos: rows of length 1, zero rows at the origin.
-    """
-    space = space_of(vectors, vectors, distance, memory)
-    if space.apart:
-        space = Space("cos", 1.0, False, space.centre[:-2])
-    return float32_rows(space, vectors, slice(None), False, memory), space.scale
+_CHUNK = 1 << 19  # numbers converted at a time: small enough for the cache to help
 
 
 @dataclass(frozen=True)
 class Space:
+    """How vectors become points."""
+
     distance: str
     scale: float  # l2: a power of two, exact, that keeps squares within float32
-    apart: bool  # cos: there are zero rows; cosine 0 with all puts each side on an axis of its own
+    apart: bool  # cos: zero rows, whose cosine is 0 with all, get an axis of their own on each side
     centre: np.ndarray  # (D',) mean of the gallery, float64
 
     @property
     def width(self) -> int:
         return len(self.centre)
 
+    def points(
+        self,
+        vectors: np.ndarray,
+        rows: slice | np.ndarray,
+        *,
+        query: bool = False,
+        centred: bool = True,
+        dtype: type = np.float64,
+    ) -> np.ndarray:
+        """The points (n, D') of some rows, which are queries or gallery items."""
+        ids = np.arange(len(vectors))[rows]
+        out = np.empty((len(ids), self.width), dtype)
 
-def space_of(queries: np.ndarray, gallery: np.ndarray, distance: str, memory: int) -> Space:
+        def fill(part: slice) -> None:
+            # A slice reads a memory map in order; an index array would copy first.
+            some = slice(ids[part][0], ids[part][-1] + 1) if isinstance(rows, slice) else ids[part]
+            points = self._plain(vectors[some], query)
+            out[part] = points - self.centre if centred else points
+
+        parts = slices(len(ids), max(16, _CHUNK // max(1, self.width)))
+        run_all([(partial(fill, part), 1) for part in parts], processors())
+        return out
+
+    def _plain(self, rows: np.ndarray, query: bool) -> np.ndarray:
+        x = np.asarray(rows, dtype=np.float64)
+        if self.distance == "l2":
+            return x * self.scale
+        unit = _unit(x)
+        if self.apart:
+            unit = np.pad(unit, ((0, 0), (0, 2)))
+            unit[~x.any(axis=1), -1 if query else -2] = 1.0
+        return unit
+
+    def score(self, squared: np.ndarray) -> np.ndarray:
+        """Squared distances of points as cosines, or as distances of the vectors themselves."""
+        return 1 - squared / 2 if self.distance == "cos" else np.sqrt(squared) / self.scale
+
+
+def space_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Space:
+    """Find the scale and the centre for these vectors."""
     if distance not in ("cos", "l2"):
         raise DmlError(
             f'The distance "{distance}" is not known.',
             "Distances are cos and l2.",
             "Choose one of these.",
         )
-    sides = [gallery] if queries is gallery else [gallery, queries]
     total, top, apart = np.zeros(gallery.shape[1]), 0.0, False
-    for side in sides:
-        for part in slices(len(side), _chunk(gallery.shape[1], memory)):
-            x = np.asarray(side[part], dtype=np.float64)
+    for vectors in [gallery] if queries is gallery else [gallery, queries]:
+        for part in slices(len(vectors), max(16, _CHUNK // max(1, gallery.shape[1]))):
+            x = np.asarray(vectors[part], dtype=np.float64)
             size = float(max(x.max(initial=0.0), -x.min(initial=0.0)))
             if not np.isfinite(size):
                 raise DmlError(
@@ -68,7 +90,7 @@ def space_of(queries: np.ndarray, gallery: np.ndarray, distance: str, memory: in
             top = max(top, size)
             if distance == "cos":
                 apart |= not x.any(axis=1).all()
-            if side is gallery:
+            if vectors is gallery:
                 total += (_unit(x) if distance == "cos" else x).sum(axis=0)
     centre = total / max(1, len(gallery))
     if distance == "cos":
@@ -77,57 +99,17 @@ def space_of(queries: np.ndarray, gallery: np.ndarray, distance: str, memory: in
     return Space("l2", scale, False, centre * scale)
 
 
+def single_precision(vectors: np.ndarray, distance: str) -> tuple[np.ndarray, float]:
+    """All rows (N, D) as float32 points about their mean, and the scale.
+
+    cos: rows of length 1, zero rows at the origin.
+    """
+    space = space_of(vectors, vectors, distance)
+    if space.apart:
+        space = Space("cos", 1.0, False, space.centre[:-2])
+    return space.points(vectors, slice(None), dtype=np.float32), space.scale
+
+
 def _unit(x: np.ndarray) -> np.ndarray:
     norm = np.sqrt(np.einsum("ij,ij->i", x, x))
     return x / np.where(norm > 0, norm, 1.0)[:, None]
-
-
-def _exact(space: Space, vectors: np.ndarray, rows: Rows, asks: bool) -> np.ndarray:
-    """float64 rows (n, D') whose squared distances are the scores."""
-    x = np.asarray(vectors[rows], dtype=np.float64)
-    if space.distance == "l2":
-        return x * space.scale
-    unit = _unit(x)
-    if space.apart:
-        unit = np.pad(unit, ((0, 0), (0, 2)))
-        unit[~x.any(axis=1), -1 if asks else -2] = 1.0
-    return unit
-
-
-def float64_rows(
-    space: Space, vectors: np.ndarray, rows: np.ndarray, asks: bool, memory: int
-) -> np.ndarray:
-    """`_exact` chunk by chunk: temporaries stay in the cache, and small."""
-    out = np.empty((len(rows), space.width))
-
-    def fill(part: slice) -> None:
-        out[part] = _exact(space, vectors, rows[part], asks)
-
-    each(fill, slices(len(rows), _chunk(space.width, memory)))
-    return out
-
-
-def float32_rows(
-    space: Space, vectors: np.ndarray, rows: Rows, asks: bool, memory: int
-) -> np.ndarray:
-    """The rows relative to the centre (n, D'), for FAISS."""
-    ids = np.arange(len(vectors))[rows]
-    out = np.empty((len(ids), space.width), np.float32)
-
-    def fill(part: slice) -> None:
-        # A slice reads a memory map in order; an index array would copy first.
-        inner = slice(ids[part][0], ids[part][-1] + 1) if isinstance(rows, slice) else ids[part]
-        out[part] = _exact(space, vectors, inner, asks) - space.centre
-
-    each(fill, slices(len(ids), _chunk(space.width, memory)))
-    return out
-
-
-def each(work: Callable[[slice], None], parts: Iterable[slice]) -> None:
-    """Runs work on every part, in threads: NumPy and the kernels free the GIL."""
-    run_all([(partial(work, part), 1) for part in parts], processors())
-
-
-def _chunk(width: int, memory: int) -> int:
-    """Rows of float64 to convert at a time: small enough for the cache to help."""
-    return max(16, min(memory // 64, 4 << 20) // (8 * max(1, width)))

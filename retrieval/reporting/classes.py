@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from retrieval.metrics import per_class_recall
-from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem
-from retrieval.reporting.nearest import MEMORY, Best, best_of, pair_scores
+from retrieval.neighbours import Best, nearest_quickly, pair_scores
+from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays
 from retrieval.resources import blocks
-from retrieval.space import float64_rows, space_of
+from retrieval.space import space_of
 
 CONFUSED, EXAMPLES, DUPLICATES = 60, 3, 60
 
@@ -25,8 +25,7 @@ def columns(problem: Problem, ranks: np.ndarray, distance: str) -> dict[str, lis
     recalls: list[float | None] = [None] * C
     for code, value in zip(known.tolist(), recall.tolist(), strict=True):
         recalls[code] = round(value, 5)
-    everyone = np.arange(C)
-    nearest = best_of(means, everyone, means, everyone, everyone, distance).wrong
+    nearest = nearest_quickly(from_arrays(means, np.arange(C)), distance).negative
     gaps = _distances(means, means[np.maximum(nearest, 0)], distance)
     return {
         "items": items.tolist(),
@@ -44,8 +43,8 @@ def confused(
 
     Queries whose nearest item is wrong; those with nothing to find are no fault of the embedding.
     """
-    failed = np.flatnonzero((ranks > 1) & (best.wrong >= 0))
-    asked, found = problem.query_codes[failed], problem.gallery_codes[best.wrong[failed]]
+    failed = np.flatnonzero((ranks > 1) & (best.negative >= 0))
+    asked, found = problem.query_codes[failed], problem.gallery_codes[best.negative[failed]]
     pairs, member, counts = np.unique(
         np.stack([asked, found]), axis=1, return_inverse=True, return_counts=True
     )
@@ -60,11 +59,11 @@ def confused(
 
 def nearest_strangers(problem: Problem, best: Best, distance: str) -> np.ndarray:
     """(n,) queries whose nearest wrong item is nearest of all; each pair of items once."""
-    asks = np.flatnonzero(best.wrong >= 0)
-    scores = pair_scores(problem, asks, best.wrong[asks], distance)
+    asks = np.flatnonzero(best.negative >= 0)
+    scores = pair_scores(problem, asks, best.negative[asks], distance)
     asks = asks[np.argsort(-scores if distance == "cos" else scores, kind="stable")]
     if problem.protocol == LEAVE_ONE_OUT:
-        pairs = np.sort(np.stack([asks, best.wrong[asks]]), axis=0)
+        pairs = np.sort(np.stack([asks, best.negative[asks]]), axis=0)
         asks = asks[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]
     return asks[:DUPLICATES]
 
@@ -79,10 +78,10 @@ def _sides(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
 def _rows(problem: Problem, distance: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Blocks of rows (n, D), of length 1 for cos, and their classes (n,), side by side."""
     for vectors, codes in _sides(problem):
-        space = space_of(vectors, vectors, distance, MEMORY)
         order = np.argsort(codes, kind="stable")
+        space = space_of(vectors, vectors, distance)
         for part in blocks(vectors):
-            rows = float64_rows(space, vectors, order[part], False, MEMORY)[:, : vectors.shape[1]]
+            rows = space.points(vectors, order[part], centred=False)[:, : vectors.shape[1]]
             yield rows / space.scale, codes[order[part]]
 
 

@@ -18,6 +18,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading import comparable
+from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
 from retrieval.reporting import classes, layout, nearest, sampling, thumbs
 from retrieval.resources import Progress, StageProgress
@@ -92,10 +93,7 @@ def gather(
     settings = Settings(nmi=options.nmi, memory=MEMORY, seed=options.seed)
     own = run(problem, settings, progress)
     ranks, d = own.ranks[options.distance], options.distance
-    best = nearest.best_of(
-        problem.query_vectors, problem.query_codes, problem.gallery, problem.gallery_codes,
-        problem.self_ids, d, _stage(progress, "nearest items"),
-    )  # fmt: skip
+    best = nearest_quickly(problem, d, _stage(progress, "nearest items"))
     sample = sampling.choose(ranks, problem.query_codes, best.margin, options.seed)
     rows = nearest.rows_of(
         problem, sample.queries, ranks[sample.queries], d, NEAR, _stage(progress, "rows")
@@ -187,27 +185,34 @@ def _names(data: Embeddings, problem: Problem) -> list[str]:
     return [shown(label) for label in labels.tolist()]
 
 
-def _confused(
-    problem: Problem, ranks: np.ndarray, best: nearest.Best, items: Items, d: str
-) -> list[dict]:
-    out = []
-    for a, b, count, share, some in classes.confused(problem, ranks, best):
-        examples = _pairs(problem, some, best, items, d)
-        out.append({"a": a, "b": b, "count": count, "share": round(share, 4), "examples": examples})
-    return out
+def _confused(problem: Problem, ranks: np.ndarray, best: Best, items: Items, d: str) -> list[dict]:
+    found = list(classes.confused(problem, ranks, best))
+    queries = np.concatenate([np.empty(0, np.int64), *(some for *_, some in found)])
+    scores = iter(pair_scores(problem, queries, best.negative[queries], d).tolist())
+    return [
+        {
+            "a": a,
+            "b": b,
+            "count": count,
+            "share": round(share, 4),
+            "examples": _pairs(some, best, items, [next(scores) for _ in some]),
+        }
+        for a, b, count, share, some in found
+    ]
 
 
-def _duplicates(problem: Problem, best: nearest.Best, items: Items, d: str) -> list[list]:
-    return _pairs(problem, classes.nearest_strangers(problem, best, d), best, items, d)
+def _duplicates(problem: Problem, best: Best, items: Items, d: str) -> list[list]:
+    queries = classes.nearest_strangers(problem, best, d)
+    scores = pair_scores(problem, queries, best.negative[queries], d).tolist()
+    return _pairs(queries, best, items, scores)
 
 
-def _pairs(
-    problem: Problem, asks: np.ndarray, best: nearest.Best, items: Items, d: str
-) -> list[list]:
-    """Query, its nearest wrong item, score."""
-    scores = _digits(nearest.pair_scores(problem, asks, best.wrong[asks], d).tolist())
-    answers = items.answers(best.wrong[asks])
-    return [[items.query(q), g, s] for q, g, s in zip(asks, answers, scores, strict=True)]
+def _pairs(queries: np.ndarray, best: Best, items: Items, scores: list[float]) -> list[list]:
+    """Query, its nearest negative, score."""
+    answers = items.answers(best.negative[queries])
+    return [
+        [items.query(q), g, s] for q, g, s in zip(queries, answers, _digits(scores), strict=True)
+    ]
 
 
 def _compared(

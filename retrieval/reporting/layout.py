@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from retrieval.reporting.nearest import MEMORY
-from retrieval.space import float64_rows, space_of
+from retrieval.space import space_of
 
 DIMENSIONS = 50  # left by PCA for t-SNE
 STEPS = 500  # of t-SNE; twice as many raised the trustworthiness from 0.872 to 0.875
@@ -20,8 +19,8 @@ def plane(
 
     method: tsne or pca; too few points, or points that are all the same, get PCA.
     """
-    space = space_of(vectors, vectors, distance, MEMORY)
-    points = float64_rows(space, vectors, rows, False, MEMORY)[:, : vectors.shape[1]]
+    space = space_of(vectors, vectors, distance)
+    points = space.points(vectors, rows, centred=False)[:, : vectors.shape[1]]
     flat, name = _principal(points), "PCA"
     if method == "tsne" and len(rows) >= FEWEST and np.ptp(flat, axis=0).max() > 0:
         found = _tsne(flat, seed)

@@ -86,7 +86,7 @@ def test_a_tie_does_not_count_and_neither_does_a_row_without_another_of_its_clas
     labels = np.array([0, 0, 1, 1, 2])
     assert parity.retrieved(vectors, labels)[0] == 0  # 2 is as near to 0 as 1 is
     assert parity.retrieved(vectors, np.array([0, 0, 0, 1, 2]))[0] == 0.6
-    assert parity.retrieved(vectors, np.zeros(5))[0] == 1
+    assert parity.retrieved(vectors, np.zeros(5, int))[0] == 1
 
 
 def test_agreement_counts_changed_neighbours_but_not_equal_ones():

@@ -1,5 +1,7 @@
 """k-means against FAISS run whole, scikit-learn, and cases with one answer."""
 
+import sys
+
 import faiss
 import numpy as np
 import pytest
@@ -149,7 +151,7 @@ def test_memory_maps_of_other_types_give_what_float32_gives(tmp_path, kind):
     np.save(tmp_path / "x.npy", x)
     expected = clustering.kmeans(x.astype(np.float32), 12, seed=0)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    found = clustering.kmeans(mapped, 12, seed=0, memory=1 << 12)
+    found = clustering.kmeans(mapped, 12, seed=0)
     assert np.array_equal(found[0], expected[0])
     assert found[1] == expected[1]
 
@@ -175,3 +177,9 @@ def test_progress_counts_iterations_of_all_restarts_and_can_interrupt():
 def test_impossible_numbers_of_clusters_are_explained(k):
     with pytest.raises(DmlError, match="clusters of 40"):
         clustering.kmeans(blobs(11, N=40)[0], k, seed=0)
+
+
+def test_missing_faiss_names_the_extras(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(DmlError, match=r"\.\[cpu\]"):
+        clustering.kmeans(np.eye(3), 2, seed=0)

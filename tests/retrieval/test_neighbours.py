@@ -1,110 +1,145 @@
 """Neighbour lists against brute force in float64."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from retrieval import neighbours
 from retrieval.errors import DmlError
+from retrieval.neighbours import NEGATIVE, POSITIVE, nearest, nearest_quickly, pair_scores
+from retrieval.problem import from_arrays
 
 DISTANCES = ["cos", "l2"]
 
 
-def clusters(seed: int, N: int, D: int, C: int, noise: float = 1.0):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, C, N)
-    return rng.normal(size=(C, D))[labels] + noise * rng.normal(size=(N, D)), labels
+def alike(vectors: np.ndarray):
+    """A problem in which all items are of one class: every list is one of positives."""
+    return from_arrays(vectors, np.zeros(len(vectors), int))
+
+
+def squared_distances(queries: np.ndarray, gallery: np.ndarray, distance: str) -> np.ndarray:
+    q, g = (x.astype(np.float64) for x in (queries, gallery))
+    if distance == "cos":
+        q, g = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, g))
+    return ((q[:, None] - g) ** 2).sum(axis=2)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("memory", [1, 40 * 8 * 4, 1 << 30])
+def test_positives_and_negatives_are_those_of_brute_force(rng, distance, memory, monkeypatch):
+    monkeypatch.setattr(neighbours, "ROWS", 7)
+    monkeypatch.setattr(neighbours, "COLUMNS", 16)
+    X, labels = rng.standard_normal((150, 8)).astype(np.float32), np.arange(150) % 12
+    labels[3] = 77
+    problem = from_arrays(X, labels)
+    apart = squared_distances(X, X, distance)
+    np.fill_diagonal(apart, np.inf)
+    same = labels[:, None] == labels
+    found = nearest(problem, 6, distance, memory=memory)
+    for side, wanted in ((POSITIVE, same), (NEGATIVE, ~same)):
+        expected = np.where(wanted, apart, np.inf)
+        order = np.argsort(expected, axis=1)[:, :6]
+        listed = np.isfinite(np.take_along_axis(expected, order, axis=1))
+        assert np.array_equal(found.ids[:, side], np.where(listed, order, -1))
+    assert (found.ids[3, POSITIVE] == -1).all()
+    assert np.isinf(found.squared[3, POSITIVE]).all()
+    best = nearest_quickly(problem, distance, memory=memory)
+    assert np.array_equal(best.positive, found.ids[:, POSITIVE, 0])
+    assert np.array_equal(best.negative, found.ids[:, NEGATIVE, 0])
+    assert best.margin[3] == -np.inf
+    others = np.arange(150) != 3
+    expected = (found.squared[:, NEGATIVE, 0] - found.squared[:, POSITIVE, 0])[others]
+    scale = best.margin[others] @ expected / (expected @ expected)
+    assert scale > 0
+    np.testing.assert_allclose(best.margin[others] / scale, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("memory", [1, 1 << 16])
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8"])
+def test_lists_of_memory_maps_equal_brute_force(tmp_path, rng, distance, memory, kind):
+    X = (20 * rng.standard_normal((200, 9))).astype(kind)
+    np.save(tmp_path / "x.npy", X)
+    gallery = np.load(tmp_path / "x.npy", mmap_mode="r")
+    zeros = np.zeros(200, int)
+    found = nearest(from_arrays(X[:50], zeros[:50], gallery, zeros), 6, distance, memory=memory)
+    expected = np.sort(squared_distances(X[:50], X, distance), axis=1)[:, :6]
+    listed = found.space.score(found.squared[:, POSITIVE])
+    score = 1 - expected / 2 if distance == "cos" else np.sqrt(expected)
+    assert listed == pytest.approx(score, rel=1e-12, abs=1e-7)
+    assert all(len(set(row)) == 6 for row in found.ids[:, POSITIVE].tolist())
+    assert found.ids.dtype == np.int64
 
 
 @pytest.mark.parametrize("size", [1e-20, 1e20])
 @pytest.mark.parametrize("distance", DISTANCES)
-def test_tiny_and_huge_norms_neither_vanish_nor_overflow(distance, size):
-    x, _ = clusters(7, 100, 6, 8)
-    x = (x * size).astype(np.float32)
-    ids, _ = neighbours.search(x, x, 5, distance, self_ids=np.arange(100))
-    plain, _ = neighbours.search(x / size, x / size, 5, distance, self_ids=np.arange(100))
-    assert np.array_equal(ids, plain)
+def test_tiny_and_huge_norms_neither_vanish_nor_overflow(rng, distance, size):
+    X = rng.standard_normal((100, 6))
+    plain, scaled = (nearest(alike(x), 5, distance) for x in (X, (X * size).astype(np.float32)))
+    assert np.array_equal(plain.ids, scaled.ids)
 
 
 def test_a_query_is_left_out_by_its_id_when_embeddings_repeat():
-    x = np.repeat(np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32), 2, axis=0)
-    everyone = np.arange(60)
-    ids, _ = neighbours.search(x, x, 5, "l2", self_ids=everyone)
-    assert not (ids == everyone[:, None]).any()
-    assert np.array_equal(ids[:, 0], everyone ^ 1)  # the twin comes first
+    X = np.repeat(np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32), 2, axis=0)
+    ids = nearest(alike(X), 5, "l2").ids[:, POSITIVE]
+    assert not (ids == np.arange(60)[:, None]).any()
+    assert np.array_equal(ids[:, 0], np.arange(60) ^ 1)  # the twin comes first
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("memory", [1, 1 << 16, 1 << 30])
-@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8"])
-def test_search_equals_brute_force_on_memory_maps(tmp_path, distance, memory, kind):
-    x = (clusters(11, 200, 9, 10)[0] * 20).astype(kind)
-    np.save(tmp_path / "x.npy", x)
-    gallery = np.load(tmp_path / "x.npy", mmap_mode="r")
-    q = x[:50].astype(np.float64)
-    g = x.astype(np.float64)
-    if distance == "cos":
-        q, g = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (q, g))
-    squared = ((q[:, None] - g) ** 2).sum(axis=2)
-    squared[np.arange(50), np.arange(50)] = np.inf
-    ids, scores = neighbours.search(
-        gallery[:50], gallery, 6, distance, self_ids=np.arange(50), memory=memory
-    )
-    assert ids.dtype == np.int64
-    assert scores.dtype == np.float32
-    nearest = np.sort(squared, axis=1)[:, :6]
-    expected = 1 - nearest / 2 if distance == "cos" else nearest
-    assert scores == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    listed = np.take_along_axis(squared, ids, axis=1)
-    assert listed == pytest.approx(nearest, rel=1e-5, abs=1e-5)
-    assert all(len(set(row)) == 6 for row in ids.tolist())
+@pytest.mark.parametrize("memory", [1, 1 << 30])
+def test_equals_are_listed_in_the_order_of_the_gallery(distance, memory):
+    X = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    ids = nearest(alike(X), 4, distance, memory=memory).ids[:, POSITIVE]
+    assert ids.tolist()[0] == [2, 4, 1, 3]
+    assert ids.tolist()[2] == [0, 4, 1, 3]
 
 
-def test_search_keeps_its_digits_far_from_the_origin():
-    x = 1e5 + np.random.default_rng(14).normal(size=(80, 6))
-    squared = ((x[:, None] - x) ** 2).sum(axis=2)
+def test_lists_keep_their_digits_far_from_the_origin(rng):
+    X = 1e5 + rng.normal(size=(80, 6))
+    squared = squared_distances(X, X, "l2")
     np.fill_diagonal(squared, np.inf)
-    _, scores = neighbours.search(x, x, 5, "l2", self_ids=np.arange(80))
-    assert scores == pytest.approx(np.sort(squared, axis=1)[:, :5], rel=1e-4)
+    found = nearest(alike(X), 5, "l2")
+    assert found.space.score(found.squared[:, POSITIVE]) == pytest.approx(
+        np.sqrt(np.sort(squared, axis=1)[:, :5]), rel=1e-9
+    )
 
 
-def test_search_pads_where_the_gallery_ends():
-    x = np.array([[0.0], [1.0], [3.0]], np.float32)
-    ids, scores = neighbours.search(x, x, 4, "l2", self_ids=np.array([0, 1, -1]))
-    assert ids.tolist() == [[1, 2, -1, -1], [0, 2, -1, -1], [2, 1, 0, -1]]
-    assert scores.tolist()[0] == [1.0, 9.0, np.inf, np.inf]
-    assert neighbours.search(x, x, 4, "cos")[1][0].tolist() == [0, 0, 0, -np.inf]
+def test_lists_are_padded_where_the_gallery_ends():
+    X = np.array([[0.0], [1.0], [3.0]], np.float32)
+    found = nearest(alike(X), 4, "l2")
+    assert found.ids[:, POSITIVE].tolist() == [[1, 2, -1, -1], [0, 2, -1, -1], [1, 0, -1, -1]]
+    assert found.space.score(found.squared[0, POSITIVE]).tolist() == [1.0, 3.0, np.inf, np.inf]
 
 
-def test_progress_counts_queries_up_to_all_and_can_interrupt():
-    x, _ = clusters(12, 300, 8, 10)
+def test_the_cosine_of_a_zero_row_is_zero():
+    X = np.array([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
+    found = nearest(alike(X), 2, "cos")
+    assert found.space.score(found.squared[:, POSITIVE]) == pytest.approx(np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_scores_of_pairs_are_cosines_and_distances(rng, distance):
+    X = rng.standard_normal((40, 5))
+    q, g = rng.integers(0, 40, (2, 100))
+    squared = squared_distances(X, X, distance)[q, g]
+    expected = 1 - squared / 2 if distance == "cos" else np.sqrt(squared)
+    assert pair_scores(alike(X), q, g, distance) == pytest.approx(expected)
+
+
+def test_progress_counts_up_to_all_and_can_interrupt(rng):
+    problem = alike(rng.standard_normal((300, 8)))
     seen = []
-    neighbours.search(x, x, 3, "l2", progress=lambda done, total: seen.append((done, total)))
+    nearest(problem, 3, "l2", lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
-    assert seen[-1] == (300, 300)
+    assert seen[-1] == (300 * 300, 300 * 300)
 
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        neighbours.search(x, x, 3, "l2", memory=1 << 14, progress=stop)
-
-
-def test_missing_faiss_names_the_extras(monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(DmlError, match=r"\.\[cpu\]"):
-        neighbours.search(np.eye(3), np.eye(3), 1, "l2")
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_without_a_distance_are_refused(value):
-    x = np.eye(3)
-    x[1, 1] = value
-    with pytest.raises(DmlError, match="NaN"):
-        neighbours.search(x, x, 1, "cos")
+        nearest(problem, 3, "l2", stop, memory=1 << 10)
 
 
 def test_unknown_distance_names_the_known_ones():
     with pytest.raises(DmlError, match="cos and l2"):
-        neighbours.search(np.eye(3), np.eye(3), 1, "euclid")
+        nearest(alike(np.eye(3)), 1, "euclid")

@@ -114,31 +114,6 @@ def test_rows_are_those_of_exact_brute_force_and_ties_never_help(tied, distance)
             assert query["score"] == pytest.approx(cosine, abs=1e-4)
 
 
-@pytest.mark.parametrize("distance", ["cos", "l2"])
-def test_the_nearest_right_and_wrong_items_are_those_of_brute_force(rng, distance, monkeypatch):
-    monkeypatch.setattr(nearest, "MEMORY", 40 * 8 * 4)  # several blocks of the gallery
-    monkeypatch.setattr(nearest, "ASKING", 7)
-    monkeypatch.setattr(nearest, "ITEMS", 16)
-    X, labels = rng.standard_normal((150, 8)).astype(np.float32), np.arange(150) % 12
-    labels[3] = 77
-    everyone = np.arange(150)
-    best = nearest.best_of(X, labels, X, labels, everyone, distance)
-    scale = X / np.linalg.norm(X, axis=1, keepdims=True) if distance == "cos" else X
-    apart = ((scale[:, None].astype(float) - scale[None]) ** 2).sum(-1)
-    np.fill_diagonal(apart, np.inf)
-    same = labels[:, None] == labels[None]
-    right, wrong = np.where(same, apart, np.inf), np.where(same, np.inf, apart)
-    assert best.right[3] == -1
-    assert best.margin[3] == -np.inf
-    others = everyone != 3
-    np.testing.assert_array_equal(best.right[others], right.argmin(1)[others])
-    np.testing.assert_array_equal(best.wrong, wrong.argmin(1))
-    expected = (wrong.min(1) - right.min(1))[others]
-    scale = best.margin[others] @ expected / (expected @ expected)
-    assert scale > 0
-    np.testing.assert_allclose(best.margin[others] / scale, expected, atol=1e-3)
-
-
 def test_rows_follow_the_ranks_where_rounding_would_not():
     """Two distances that differ in the last bit only: the engine knows, and the row obeys."""
     row = [[(1.0, 10), (3.0, 11)], [(1.0, 20), (2.0, 21)]]
