@@ -5,7 +5,6 @@ What they call is imported when they run.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from shlex import join
@@ -28,7 +27,6 @@ from retrieval.console import (
 )
 from retrieval.options import Numbers, force_option, json_option, labels_option, options
 
-PYTHON = (sys.executable, "-P", "-m", "cli")  # -P: a cli.py in the present folder is not ours
 TO_GO_ON = "To go on, run the demo again: what is finished is kept."
 
 three_numbers = Numbers("R,G,B", "three numbers such as 0.485,0.456,0.406", float, 3)
@@ -334,72 +332,36 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     show_default=True,
     help="Folder of the demo.",
 )
-@click.option("--as-child", is_flag=True, hidden=True)
-@click.option("--goes-on", is_flag=True, hidden=True)
 @click.pass_context
-def demo(
-    ctx: click.Context, quick: bool, epochs: int | None, out: str, as_child: bool, goes_on: bool
-) -> None:
-    """Train, export, evaluate and compare small networks; write a report.
+def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
+    """From images to a report: train, export, evaluate, compare.
 
-    The images are letters drawn from fonts, so nothing is downloaded. Each command is printed
-    before it runs. After an interruption, run the demo again: finished steps are kept.
+    The images are letters drawn from fonts: nothing is downloaded. Each command is shown, then
+    run. Interrupted, it goes on where it was: what is finished is kept.
 
     \b
     Examples:
       dmltool demo
       dmltool demo --quick --out try
     """
-    args = ["demo", "--out", out, *["--quick"] * quick]
-    args += ["--epochs", str(epochs)] if epochs else []
-    with on_interrupt(lambda: GOES_ON):
-        if not as_child and not interrupts.deaf():
-            # Ctrl-C reaches this process at once, whatever the other is busy with.
-            code = interrupts.run_child([*PYTHON, *args, "--as-child"])
-            if code == interrupts.INTERRUPTED:
-                click.echo(TO_GO_ON, err=True)
-            ctx.exit(code)
-        with interrupts.raised(always=as_child):
-            _demo(ctx, out, quick, epochs, goes_on, [*args, *["--as-child"] * as_child])
-
-
-def _demo(
-    ctx: click.Context, out: str, quick: bool, epochs: int | None, goes_on: bool, again: list[str]
-) -> None:
-    """Run the steps that are not finished; `again` are the arguments to go on with."""
-    from exporter.demo import LOSSES, open_folder, steps, summary, write_baselines
+    from exporter.demo import LOSSES, open_folder, steps, summary
 
     folder, losses = Path(out), LOSSES[: 1 if quick else None]
     open_folder(folder, epochs)
-    with ProgressBar() as report:
-        fresh = not write_baselines(folder, report)
-    group = ctx.find_root().command
-    for step in steps(folder, losses, epochs):
-        if step.finished():
-            if fresh and not goes_on:
+    with on_interrupt(lambda: GOES_ON):
+        for step in steps(folder, losses, epochs):
+            if step.finished():
                 click.secho(f"kept: {step.made}", dim=True, err=True)
-            continue
-        if step.heavy and not fresh:
-            _begin_anew([*again, "--goes-on"])
-        fresh = False
-        step.clear()
-        args = step.command()
-        click.secho(f"\n$ dmltool {join(args)}", bold=True)
-        if code := group.main(list(args), "dmltool", standalone_mode=False, obj="demo"):
-            if code != interrupts.INTERRUPTED:
+                continue
+            step.clear()
+            args = step.command()
+            if step.shown:
+                click.secho(f"\n$ dmltool {join(args)}", bold=True)
+            sys.stdout.flush()
+            if code := interrupts.run_child([*step.program, *args]):
                 click.echo(TO_GO_ON, err=True)
-            ctx.exit(code)
+                ctx.exit(code)
     click.echo()
     stdout_console().print(summary(folder, losses))
     click.echo(f"{(folder / 'report.html').resolve()}")
     click.echo("Open it in a browser. Next, your own images: dmltool train --help", err=True)
-
-
-def _begin_anew(args: list[str]) -> None:
-    """Go on in a new process: all memory that the steps so far have taken is free again."""
-    import signal
-
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the new process handles it
-    os.execv(PYTHON[0], [*PYTHON, *args])

@@ -1,51 +1,61 @@
-"""The demo: real commands on letters drawn from fonts, each with the file that says it is done."""
+"""The demo: commands on letters drawn from fonts, each with the file that shows it has finished.
+
+Run as a program, `python -m exporter.demo FOLDER` writes the embeddings without training.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.table import Table
 
-from retrieval.embeddings import Split
+from retrieval.console import ProgressBar
 from retrieval.errors import DmlError
 from retrieval.files import write_text
-from retrieval.formats.hdf5.file import write
 from retrieval.metrics import DISTANCES
 from retrieval.resources import StageProgress
 
 LOSSES = ("ce", "spce", "group")
 BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
 BATCH = 256
-MARK = "demo.json"  # says that a folder is the demo's own, and how it was begun
+MARK = "demo.json"  # marks a folder of the demo, and records its settings
 
 
 @dataclass(frozen=True)
 class Step:
-    """`dmltool ARGS`: reads `needs` and is finished when `made` is there, whole and not older."""
+    """A process of the demo, finished when `made` exists, is whole and not older than `needs`."""
 
     args: tuple[str, ...]
     made: Path
     needs: tuple[Path, ...] = ()
-    also: tuple[Path, ...] = ()  # what else it makes for the steps after it
+    also: tuple[Path, ...] = ()
+    """Other files that it makes for later steps."""
+    module: str = "cli"
 
     @property
-    def heavy(self) -> bool:
-        """Wants the memory for itself."""
-        return self.args[0] in ("train", "export", "report")
+    def shown(self) -> bool:
+        """Whether it is a command that a user could run."""
+        return self.module == "cli"
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """How to run it; -P: no module of the current folder is imported."""
+        return (sys.executable, "-P", "-m", self.module)
 
     def finished(self) -> bool:
         there = all(path.exists() for path in self.also)
         return there and _newer(self.made, self.needs) and _whole(self.made)
 
     def clear(self) -> None:
-        """Away with a training that cannot go on: killed before its first checkpoint, or with an
-        end but no network. Only in a folder of the demo's own.
+        """Remove a training that cannot be resumed.
+
+        It was killed before its first checkpoint, or has a result but no network.
         """
         run = self.made.parent
         lost = self.made.exists() and not all(path.exists() for path in self.also)
@@ -57,7 +67,7 @@ class Step:
                 shutil.rmtree(run)
 
     def command(self) -> tuple[str, ...]:
-        """As it is to be run now: resumed where it was interrupted, over files that are older."""
+        """The arguments to run it with now: resumed, or with permission to overwrite old files."""
         run = self.made.parent
         if self.args[0] == "train":
             return ("train", "--resume", str(run)) if (run / "last.pt").exists() else self.args
@@ -88,7 +98,7 @@ def _whole(path: Path) -> bool:
 
 
 def open_folder(folder: Path, epochs: int | None) -> None:
-    """A folder for the demo, or the one that it began with the same settings; no other files."""
+    """Create the folder of the demo, or check that an earlier demo of these settings made it."""
     mark = folder / MARK
     if not folder.exists() or not any(folder.iterdir()):
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,14 +109,14 @@ def open_folder(folder: Path, epochs: int | None) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DmlError(
             f"{folder} holds files that are not the demo's.",
-            "Those with the names of its own would be taken for them, or overwritten.",
+            "The demo would mistake them for its own, or overwrite them.",
             "Choose a new folder: --out NAME",
         ) from error
     if begun != epochs:
         raise DmlError(
             f"The demo in {folder} was begun {_told(begun)}, not {_told(epochs)}.",
-            "What is finished is kept, so its numbers would be those of the other.",
-            "Go on as it was begun, or choose a new folder: --out NAME",
+            "Finished steps are kept, so their numbers would be those of the other setting.",
+            "Repeat the first setting, or choose a new folder: --out NAME",
         )
 
 
@@ -115,8 +125,10 @@ def _told(epochs: int | None) -> str:
 
 
 def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Step]:
-    """Everything after the baselines, in order."""
-    found = [_evaluate(folder / f"{name}.h5", folder / f"{name}.json") for name in BASELINES]
+    """All steps in order, the baselines first."""
+    first, *others = (folder / f"{name}.h5" for name in BASELINES)
+    found = [Step((str(folder),), first, also=tuple(others), module="exporter.demo")]
+    found += [_evaluate(folder / f"{name}.h5", folder / f"{name}.json") for name in BASELINES]
     for loss in losses:
         run = folder / loss
         short = () if epochs is None else ("--epochs", str(epochs))
@@ -149,13 +161,13 @@ def _evaluate(source: Path, result: Path, *options: str) -> Step:
     return Step(("eval", str(source), *options, "--out", str(result)), result, (source,))
 
 
-def write_baselines(folder: Path, progress: StageProgress | None = None) -> bool:
-    """pixels.h5 and untrained.h5: what the test images give without training; False: kept."""
-    paths = {name: folder / f"{name}.h5" for name in BASELINES}
-    if all(path.exists() for path in paths.values()):
-        return False
+def write_baselines(folder: Path, progress: StageProgress | None = None) -> None:
+    """Write pixels.h5 and untrained.h5: embeddings of the test images without training."""
+    import numpy as np
     import torch
 
+    from retrieval.embeddings import Split
+    from retrieval.formats.hdf5.file import write
     from trainer.data.datasets import load
     from trainer.resolve import resolve
     from trainer.run.device import to_input
@@ -179,10 +191,10 @@ def write_baselines(folder: Path, progress: StageProgress | None = None) -> bool
     }
     names = np.array(data.label_names)
     labels, files = data.labels[rows], np.array([data.paths[row] for row in rows.tolist()])
-    for name, path in paths.items():
-        attrs = {"model": BASELINES[name], "dataset": data.name}
-        write(path, {"test": Split(vectors[name], labels, files)}, names, attrs, force=True)
-    return True
+    for name, title in BASELINES.items():
+        attrs = {"model": title, "dataset": data.name}
+        split = {"test": Split(vectors[name], labels, files)}
+        write(folder / f"{name}.h5", split, names, attrs, force=True)
 
 
 def summary(folder: Path, losses: tuple[str, ...]) -> Table:
@@ -220,3 +232,8 @@ def _scores(result: dict[str, Any]) -> tuple[str, str, str]:
 
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
+
+
+if __name__ == "__main__":
+    with ProgressBar() as report:
+        write_baselines(Path(sys.argv[1]), report)

@@ -19,6 +19,8 @@ else:
     import _signal as signal
 
 INTERRUPTED = 130  # exit code, as of a shell
+STEP = "DMLTOOL_STEP"  # set in the environment of commands that another one runs
+LISTENS = "DMLTOOL_LISTENS"  # set where these start deaf to Ctrl-C but are to end with it
 AGAIN = 1.0  # seconds within which a second signal is taken for the first: launchers send it too
 
 EVERY = 0.1  # seconds between looks whether an import is over
@@ -39,20 +41,18 @@ def watch(name: str) -> None:
     program = os.path.basename(sys.argv[0]) if sys.argv else ""
     if name != "__main__" and not program.startswith("dmltool"):
         return
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual and LISTENS not in os.environ:
         return  # a background job, which Ctrl-C is not meant for
     signal.signal(signal.SIGINT, _end)
     sys.unraisablehook = _unraisable
 
 
 class raised:
-    """Ctrl-C raises KeyboardInterrupt inside, for a command to clean up; pressed again, it ends.
+    """Ctrl-C raises KeyboardInterrupt inside, for a command to clean up; pressed again, it ends."""
 
-    always: also where the program was started deaf to it.
-    """
-
-    def __init__(self, always: bool = False) -> None:
-        self.ours = always or signal.getsignal(signal.SIGINT) is _end
+    def __init__(self) -> None:
+        self.ours = signal.getsignal(signal.SIGINT) is _end
 
     def __enter__(self) -> None:
         if self.ours:
@@ -146,9 +146,10 @@ def _unraisable(args: sys.UnraisableHookArgs) -> None:
 
 
 def run_child(command: list[str], patience: float = 1.2) -> int:
-    """Runs a program whose Ctrl-C is ours; its exit code. It is killed if it does not end soon.
+    """Run a command as a child process and return its exit code.
 
-    It starts deaf to Ctrl-C, while Python itself starts, and ends with us.
+    After Ctrl-C it is killed if it does not end soon. It ignores Ctrl-C while Python starts, and
+    ends when this process ends.
     """
     import ctypes
     import subprocess
@@ -160,7 +161,8 @@ def run_child(command: list[str], patience: float = 1.2) -> int:
         if hasattr(libc, "prctl"):
             libc.prctl(1, 9)  # Linux: PR_SET_PDEATHSIG, SIGKILL
 
-    child = subprocess.Popen(command, preexec_fn=prepare)
+    env = os.environ | {STEP: "1"} | ({} if deaf() else {LISTENS: "1"})
+    child = subprocess.Popen(command, preexec_fn=prepare, env=env)
     try:
         code = child.wait()
         return code if code >= 0 else 128 - code
