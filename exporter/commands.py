@@ -334,10 +334,10 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 )
 @click.pass_context
 def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
-    """From images to a report: train, export, evaluate, compare.
+    """Train, export, evaluate and compare small networks; write a report.
 
-    The images are letters drawn from fonts: nothing is downloaded. Each command is shown, then
-    run. Interrupted, it goes on where it was: what is finished is kept.
+    The images are letters drawn from fonts, so nothing is downloaded. Each command is printed
+    before it runs. After an interruption, run the demo again: finished steps are kept.
 
     \b
     Examples:

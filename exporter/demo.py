@@ -1,6 +1,6 @@
 """The demo: commands on letters drawn from fonts, each with the file that shows it has finished.
 
-Run as a program, `python -m exporter.demo FOLDER` writes the embeddings without training.
+`python -m exporter.demo baselines FOLDER` writes the embeddings of its baselines.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def _told(epochs: int | None) -> str:
 def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Step]:
     """All steps in order, the baselines first."""
     first, *others = (folder / f"{name}.h5" for name in BASELINES)
-    found = [Step((str(folder),), first, also=tuple(others), module="exporter.demo")]
+    args = ("baselines", str(folder))
+    found = [Step(args, first, also=tuple(others), module="exporter.demo")]
     found += [_evaluate(folder / f"{name}.h5", folder / f"{name}.json") for name in BASELINES]
     for loss in losses:
         run = folder / loss
@@ -236,4 +237,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with ProgressBar() as report:
-        write_baselines(Path(sys.argv[1]), report)
+        write_baselines(Path(sys.argv[2]), report)

@@ -153,3 +153,12 @@ def test_all_losses_are_trained_exported_evaluated_and_compared(tmp_path):
         3, 3, 3, 2, 1,
     ]  # fmt: skip
     assert names[-1] == "report"
+
+
+def test_a_folder_that_is_called_as_a_command_is_not_removed(tmp_path):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (folder / "demo.json").touch()
+    for step in steps(folder, ("ce",), 1):
+        step.clear()
+    assert (folder / "demo.json").exists()
