@@ -154,8 +154,8 @@ def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Ste
         found.append(Step(args, result, (first, other)))
     page, beside = folder / "report.html", others or [folder / "untrained.h5"]
     compared = [word for other in beside for word in ("--compare", str(other))]
-    args = ("report", str(first), *compared, "--run", str(first.parent), "--out", str(page))
-    return [*found, Step(args, page, (first, *beside))]
+    shown = ("report", str(first), *compared, "--run", str(first.parent), "--out", str(page))
+    return [*found, Step(shown, page, (first, *beside))]
 
 
 def _evaluate(source: Path, result: Path, *options: str) -> Step:
@@ -224,7 +224,7 @@ def summary(folder: Path, losses: tuple[str, ...]) -> Table:
     return table
 
 
-def _scores(result: dict[str, Any]) -> tuple[str, str, str]:
+def _scores(result: dict[str, Any]) -> tuple[str, ...]:
     found = result["distances"]
     nmi = found["cos"].get("nmi")
     recalls = (f"{100 * found[d]['recall']['1']:.2f}" for d in DISTANCES)

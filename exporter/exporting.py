@@ -110,27 +110,26 @@ def export(
         What was compared and written; export.json in the output folder holds it too.
     """
     settings = replace(settings or Settings(), **fields)
-    runs = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
-    out = None if out is None else Path(out)
+    paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     if not (settings.onnx or settings.embeddings):
         raise DmlError(
             "There is nothing to export.",
             "--no-onnx and --no-embeddings exclude both files.",
             "Leave one of them out.",
         )
-    folder = output_folder(runs, out)
-    if folder.exists() and all(run.exists() for run in runs):  # fail before the long work
-        check_targets(folder, runs, settings)
-    members = [load_member(run) for run in runs]
+    folder = output_folder(paths, None if out is None else Path(out))
+    if folder.exists() and all(path.exists() for path in paths):  # fail before the long work
+        check_targets(folder, paths, settings)
+    members = [load_member(path) for path in paths]
     check_same_images(members)
     data = load_training_data(members[0], settings.data)
     splits = chosen_splits(data, settings.splits)
     folder.mkdir(parents=True, exist_ok=True)
-    check_targets(folder, runs, settings)
+    check_targets(folder, paths, settings)
     if all(member.config.data.skip_bad for member in members):  # as in the training
         settings = replace(settings, skip_bad=True)
     network = Together([member.embedder for member in members], settings.normalize)
-    result: dict[str, Any] = {"runs": [str(run) for run in runs], "folder": str(folder)}
+    result: dict[str, Any] = {"runs": [str(path) for path in paths], "folder": str(folder)}
     before = torch.get_num_threads()
     told = use_threads(network, members[0].config.input.crop, settings.threads or 0)
     if told:  # ONNX Runtime gets the same number of threads
@@ -208,14 +207,16 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
 
 
 def _told(model: Model) -> dict[str, Any]:
+    own = model.metadata
+    assert own is not None, "dmltool has written it"
     return {
         "path": str(model.path),
         "bytes": model.path.stat().st_size,
         "sha256": model.sha256,
         "dim": model.dim,
-        "precision": model.metadata.precision,
-        "normalized": model.metadata.normalized,
-        "parity": model.metadata.parity,
+        "precision": own.precision,
+        "normalized": own.normalized,
+        "parity": own.parity,
         "precisions": [],
     }
 

@@ -162,9 +162,8 @@ def _against_runs(
     from exporter.reuse import check_origin
 
     members = [load_member(path) for path in runs]
-    check_origin(model, members)
+    own = check_origin(model, members)
     check_same_images(members)
-    own = model.metadata
     data = load_training_data(members[0], root)
     images, labels = comparison_images(data, own.preprocessing, own.precision)
     network = Together([member.embedder for member in members], own.normalized)

@@ -44,6 +44,8 @@ class Together(nn.Module):
     length 1; without it, that of an ensemble has the square root of the number of members.
     """
 
+    dim: int
+
     def __init__(self, members: Sequence[Embedder | Together], normalize: bool = False) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from exporter.networks import Member
-from exporter.onnx.metadata import INPUTS
+from exporter.onnx.metadata import INPUTS, Metadata
 from exporter.onnx.model import Model, describe
 from retrieval.errors import DmlError
 
 
-def check_origin(model: Model, members: Sequence[Member]) -> None:
-    """Raise a DmlError unless the model was exported from these checkpoints."""
+def check_origin(model: Model, members: Sequence[Member]) -> Metadata:
+    """The metadata of a model; a DmlError unless it was exported from these checkpoints."""
     own = model.metadata
     if own is None or own.checkpoints() != [member.sha256 for member in members]:
         names = ", ".join(str(member.path) for member in members)
@@ -23,6 +23,7 @@ def check_origin(model: Model, members: Sequence[Member]) -> None:
             "It was exported from another checkpoint, so its embeddings are different.",
             "Export it again: --onnx --force",
         )
+    return own
 
 
 def resumed_model(
@@ -30,8 +31,7 @@ def resumed_model(
 ) -> Model:
     """The model of an interrupted export with the same settings."""
     model = describe(path)
-    check_origin(model, members)
-    own = model.metadata
+    own = check_origin(model, members)
     form = (own.preprocessing.layout, own.preprocessing.dtype)
     differences = [
         f"{option}: the file has {found}"
@@ -69,8 +69,8 @@ def earlier_model(path: Path, members: Sequence[Member], normalize: bool) -> Mod
             "Leave out --no-onnx, or compute with the checkpoint itself: --backend torch",
         )
     model = describe(path)
-    check_origin(model, members)
-    if normalize and not model.metadata.normalized:
+    own = check_origin(model, members)
+    if normalize and not own.normalized:
         raise DmlError(
             f"The embeddings of {model.path} are not of length 1.",
             "--normalize is part of the model, and --no-onnx uses the one that is there.",

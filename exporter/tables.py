@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -75,7 +75,10 @@ def _titled(text: str) -> tuple[Text, Table]:
 
 def model_table(found: dict[str, Any]) -> Group:
     """What `inspect` found in a model file, and its checks if they were run."""
-    parts = [Text(found["file"], style="bold"), _pairs(_model_lines(found))]
+    parts: list[RenderableType] = [
+        Text(found["file"], style="bold"),
+        _pairs(_model_lines(found)),
+    ]
     if "preprocessing" in found:
         parts += [
             Text("\nPreprocessing", style="bold"),

@@ -131,7 +131,9 @@ def evaluate(
         The versioned result of docs/json.md.
     """
     if isinstance(data, str | Path):
-        data = load(data, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+        data = load(
+            data, labels=_file(labels), gallery=_file(gallery), gallery_labels=_file(gallery_labels)
+        )
         labels = gallery = gallery_labels = None
     if not isinstance(data, Embeddings):
         if labels is None:
@@ -140,7 +142,13 @@ def evaluate(
                 "Without them nothing says which items are of the same class.",
                 "Pass them after the vectors: evaluate(vectors, labels)",
             )
-        problem = from_arrays(data, labels, gallery, gallery_labels, drop_nonfinite=drop_nonfinite)
+        problem = from_arrays(
+            data,
+            np.asarray(labels),
+            None if gallery is None else np.asarray(gallery),
+            None if gallery_labels is None else np.asarray(gallery_labels),
+            drop_nonfinite=drop_nonfinite,
+        )
     elif any(given is not None for given in (labels, gallery, gallery_labels)):
         raise DmlError(
             "An `Embeddings` has its own labels and gallery.",
@@ -154,6 +162,17 @@ def evaluate(
             given = settings[name]
             settings[name] = tuple([given] if isinstance(given, str | int) else given)
     return run(problem, Settings(**settings), progress).result
+
+
+def _file(given: np.ndarray | str | Path | None) -> str | Path | None:
+    """What is given beside a file, which is a file too."""
+    if given is None or isinstance(given, str | Path):
+        return given
+    raise DmlError(
+        "An array is given beside a file.",
+        "The labels and the gallery of a file are read from files.",
+        "Pass arrays only: evaluate(load(path).splits['test'].vectors, labels)",
+    )
 
 
 def run(problem: Problem, settings: Settings, progress: StageProgress | None = None) -> Evaluation:

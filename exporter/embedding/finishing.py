@@ -34,16 +34,15 @@ def rewrite(
 ) -> dict[str, tuple[float, float]] | None:
     """Rewrite the file of `out`, which is locked; Recall@1 before and after a change of dtype."""
     keep = {split: _kept(count, bad[split]) for split, count in out.lengths.items()}
-    labels, paths = out.layout.labels, out.layout.paths
-    columns = {s: (_of(labels[s], k), _text(paths[s], k)) for s, k in keep.items()}
+    columns = {s: (_labels(out, s, k), _paths(out, s, k)) for s, k in keep.items()}
+    labels = {s: values for s, (values, _) in columns.items() if values is not None}
     stored, recall = _mapped(out), None
     with scratch_folder(out.path.parent, _prefix(out)) as folder:
         new = folder / out.path.name
         with Writer(new, columns, out.dim, dtype, out.layout.names, _attrs(out, bad)) as writer:
             _copy(stored, keep, writer, progress)
-        labelled = all(labels is not None for labels, _ in columns.values())
-        if np.dtype(dtype) != out.dtype and labelled:
-            recall = _compare(stored, keep, new, columns, progress)
+        if np.dtype(dtype) != out.dtype and len(labels) == len(columns):
+            recall = _compare(stored, keep, new, labels, progress)
         os.replace(new, out.path)
     sync(out.path.parent)
     out.partial.unlink()
@@ -66,12 +65,13 @@ def _kept(count: int, bad: Bad) -> np.ndarray:
     return np.flatnonzero(keep)
 
 
-def _of(labels: np.ndarray | None, positions: np.ndarray) -> np.ndarray | None:
+def _labels(out: Writer, split: str, positions: np.ndarray) -> np.ndarray | None:
+    labels = out.layout.labels[split]
     return None if labels is None else labels[positions]
 
 
-def _text(paths: list[bytes], positions: np.ndarray) -> list[str]:
-    return [paths[position].decode("utf-8", "surrogateescape") for position in positions.tolist()]
+def _paths(out: Writer, split: str, positions: np.ndarray) -> list[str]:
+    return [out.layout.path(split, n, "surrogateescape") for n in positions.tolist()]
 
 
 def _mapped(out: Writer) -> Vectors:
@@ -91,8 +91,7 @@ def _attrs(out: Writer, bad: dict[str, Bad]) -> dict[str, object]:
     for split, found in bad.items():
         for position, error in found:
             count += 1
-            path = out.layout.paths[split][position].decode("utf-8", "replace")
-            entry = [path, error.why or error.what]
+            entry = [out.layout.path(split, position), error.why or error.what]
             size += len(json.dumps(entry)) + 2
             if size < MOST_TEXT:
                 names.append(entry)
@@ -118,13 +117,12 @@ def _compare(
     stored: Vectors,
     keep: dict[str, np.ndarray],
     new: Path,
-    columns: dict[str, tuple[np.ndarray, list[str]]],
+    labels: Vectors,
     progress: StageProgress | None,
 ) -> dict[str, tuple[float, float]]:
     """Exact Recall@1 by l2 and cos, of the vectors as computed and as stored."""
     after = {split: part.vectors for split, part in load(new).splits.items()}
     before = {split: _taken(rows, keep[split]) for split, rows in stored.items()}
-    labels = {split: values for split, (values, _) in columns.items()}
     a = _recall(before, labels, "Recall@1 of float32", progress)
     b = _recall(after, labels, "Recall@1 of float16", progress)
     return {distance: (a[distance], b[distance]) for distance in a}

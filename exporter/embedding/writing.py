@@ -68,6 +68,15 @@ class Embedded:
     """Time for writing, which is part of `seconds`."""
 
 
+@dataclass
+class Timing:
+    """Rows computed so far, and the seconds that took; fields as of `Embedded`."""
+
+    computed: int = 0
+    seconds: float = 0.0
+    writing: float = 0.0
+
+
 class _Rewritten(Exception):
     """Leaves the Writer without finishing its file, because that has been rewritten."""
 
@@ -101,7 +110,7 @@ def embed(
     if settings.resume and not settings.force and finishing.is_finished(out, dtype):
         rows, left_out = finishing.content(target)
         return Embedded(target, rows, engine.dim, dtype, 0, left_out)
-    start, timing = time.perf_counter(), {"writing": 0.0, "computed": 0}
+    start, timing = time.perf_counter(), Timing()
     bad: dict[str, Bad] = {split: [] for split in splits}
     recall = None
     with suppress(_Rewritten), out:
@@ -109,7 +118,7 @@ def embed(
         tasks = _missing(out, settings.batch_size)
         batches = run_batches(engine, data, splits, tasks, workers or chosen_workers(data))
         _write_rows(out, batches, bad, settings.skip_bad, timing, progress)
-        timing["seconds"] = time.perf_counter() - start
+        timing.seconds = time.perf_counter() - start
         if settings.half or any(bad.values()):
             recall = finishing.rewrite(out, dtype, bad, progress)
             raise _Rewritten
@@ -119,7 +128,17 @@ def embed(
         for position, error in found
     )
     counts = {split: len(rows) - len(bad[split]) for split, rows in splits.items()}
-    return Embedded(target, counts, engine.dim, dtype, skipped=left_out, recall=recall, **timing)
+    return Embedded(
+        target,
+        counts,
+        engine.dim,
+        dtype,
+        timing.computed,
+        left_out,
+        recall,
+        timing.seconds,
+        timing.writing,
+    )
 
 
 def _writer(
@@ -184,7 +203,7 @@ def _write_rows(
     batches: Iterator[Done],
     bad: dict[str, Bad],
     skip_bad: bool,
-    timing: dict[str, float],
+    timing: Timing,
     progress: StageProgress | None,
 ) -> None:
     total = sum(out.lengths.values())
@@ -194,11 +213,11 @@ def _write_rows(
             raise _unreadable(batch.bad)
         bad[batch.split] += batch.bad
         if batch.vectors is not None:
-            _check_vectors(batch, out)
+            _check_vectors(batch.vectors, batch, out)
             start = time.perf_counter()
             out.write(batch.split, batch.positions, batch.vectors)
-            timing["writing"] += time.perf_counter() - start
-            timing["computed"] += len(batch.positions)
+            timing.writing += time.perf_counter() - start
+            timing.computed += len(batch.positions)
         done += len(batch.positions) + len(batch.bad)
         if progress:
             progress("embedding", done, total)
@@ -221,19 +240,19 @@ def _unreadable(bad: Bad) -> DmlError:
     )
 
 
-def _check_vectors(batch: Done, out: Writer) -> None:
+def _check_vectors(vectors: np.ndarray, batch: Done, out: Writer) -> None:
     wanted = (len(batch.positions), out.dim)
-    if batch.vectors.shape != wanted:
+    if vectors.shape != wanted:
         raise DmlError(
-            f"The model gave embeddings of shape {batch.vectors.shape}, not {wanted}.",
+            f"The model gave embeddings of shape {vectors.shape}, not {wanted}.",
             f"It was given {len(batch.positions)} images.",
             "Export it with a dynamic batch and a fixed embedding length.",
         )
-    finite = np.isfinite(batch.vectors).all(axis=1)
+    finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
-        path = out.layout.paths[batch.split][batch.positions[np.argmin(finite)]]
+        path = out.layout.path(batch.split, batch.positions[np.argmin(finite)])
         raise DmlError(
-            f"The embedding of {path.decode('utf-8', 'replace')} has NaN or infinity in it.",
+            f"The embedding of {path} has NaN or infinity in it.",
             "It has no distance to any other embedding.",
             "Float16 overflows where float32 does not; try: --precision fp32",
         )

@@ -54,7 +54,8 @@ def foreign_preprocessing(model: Model, given: Given = NOTHING) -> Preprocessing
             )
         return model.preprocessing
     _check(model, given)
-    side = given.size or model.size[0]
+    side = given.size if model.size is None else model.size[0]
+    assert side is not None, "_check"
     check_batch(model.path, model.batch, side * side)
     return Preprocessing(
         resize=side if given.resize is None else given.resize,

@@ -25,7 +25,7 @@ INPUTS = {"uint8-nhwc": ("nhwc", "uint8"), "float-nchw": ("nchw", "float32")}
 LAYOUTS = ("nhwc", "nchw")
 DTYPES = ("uint8", "float32", "float16")
 
-Triple = tuple[float, float, float]
+Triple = tuple[float, ...]  # of length 3, which is checked
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Preprocessing:
     """As of `trainer.config.Input`. Models that do not name it were trained with 1."""
 
     def __post_init__(self) -> None:
-        found = list(self.spec().problems())
+        found = [problem.text for problem in self.spec().problems()]
         if self.layout not in LAYOUTS:
             found.append(f"layout = {self.layout!r}: one of {', '.join(LAYOUTS)}")
         if self.dtype not in DTYPES:
@@ -130,7 +130,7 @@ class Preprocessing:
         if self.dtype != "uint8":
             batch = batch / np.full(3, 255 / self.scale, np.float32)
             if not self.inside:
-                batch = (batch - np.float32(self.mean)) / np.float32(self.std)
+                batch = (batch - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
             batch = batch.astype(self.dtype, copy=False)
         if self.color == "BGR":
             batch = batch[..., ::-1]

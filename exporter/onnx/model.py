@@ -91,9 +91,8 @@ def describe_graph(
     layout = _layout(dims)
     if metadata is not None and layout == "":
         layout = metadata.preprocessing.layout
-    places = (1, 2) if layout == "nhwc" else (2, 3)
-    size = None if not layout else tuple(dims[place] for place in places)
-    size = None if size is None or None in size else size
+    height, width = dims[1:3] if layout == "nhwc" else dims[2:4]
+    size = None if not layout or height is None or width is None else (height, width)
     untrusted.check_batch(path, dims[0], math.prod(size or (1, 1)))
     output, dim = _find_output(proto, path, output_name)
     model = Model(
@@ -107,7 +106,7 @@ def describe_graph(
         batch=dims[0],
         dim=dim,
         properties=properties,
-        preprocessing=metadata and metadata.preprocessing,
+        preprocessing=None if metadata is None else metadata.preprocessing,
         metadata=metadata,
         beside=tuple(beside),
     )
@@ -147,10 +146,10 @@ def _find_input(proto: ModelProto, path: Path) -> tuple[str, str, list[int | Non
             "Export the part of the network that embeds images.",
         )
     value = inputs[0]
-    dims = _shape(value)
+    dims = _shape(value) or []
     dtype = _INPUT_TYPES.get(value.type.tensor_type.elem_type, "")
     fault = ""
-    if dims is None or len(dims) != 4:
+    if len(dims) != 4:
         fault = "Images have four axes: batch, height, width and colour, or batch, colour, ..."
     elif not {dims[1], dims[3]} & {None, 3}:
         fault = "Neither the second nor the last axis has length 3, for red, green and blue."

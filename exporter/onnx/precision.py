@@ -105,7 +105,8 @@ class Reader:
                 "Only models exported by dmltool can be quantised.",
                 "Export a run: dmltool export RUN --precision int8",
             )
-        self.model, self.batches = model, iter(batches)
+        self.input_name, self.preprocessing = model.input_name, model.preprocessing
+        self.batches = iter(batches)
         self.progress, self.total = progress, total
         self.images = 0
 
@@ -122,7 +123,7 @@ class Reader:
         self.images += len(batch)
         if self.progress:
             self.progress("calibrating", self.images, max(self.total, self.images))
-        return {self.model.input_name: self.model.preprocessing.to_input(batch)}
+        return {self.input_name: self.preprocessing.to_input(batch)}
 
 
 # Comparison

@@ -153,8 +153,9 @@ def load_embedder(source: str | Path | dict[str, Any]) -> Embedder:
     Embedder
         A module from images (B, 3, H, W), RGB in [0, 1], to embeddings (B, dim).
     """
-    state = source
-    if not isinstance(source, dict):
+    if isinstance(source, dict):
+        state = source
+    else:
         path = Path(source)
         state = checkpoint.load(path / checkpoint.BEST if path.is_dir() else path)
     embedder = build_embedder(from_dict(state["config"], "The checkpoint"), pretrained=False)

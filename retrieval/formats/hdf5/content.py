@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -14,7 +15,8 @@ import numpy as np
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 
-Splits = dict[str, tuple[np.ndarray | None, np.ndarray | None]]  # (labels, paths)
+Paths = np.ndarray | Sequence[str]
+Splits = Mapping[str, tuple[np.ndarray | None, Paths | None]]  # (labels, paths)
 
 
 def integer_labels(
@@ -75,7 +77,7 @@ def plain(value: object) -> object:
     return json.dumps(value, sort_keys=True)
 
 
-def encode(values: np.ndarray) -> list[bytes]:
+def encode(values: Paths) -> list[bytes]:
     # surrogateescape: a file name need not be UTF-8 and is to come back as it was.
     try:
         return [str(value).encode("utf-8", "surrogateescape") for value in values]

@@ -18,7 +18,7 @@ import errno
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -71,7 +71,7 @@ class Writer:
         dim: int,
         dtype: str = "float32",
         label_names: np.ndarray | None = None,
-        attrs: dict[str, object] | None = None,
+        attrs: Mapping[str, object] | None = None,
         force: bool = False,
         resume: bool = False,
         lengths: dict[str, int] | None = None,
@@ -298,7 +298,7 @@ def write(
     path: str | Path,
     splits: dict[str, Split],
     label_names: np.ndarray | None = None,
-    attrs: dict[str, object] | None = None,
+    attrs: Mapping[str, object] | None = None,
     force: bool = False,
 ) -> None:
     """A whole file at once, in the dtype that holds all the splits without loss."""

@@ -37,6 +37,11 @@ class Layout:
             for split, count in self.lengths.items()
         )
 
+    def path(self, split: str, row: int, errors: str = "replace") -> str:
+        """The path of a row, empty without paths; errors: what becomes of other than UTF-8."""
+        paths = self.paths[split]
+        return "" if paths is None else paths[row].decode("utf-8", errors)
+
     def create(self, path: Path) -> None:
         """A file with everything but the rows, and room for them."""
         # Aligned, so that the vectors can be used where they are mapped.
