@@ -5,7 +5,10 @@ from retrieval.ranking import count_ranks
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrieval.ranking.ranks import Ranks, count_ranks
 
 __all__ = ["Ranks", "count_ranks"]
 
