@@ -108,7 +108,14 @@ def versus(section, title, ks, goal, data, repeats):
          f"{r['memory'] / 2**20:,.0f}", *(f"{100 * r['result'][d][1]:.3f}" for d in BOTH)]
         for name, r in done.items()
     ]  # fmt: skip
-    head = ["", "seconds", "ratio", "memory beyond the data, MB", "Recall@1 l2", "Recall@1 cos"]
+    head = [
+        "",
+        "seconds",
+        "relative to dmltool",
+        "memory in addition to the data, MB",
+        "Recall@1 l2",
+        "Recall@1 cos",
+    ]
     worst = max(
         abs(base["result"][d][k] - done["FAISS IndexFlat, two searches"]["result"][d][k])
         for d in BOTH
@@ -117,11 +124,12 @@ def versus(section, title, ks, goal, data, repeats):
     record(
         title,
         f"{machine(*PACKAGES)}. Both distances, K = {', '.join(map(str, ks))}. dmltool and FAISS "
-        f"alternate, median of {repeats}; the others once. Goal: {goal}.\n\n{table(head, rows)}\n"
-        f"Largest difference to FAISS in any Recall@K: {100 * worst:.4f} points. "
-        "pytorch-metric-learning leaves queries without a right item out of the mean. Memory is "
-        "the peak above the start of each run, dmltool's first of all; what an earlier run left "
-        "to be used again is not seen.",
+        f"run alternately, {repeats} times, and the table shows their medians; the others run "
+        f"once. Goal: {goal}.\n\n{table(head, rows)}\n"
+        f"The largest difference from FAISS in any Recall@K is {100 * worst:.4f} points. "
+        "pytorch-metric-learning leaves queries without positives out of the mean. Memory is the "
+        "peak above the value at the start of each run. dmltool runs first; memory that an earlier "
+        "run has allocated and a later one uses again is not included.",
     )
 
 
@@ -174,14 +182,14 @@ def whole_command():
     rows = [
         ["recall only, warm", f"{np.median(warm):.2f}", "under 3"],
         ["recall only, first run (kernels compiled)", f"{np.median(cold):.2f}", ""],
-        ["first run less warm", f"{np.median(cold) - np.median(warm):.2f}", "at most 4"],
+        ["first run minus warm run", f"{np.median(cold) - np.median(warm):.2f}", "at most 4"],
         ["with MAP@R and R-precision", f"{np.median(with_map):.2f}", ""],
         ["with k-means NMI and AMI, 3 seeds", f"{np.median(everything):.2f}", ""],
     ]
     record(
         "Whole command: `dmltool eval`, CUB shape",
-        f"{machine(*PACKAGES)}. From the shell, both distances; medians of 5 warm runs, 3 of the "
-        f"others.\n\n{table(['', 'seconds', 'goal'], rows)}",
+        f"{machine(*PACKAGES)}. The whole command, both distances. Medians of 5 warm runs; "
+        f"medians of 3 for the other rows.\n\n{table(['', 'seconds', 'goal'], rows)}",
     )
 
 
@@ -208,8 +216,8 @@ def million():
             rows.append([name, f"{seconds:.1f}", f"{peak / 2**20:,.0f}", f"{100 * recall:.2f}"])
     record(
         "1,000,000 x 256 float16, 5,000 sampled queries, `--memory 1GB`",
-        f"{machine(*PACKAGES)}. Anonymous resident memory of the whole process; the file is "
-        "mapped. Goal: under 1,024 MB.\n\n"
+        f"{machine(*PACKAGES)}. The peak is the anonymous resident memory of the whole "
+        "process; the file is mapped and not included. Goal: under 1,024 MB.\n\n"
         + table(["", "seconds", "peak MB", "Recall@1 cos"], rows),
     )
 
@@ -247,8 +255,8 @@ def kmeans():
                   f"{r['memory'] / 2**20:,.0f}"] for name, r in done.items()]  # fmt: skip
     record(
         "k-means, 20 iterations, all points",
-        f"{machine(*PACKAGES)}. Training and assignment. Goal: no slower than faiss.Kmeans.\n\n"
-        + table(["shape", "", "seconds", "ratio", "memory, MB"], rows),
+        f"{machine(*PACKAGES)}. Training and assignment. Goal: at least as fast as faiss.Kmeans."
+        "\n\n" + table(["shape", "", "seconds", "relative to dmltool", "memory, MB"], rows),
     )
 
 
@@ -261,15 +269,17 @@ def hard():
     X, labels = clustered(N, D, C, 2.0)
     rng = np.random.default_rng(5)
     cases = {
-        "ordinary": X,
+        "random vectors around class centres": X,
         "all rows equal": np.ones_like(X),
-        "every row ten times": np.repeat(X[: N // 10], 10, axis=0),
-        "collapsed: differences of 1e-6": 1 + 1e-6 * X,
+        "every row repeated ten times": np.repeat(X[: N // 10], 10, axis=0),
+        "nearly equal rows: differences of 1e-6": 1 + 1e-6 * X,
         "binary codes": (rng.random((N, 64)) < 0.5).astype(np.float32) * 2 - 1,
         "binary codes of length 1": np.sign(X) / np.float32(np.sqrt(D)),
-        "one live dimension": np.where(np.arange(D) == 3, np.abs(X), 0).astype(np.float32),
+        "all dimensions but one are zero": np.where(np.arange(D) == 3, np.abs(X), 0).astype(
+            np.float32
+        ),
         "int8": np.clip(X * 20, -127, 127).astype(np.int8),
-        "one row in ten zero": np.where(rng.random((N, 1)) < 0.1, 0, X).astype(np.float32),
+        "one row in ten is zero": np.where(rng.random((N, 1)) < 0.1, 0, X).astype(np.float32),
     }
     rows = []
     count_ranks(from_arrays(X[:500], labels[:500]))
@@ -282,7 +292,9 @@ def hard():
         print(rows[-1], flush=True)
     record(
         "What exactness costs: 20,000 rows, both distances",
-        f"{machine(*PACKAGES)}. 128 dimensions (codes: 64), 2,000 classes.\n\n"
+        f"{machine(*PACKAGES)}. "
+        "Time to rank data with many ties or nearly equal distances, where float32 is not enough. "
+        "128 dimensions (binary codes: 64), 2,000 classes.\n\n"
         + table(["", "seconds", "tied queries (cos)"], rows),
     )
 

@@ -107,9 +107,9 @@ def throughput(small: bool, dry: bool) -> None:
     ]  # fmt: skip
     show(
         f"Throughput of models: {name}, {size} x {size}, batch {BATCH}",
-        f"{machine(*PACKAGES)}. Arrays in memory to embeddings of length 512; all take turns, "
-        f"{len(images)} images a turn, median of {rounds}.\n\n"
-        + table(["", "images/s", "times torch eager", "goal", "MB"], rows),
+        f"{machine(*PACKAGES)}. From images in memory to embeddings of 512 dimensions. The "
+        f"programs take turns, with {len(images)} images per turn; medians of {rounds}.\n\n"
+        + table(["", "images/s", "relative to torch eager", "goal", "MB"], rows),
         dry,
     )
 
@@ -143,7 +143,7 @@ def export_time(small: bool, dry: bool) -> None:
             "same neighbour", "MB"]  # fmt: skip
     show(
         "Export with all parity checks",
-        f"{machine(*PACKAGES)}. `dmltool export RUN --no-embeddings` from the shell, median of 3; "
+        f"{machine(*PACKAGES)}. Time of `dmltool export RUN --no-embeddings`, median of 3, for "
         f"networks with random weights.\n\n{table(head, rows)}",
         dry,
     )
@@ -177,13 +177,13 @@ def int8(runs: list[Path], small: bool, dry: bool) -> None:
              f"{row.images_per_second:,.0f}", f"{row.bytes / 1e6:.2f}"]
             for row in found
         ]  # fmt: skip
-    head = ["network", "precision", "test images", "Recall@1", "points", "changed neighbours",
-            "images/s", "MB"]  # fmt: skip
+    head = ["network", "precision", "test images", "Recall@1", "difference, points",
+            "changed neighbours", "images/s", "MB"]  # fmt: skip
     show(
         "Precision and retrieval",
-        f"{machine(*PACKAGES)}. Trained networks, Recall@1 by cosine, each test image against all "
-        f"others; {CALIBRATION} training images calibrate int8. Goal: int8 within 1 point.\n\n"
-        + table(head, rows),
+        f"{machine(*PACKAGES)}. Trained networks, Recall@1 (cos), leave-one-out on the test set; "
+        f"int8 is calibrated on {CALIBRATION} training images. Goal: int8 loses at most 1 point."
+        "\n\n" + table(head, rows),
         dry,
     )
 

@@ -124,8 +124,9 @@ def photographs(width: int, height: int, count: int) -> str:
         rows.append([name, speed, f"{statistics.median(ratios):.2f}", spread, cost])
     return (
         f"{count} generated JPEGs of {width} x {height} at quality 90, 4:2:0, "
-        f"{size / 1000:.0f} kB each. Bicubic instead of bilinear: {cubic:.2f} grey levels.\n\n"
-        + table(["", "images/s", "ratio", "of single rounds", "grey levels from full size"], rows)
+        f"{size / 1000:.0f} kB each. For comparison, bicubic instead of bilinear resizing "
+        f"changes {cubic:.2f} grey levels.\n\n"
+        + table(["", "images/s", "relative to torchvision", "range", "grey levels"], rows)
     )
 
 
@@ -134,7 +135,7 @@ def in_memory() -> str:
     source = open_images(data, STILL)
     rows, targets = data.rows("train"), data.targets("train")
     out = []
-    for name, spec in (("no random change", STILL), ("turned, scaled, slanted, shifted", AFFINE)):
+    for name, spec in (("no augmentation", STILL), ("rotated, scaled, sheared, shifted", AFFINE)):
         with Loader(replace(source, spec=spec), rows, targets, 0) as loader:
             seconds = []
             for epoch in range(ROUNDS + 1):  # the first compiles
@@ -145,8 +146,8 @@ def in_memory() -> str:
                     pass
                 seconds.append((time.perf_counter() - start) / plan.size)
         out.append([name, f"{1e6 * statistics.median(seconds[1:]):.1f}"])
-    return "Images kept in memory, 32 x 32, no worker process, batches of 128:\n\n" + table(
-        ["", "microseconds an image"], out
+    return "Images in memory, 32 x 32, no worker process, batches of 128:\n\n" + table(
+        ["", "microseconds per image"], out
     )
 
 
@@ -154,9 +155,10 @@ if __name__ == "__main__":
     versions = machine("numpy", "pillow", "torch", "torchvision")
     parts = [photographs(*size, count) for size, count in SIZES.items()]
     about = (
-        f"One process. Resize(256), RandomResizedCrop(224), flip; all take turns at every image, "
-        f"{ROUNDS} rounds, medians. The last column is the mean difference of evaluation's pixels "
-        "(resize, centre crop) from those of JPEGs decoded at full size, of 255."
+        f"One process: Resize(256), RandomResizedCrop(224), flip. The programs take turns at every "
+        f"image, for {ROUNDS} rounds; the table shows medians, and the range of the ratio over the "
+        "rounds. The last column is the mean difference from JPEGs decoded at full size, in grey "
+        "levels out of 255, for evaluation (resize, centre crop)."
     )
     text = "\n\n".join([f"{versions}.", about, *parts, in_memory()])
     print(text)

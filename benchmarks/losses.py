@@ -107,13 +107,14 @@ def step(side: int, repeats: int = 7) -> None:
         ]
         for name in NAMES
     ]
-    header = ["", "step, s", "lowest to highest", "ratio", "loss in it, ms", "more than ce"]
+    header = ["", "step, s", "range, s", "relative to ce", "loss alone, ms", "added to the step"]
     record(
         "Cost of the losses",
-        f"{machine(*PACKAGES)}. A step of resnet18 at {side}x{side}, batch 64 (8 "
-        "classes x 8), 100 classes, 512 dimensions: forward, backward and SGD. The losses take "
-        f"turns, {repeats} rounds; medians, and the median of the ratios to ce within a round. The "
-        "last column is the loss and its gradient beyond those of ce, as a share of the step. "
+        f"{machine(*PACKAGES)}. One training step of resnet18 at {side}x{side}, batch 64 (8 "
+        "classes x 8 images), 100 classes, 512 dimensions: forward, backward and SGD. The losses "
+        f"take turns for {repeats} rounds; the table shows medians, and the median over the rounds "
+        "of the ratio to ce. The last column is the additional time of the loss and its gradient, "
+        "compared with ce, as a percentage of the step. "
         f"Goal: at most 10 %.\n\n{table(header, rows)}",
     )
 
@@ -132,11 +133,11 @@ def alone(repeats: int = 41) -> None:
             rows.append([f"{classes:,}", size, name, f"{middle:.1f}", f"{ratio:.2f}"])
     record(
         "The losses alone",
-        f"{machine(*PACKAGES)}. Forward and backward on given embeddings of 512 "
-        f"dimensions, in turns, medians of {repeats}; 11,318 is the number of classes of Stanford "
-        "Online Products. ce draws dropout and smooths labels; group computes the logits twice, "
-        "for the refinement and for the ce that it adds; spce has no head.\n\n"
-        + table(["classes", "batch", "", "ms", "ratio to ce"], rows),
+        f"{machine(*PACKAGES)}. Forward and backward of the loss alone, on given embeddings "
+        f"of 512 dimensions. The losses take turns; medians of {repeats}. 11,318 is the number of "
+        "classes of Stanford Online Products. ce includes dropout and label smoothing; group "
+        "computes the logits twice, for the refinement and for the added cross-entropy; spce has "
+        "no head.\n\n" + table(["classes", "batch", "", "ms", "relative to ce"], rows),
     )
 
 

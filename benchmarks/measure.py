@@ -99,7 +99,7 @@ def table(header: list[str], rows: list[list[object]]) -> str:
 
 def record(section: str, text: str) -> None:
     """Replaces one `## section` of RESULTS.md, or adds it."""
-    old = RESULTS.read_text() if RESULTS.exists() else "# Measured\n\n"
+    old = RESULTS.read_text() if RESULTS.exists() else "# Measurements\n\n"
     parts = old.split("\n## ")
     body = f"{section}\n\n{text.strip()}\n"
     for n, part in enumerate(parts):
