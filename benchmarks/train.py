@@ -157,8 +157,8 @@ def glyphs() -> None:
         f"{len(data.classes('test'))} letters that are not in the training set. The seconds "
         'include validation and test. "Error removed" is the share of the error (1 - Recall@1, '
         "cos) of the better of the two baselines, raw pixels and the untrained network, "
-        "that training removes. Goal: `ce` and `group` remove half of the error, `spce` 40 %, within 120 s.\n\n"
-        + table(header, lines),
+        "that training removes. Goal: `ce` and `group` remove half of the error, `spce` 40 %, "
+        "within 120 s.\n\n" + table(header, lines),
     )
 
 
