@@ -14,7 +14,6 @@ import numpy as np
 from retrieval import metrics
 from retrieval.errors import DmlError, install
 from retrieval.resources import Progress
-from retrieval.space import single_precision
 
 SPEED = 1 << 35  # multiplications a second on two cores; large problems reach twice that
 LONG = 30.0  # seconds that are worth waiting for without being asked
@@ -50,7 +49,7 @@ def kmeans(
     both cases. Of several restarts, the one with the least sum is kept. FAISS needs one float32
     copy of all rows.
     """
-    points, scale = single_precision(vectors, distance)
+    points, scale = _points(vectors, distance)
     tick = _ticker(progress, restarts * iterations)
     return _best_of(points, scale, k, seed, iterations, restarts, tick)
 
@@ -67,7 +66,7 @@ def cluster_scores(
 ) -> dict[str, list[float]]:
     """NMI and AMI of as many clusters as there are classes, one value per seed."""
     k = len(np.unique(labels))
-    points, scale = single_precision(vectors, distance)
+    points, scale = _points(vectors, distance)
     tick = _ticker(progress, len(seeds) * restarts * iterations)
     scores: dict[str, list[float]] = {metric.name: [] for metric in metrics.cluster_metrics()}
     for seed in seeds:
@@ -75,6 +74,12 @@ def cluster_scores(
         for metric in metrics.cluster_metrics():
             scores[metric.name].append(metric.function(labels, assignment))
     return scores
+
+
+def _points(vectors: np.ndarray, distance: str) -> tuple[np.ndarray, float]:
+    from retrieval.space import single_precision  # scores without NMI do not need it
+
+    return single_precision(vectors, distance)
 
 
 def _best_of(

@@ -14,7 +14,6 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
-from retrieval.neighbours import POSITIVE, nearest
 from retrieval.problem import from_arrays
 from retrieval.resources import StageProgress, slices
 from retrieval.results import Agreement
@@ -33,6 +32,8 @@ def agreement(
     data: Embeddings, settings: Settings, progress: StageProgress | None = None
 ) -> Agreement:
     """Recall@K of the listed neighbours, by each distance, as a JSON-able dict (docs/json.md)."""
+    from retrieval.neighbours import POSITIVE, nearest  # compiled, and needed here alone
+
     queries, gallery = (data.splits[name].vectors for name in ("query", "gallery"))
     assert data.neighbours is not None, "has_lists"
     listed, most = data.neighbours, max(settings.recall_at)

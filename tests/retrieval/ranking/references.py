@@ -25,6 +25,14 @@ def ranks_of(
     return count_ranks(problem, **options)
 
 
+def assert_exact(*args, self_ids=None, **options):
+    expected = exact_ranks(*args, self_ids=self_ids)
+    result = ranks_of(*args, self_ids=self_ids, **options)
+    for distance, pairs in expected.items():
+        got = list(zip(result[distance].rank, result[distance].ties, strict=True))
+        assert got == pairs, distance
+
+
 def listed(positions) -> list[list[int]]:
     """The positions of each query's positives."""
     return [part.tolist() for part in np.split(positions.positions, positions.offsets[1:-1])]

@@ -6,32 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval.errors import DmlError
-from retrieval.ranking import nearest_positive, pair_distance, tiles
-from tests.retrieval.ranking.references import HARD, exact_ranks, float64_ranks, ranks_of, values
-
-
-def assert_exact(*args, self_ids=None, **options):
-    expected = exact_ranks(*args, self_ids=self_ids)
-    result = ranks_of(*args, self_ids=self_ids, **options)
-    for distance, pairs in expected.items():
-        got = list(zip(result[distance].rank, result[distance].ties, strict=True))
-        assert got == pairs, distance
-
-
-@pytest.mark.parametrize("pairs", [1 << 14, 4], ids=["float32 tiles", "float64 tiles"])
-@pytest.mark.parametrize("name", HARD)
-def test_ranks_and_ties_are_those_of_exact_arithmetic(name, pairs, monkeypatch, rng):
-    monkeypatch.setattr(tiles, "_PAIRS", pairs)  # 4: every tile with doubts is redone in float64
-    X = HARD[name]
-    assert_exact(X, rng.integers(0, 6, len(X)), block=16)
-
-
-@pytest.mark.parametrize("name", HARD)
-def test_large_classes_give_the_same_exact_ranks(name, monkeypatch, rng):
-    monkeypatch.setattr(nearest_positive, "_LARGE", 0)
-    X = HARD[name]
-    assert_exact(X, rng.integers(0, 3, len(X)), block=16)
+from tests.retrieval.ranking.references import HARD, assert_exact, float64_ranks, ranks_of, values
 
 
 @pytest.mark.parametrize("name", HARD)
@@ -64,18 +39,6 @@ def test_ranks_equal_float64_brute_force(seed, N, D):
         assert (result[distance].rank == float64_ranks(X, labels, distance)).all()
 
 
-def test_ranks_do_not_depend_on_block_threads_or_row_order(rng):
-    labels = rng.integers(0, 9, 300)
-    X = np.repeat(rng.standard_normal((100, 8)), 3, axis=0).astype(np.float32)  # many ties
-    reference = ranks_of(X, labels)
-    order = rng.permutation(300)
-    for options in ({"block": 13}, {"threads": 1}, {"block": 64, "threads": 5}, {"memory": 1}):
-        shuffled = ranks_of(X[order], labels[order], **options)
-        for distance in ("cos", "l2"):
-            assert (shuffled[distance].rank == reference[distance].rank[order]).all()
-            assert (shuffled[distance].ties == reference[distance].ties[order]).all()
-
-
 def test_sampled_queries_get_the_ranks_they_have_among_all(rng):
     X, labels = rng.standard_normal((200, 6)).astype(np.float16), rng.integers(0, 9, 200)
     some = rng.choice(200, 31, replace=False)
@@ -83,19 +46,6 @@ def test_sampled_queries_get_the_ranks_they_have_among_all(rng):
     sampled = ranks_of(X, labels, X[some], labels[some], self_ids=some, block=32)
     for distance in ("cos", "l2"):
         assert (sampled[distance].rank == every[distance].rank[some]).all()
-
-
-@pytest.mark.parametrize(
-    "X", [0.1 * np.eye(60), np.diag(np.linspace(1, 2, 60))], ids=["equal", "of any length"]
-)
-def test_ties_of_float64_rows_need_no_arithmetic_of_long_integers(X, monkeypatch):
-    def slow(*_):
-        raise AssertionError("compared pair by pair")
-
-    monkeypatch.setattr(pair_distance, "_compare_one", slow)
-    found = ranks_of(X, np.arange(60) % 6, distances=("cos",), positions=True)["cos"]
-    assert (found.rank == 51).all()
-    assert (found.ties == 50).all()
 
 
 def test_self_is_left_out_by_identity_when_embeddings_repeat():
@@ -110,48 +60,10 @@ def test_all_equal_embeddings_score_the_floor():
     assert (result["cos"].ties == 8).all()
 
 
-def test_a_query_without_right_item_has_rank_zero():
-    result = ranks_of(np.eye(3, dtype=np.float32), np.array([0, 0, 1]))
-    assert result["cos"].rank.tolist()[2] == 0
-    assert result["cos"].nearest.tolist() == [1, 0, -1]
-
-
 def test_labels_above_2_to_24_stay_apart():
     labels = np.array([2**60, 2**60 + 1, 2**60, 2**60 + 1])
     result = ranks_of(np.array([[0.0], [1], [0.1], [1.1]], np.float32), labels)
     assert result["l2"].rank.tolist() == [1, 1, 1, 1]
-
-
-def test_a_mapped_file_gives_the_same_ranks_as_memory(tmp_path, rng):
-    X, labels = rng.standard_normal((90, 5)).astype(np.float32), rng.integers(0, 5, 90)
-    np.save(tmp_path / "x.npy", X)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    assert (ranks_of(mapped, labels)["l2"].rank == ranks_of(X, labels)["l2"].rank).all()
-
-
-def test_progress_reaches_the_total(rng):
-    seen = []
-    ranks_of(
-        rng.standard_normal((50, 3)),
-        rng.integers(0, 3, 50),
-        block=8,
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen[-1][0] == seen[-1][1] == 28
-
-
-def test_an_interrupt_stops_the_count(rng):
-    def interrupt(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        ranks_of(rng.standard_normal((500, 3)), np.arange(500) % 5, block=8, progress=interrupt)
-
-
-def test_vectors_outside_the_range_of_float64_squares_are_refused():
-    for size in (1e200, 1.2e154, 1e141, 1e-141, 1e-200):
-        with pytest.raises(DmlError, match="cannot be compared"):
-            ranks_of(np.array([[size], [1.0]]), np.array([0, 0]))
 
 
 def test_leaving_out_by_id_where_dropping_the_first_column_flatters():
