@@ -137,16 +137,19 @@ def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Ste
         found += [
             Step(
                 ("train", "--loss", loss, *short, "--out", str(run)),
-                run / "result.json", also=(run / "best.pt",),
+                run / "result.json",
+                also=(run / "best.pt",),
             ),
             Step(
                 ("export", str(run), "--onnx"),
-                run / "export.json", (run / "best.pt",), (model, rows),
+                run / "export.json",
+                (run / "best.pt",),
+                (model, rows),
             ),
             Step(("embed", str(model), "glyphs:query", "--out", str(shop)), shop, (model,)),
             _evaluate(rows, run / "metrics.json"),
             _evaluate(shop, run / "shop.json", "--recall-at", "1,10,20", "--no-nmi"),
-        ]  # fmt: skip
+        ]
     first, *others = (folder / loss / "embeddings.h5" for loss in losses)
     for loss, other in zip(losses[1:], others, strict=True):
         result = folder / f"{losses[0]}-{loss}.json"
@@ -203,9 +206,12 @@ def summary(folder: Path, losses: tuple[str, ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for name in (
-        *(f"Recall@1 {d}" for d in DISTANCES), "NMI cos", "query → gallery", "ONNX: same nearest",
+        *(f"Recall@1 {d}" for d in DISTANCES),
+        "NMI cos",
+        "query → gallery",
+        "ONNX: same nearest",
         "images/s",
-    ):  # fmt: skip
+    ):
         table.add_column(name, justify="right")
     for name, title in BASELINES.items():
         table.add_row(title, *_scores(_read(folder / f"{name}.json")), "", "", "")

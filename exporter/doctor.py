@@ -1,6 +1,6 @@
-"""What is installed, what works here and will be used, and a line for each thing that is missing.
+"""Check what is installed and works on this machine, and say how to install what is missing.
 
-Everything is tried, not listed: modules are imported, ONNX Runtime runs a model on each device.
+Modules are imported, and ONNX Runtime runs a model on each device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_DISK, LEAST_MEMORY = 1 << 30, 1 << 30  # the demo needs less than half of 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the answer."""
+    """The result of one check: a line of the table."""
 
     group: str
     name: str
@@ -45,7 +45,7 @@ class Check:
 
 
 def examine(folder: Path | None = None) -> list[Check]:
-    """All checks, for work in `folder`."""
+    """Run all checks for work in `folder`, by default the current one."""
     return [
         Check("dmltool", "dmltool", OK, _version("dmltool")),
         Check("dmltool", "Python", OK, f"{platform.python_version()}, {sys.prefix}"),
@@ -58,7 +58,7 @@ def examine(folder: Path | None = None) -> list[Check]:
 
 
 def ready(checks: list[Check]) -> bool:
-    """Whether the commands of the quick start can run."""
+    """Whether everything that train, export and eval need works."""
     return all(check.state in (OK, NOTE) for check in checks if check.needed)
 
 
@@ -112,7 +112,7 @@ def _training() -> list[Check]:
 
 
 def _cuda_libraries() -> list[Check]:
-    """What a CUDA build of torch brings along: several gigabytes, of no use without a GPU."""
+    """The packages of a CUDA build of torch: several gigabytes, useless without a GPU."""
     names = {str(found.name).lower() for found in distributions()}
     names = {name for name in names if name.startswith("nvidia-") or name == "triton"}
     size = sum(filter(None, map(_size, names)))
@@ -180,7 +180,7 @@ def _module(
     module: str | None = None,
     optional: bool = False,
 ) -> Check:
-    """One module, imported: its version and what else there is to say of it."""
+    """Import a module and report its version; `more` adds to the line."""
     try:
         with providers.quiet():
             found = import_module(module or name)
@@ -226,7 +226,7 @@ def _version(package: str) -> str:
 
 
 def _installed_twice(*packages: str) -> str:
-    """Two builds of one module overwrite each other's files."""
+    """Which builds of one module are installed together, overwriting each other's files."""
     there = [name for name in packages if _version(name)]
     return f"{' and '.join(there)} are both installed" if len(there) > 1 else ""
 

@@ -1,7 +1,7 @@
-"""What a model file says of itself: the `dmltool.*` properties, and the preprocessing in them.
+"""Write and read the `dmltool.*` properties of a model file, with the preprocessing of its images.
 
-A network fed with images prepared in another way gives embeddings that look right and are not, so
-the preparation travels with the file and is read from nowhere else.
+Images that are prepared differently give embeddings that look right and are wrong. Therefore the
+preprocessing is stored in the model file and read only from there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.data.images import WHITE, Colour
 SCHEMA = 1
 PREFIX = "dmltool."
 INPUTS = {"uint8-nhwc": ("nhwc", "uint8"), "float-nchw": ("nchw", "float32")}
-"""The forms of input that a model is exported with: layout and type."""
+"""Layout and type of each form of input that a model can be exported with."""
 LAYOUTS = ("nhwc", "nchw")
 DTYPES = ("uint8", "float32", "float16")
 
@@ -30,7 +30,7 @@ Triple = tuple[float, ...]  # of length 3, which is checked
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What turns an image file into the model's input."""
+    """How an image file becomes the input of a model."""
 
     resize: int
     keep_ratio: bool
@@ -43,15 +43,15 @@ class Preprocessing:
     dtype: str = "uint8"
     """uint8: 0 to 255; float32 or float16: 0 to 1 before mean and std."""
     inside: bool = True
-    """Mean and std are applied by the graph; False: by `to_input`."""
+    """Whether the graph applies mean and std; otherwise `to_input` does."""
     scale: int = 1
-    """1 or 255: mean and std are those of colours from 0 to so much."""
+    """1 or 255: the largest colour value that mean and std refer to."""
     color: str = "RGB"
     """The order of the colours in the input: RGB or BGR. Mean and std are in the order RGB."""
     background: Colour = WHITE
-    """What transparency shows."""
+    """Colour behind transparent pixels."""
     draft: int = 1
-    """As of `trainer.config.Input`. Models that do not name it were trained with 1."""
+    """See `trainer.config.Input`. Models without this property were trained with 1."""
 
     def __post_init__(self) -> None:
         found = [problem.text for problem in self.spec().problems()]
@@ -77,7 +77,7 @@ class Preprocessing:
             raise DmlError("The preprocessing makes no sense.", "\n".join(found))
 
     def spec(self) -> Input:
-        """For `trainer.data.transforms.for_testing`."""
+        """The settings that `trainer.data.transforms.for_testing` takes."""
         return Input(
             resize=self.resize,
             keep_ratio=self.keep_ratio,
@@ -87,7 +87,7 @@ class Preprocessing:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The fields in the types of JSON."""
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in asdict(self).items()
@@ -95,7 +95,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Preprocessing:
-        """Other keys are left alone; missing and odd ones are a DmlError."""
+        """Read fields from a dict; a DmlError lists those that are missing or invalid."""
         values: dict[str, Any] = {}
         found = []
         for key, kind in _KINDS.items():
@@ -124,7 +124,7 @@ class Preprocessing:
             ) from error
 
     def to_input(self, batch: np.ndarray) -> np.ndarray:
-        """What a session gets for uint8 RGB images (B, H, W, 3)."""
+        """Convert uint8 RGB images (B, H, W, 3) to the input of the model."""
         assert batch.dtype == np.uint8, batch.dtype
         assert batch.ndim == 4, batch.shape
         if self.dtype != "uint8":
@@ -141,7 +141,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The `dmltool.*` properties of a model, read back."""
+    """The `dmltool.*` properties of a model, parsed."""
 
     preprocessing: Preprocessing
     arch: str = ""
@@ -155,10 +155,10 @@ class Metadata:
     versions: dict[str, str] = field(default_factory=dict)
     parity: dict[str, Any] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
-    """Properties of dmltool that are not among the above."""
+    """All other properties with the prefix."""
 
     def checkpoints(self) -> list[str]:
-        """sha256 of each checkpoint that the model came from."""
+        """SHA-256 of each checkpoint that the model was exported from."""
         if "ensemble" not in self.others:
             return [self.checkpoint_sha256]
         try:
@@ -225,7 +225,7 @@ def describe_ensemble(members: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def to_properties(values: Mapping[str, Any]) -> dict[str, str]:
-    """Texts stay, all else is JSON; names get the prefix."""
+    """Add the prefix to the names, and convert values other than texts to JSON."""
     return {
         PREFIX + key: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         for key, value in values.items()
@@ -233,7 +233,7 @@ def to_properties(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_properties(properties: Mapping[str, str]) -> Metadata | None:
-    """None for a model that is not of dmltool; one of an unknown schema is a DmlError."""
+    """Parse properties; None if the model is not from dmltool, a DmlError if they are invalid."""
     own = {k.removeprefix(PREFIX): v for k, v in properties.items() if k.startswith(PREFIX)}
     if not own:
         return None
@@ -261,7 +261,7 @@ def read_properties(properties: Mapping[str, str]) -> Metadata | None:
 
 
 _NAMES = {"layout": "input_layout", "dtype": "input_dtype", "inside": "normalizes_input"}
-"""Fields of Preprocessing whose property is called otherwise."""
+"""Fields of Preprocessing whose property has another name."""
 _KINDS = {each.name: str(each.type) for each in fields(Preprocessing)}
 _REQUIRED = ("resize", "keep_ratio", "crop", "interpolation", "mean", "std")
 _TEXTS = {"arch", "precision", "loss", "dataset", "checkpoint_sha256"}
@@ -279,7 +279,7 @@ def _form(input: str) -> tuple[str, str]:
 
 
 def _converted(value: Any, kind: str) -> Any:
-    """A value of a dict, or its JSON in a property; ValueError or TypeError if it is no `kind`."""
+    """Convert a value, or its JSON, to a type; ValueError or TypeError if it has another."""
     if kind == "str":
         if not isinstance(value, str):
             raise TypeError

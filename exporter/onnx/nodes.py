@@ -1,4 +1,7 @@
-"""Parts of an ONNX graph: where pixels become input, where embeddings are made; and its order."""
+"""Find the first and the last nodes of an ONNX graph, and sort its nodes.
+
+The first nodes turn pixels into the input of the network, the last ones make the embedding.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def head(model: ModelProto) -> list[NodeProto]:
 
 
 def joints(model: ModelProto) -> tuple[list[NodeProto], list[str]]:
-    """The nodes that only join embeddings, in ensembles, and the names of what they join."""
+    """The nodes that concatenate the embeddings of an ensemble, and the names of their inputs."""
     maker = {name: node for node in model.graph.node for name in node.output}
     joined, ends, open_ = [], [], [value.name for value in model.graph.output]
     while open_:
@@ -47,7 +50,7 @@ def joints(model: ModelProto) -> tuple[list[NodeProto], list[str]]:
 
 
 def tail(model: ModelProto) -> list[NodeProto]:
-    """The nodes that bring embeddings to length 1 and join them; in most models there are none."""
+    """The nodes that normalise and concatenate embeddings; most models have none."""
     maker = {name: node for node in model.graph.node for name in node.output}
     joined, open_ = joints(model)
     found = {node.name: node for node in joined}
@@ -60,9 +63,9 @@ def tail(model: ModelProto) -> list[NodeProto]:
 
 
 def last(model: ModelProto) -> list[NodeProto]:
-    """The tail and, before it, projection and pooling, up to the last layer with many numbers.
+    """The tail and the projection and pooling before it.
 
-    They make the embedding itself, of which 8 bits are too coarse for neighbours that lie close.
+    They compute the embedding itself, and 8 bits are too coarse to tell near neighbours apart.
     """
     maker = {name: node for node in model.graph.node for name in node.output}
     found = {node.name: node for node in tail(model)}
@@ -78,8 +81,10 @@ def last(model: ModelProto) -> list[NodeProto]:
 
 
 def straighten(model: ModelProto) -> None:
-    """Takes out the detours over float16 between two nodes that compute in float32, which the
-    converter leaves, and brings its new nodes into the order of computation.
+    """Clean up after the float16 converter.
+
+    Removes casts to float16 and back between two nodes that compute in float32, and sorts the nodes
+    in the order of computation.
     """
     from onnx import TensorProto
 
@@ -109,7 +114,7 @@ def straighten(model: ModelProto) -> None:
 
 
 def in_order(nodes: list[NodeProto]) -> list[NodeProto]:
-    """Every node after those that it needs, as near to the given order as that allows."""
+    """Sort nodes so that each one follows its inputs, otherwise in the given order."""
     maker = {name: node.name for node in nodes for name in node.output}
     by_name = {node.name: node for node in nodes}
     done: dict[str, NodeProto] = {}

@@ -1,5 +1,7 @@
-"""Which device runs a model: found by trying, because a build of ONNX Runtime lists what it was
-compiled for, not what the machine has; and in silence, because it tells of failures on stdout.
+"""Choose the device that runs a model, by trying.
+
+ONNX Runtime lists what it was compiled for, not what the machine has, and it prints failures to
+stdout, which is suppressed here.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ _quiet_lock = threading.RLock()
 
 
 def pick(provider: str = "auto") -> tuple[list[str], str]:
-    """Providers for a session, the wanted one first, and one line saying which and why.
+    """Providers for a session, the chosen one first, and one line that says which and why.
 
-    auto takes CUDA where it works, else the CPU; TensorRT compiles a model for minutes and is taken
-    only when asked for. Asking for what cannot work is an error.
+    auto chooses CUDA if it works, otherwise the CPU. TensorRT compiles a model for minutes and is
+    used only on request. Requesting a provider that does not work is an error.
     """
     if provider not in CHOICES:
         raise DmlError(
@@ -66,7 +68,7 @@ def _title(name: str) -> str:
 
 @cache
 def missing_for(name: str) -> tuple[str, str] | None:
-    """What keeps a GPU provider from working and what to do about it; None where it works."""
+    """Why a GPU provider does not work and how to fix it; None if it works."""
     fault = gpu_fault()
     if fault is not None:
         return fault, "Run on the CPU: --provider cpu"
@@ -85,7 +87,7 @@ def missing_for(name: str) -> tuple[str, str] | None:
             works = session.get_providers()[0] == NAMES[name]
             if works:
                 session.run(None, {"x": _one()})
-        except Exception as error:  # the runtime has a class of its own for every failure
+        except Exception as error:  # the runtime has its own class for every failure
             works = False
             said.append(str(error))
     if works:
@@ -97,7 +99,7 @@ def missing_for(name: str) -> tuple[str, str] | None:
 
 
 def gpu_fault() -> str | None:
-    """Why there is no NVIDIA GPU to use, asked of the driver itself; None if there is one."""
+    """Why no NVIDIA GPU can be used, according to the driver; None if there is one."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         driver = ctypes.CDLL(name)
@@ -117,7 +119,7 @@ def gpu_fault() -> str | None:
 
 
 def load_runtime() -> Any:
-    """The module onnxruntime; a missing one is a DmlError that names the extras."""
+    """Import onnxruntime; a DmlError with the command that installs it if it is missing."""
     # Looking for devices, it may remark on them when it is first imported.
     with nullcontext() if "onnxruntime" in sys.modules else quiet():
         return _import_runtime()
@@ -145,9 +147,10 @@ def silent_options() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[list[str]]:
-    """Keeps Python and C from writing to stdout and stderr, and gives what they said.
+    """Capture what Python and C code write to stdout and stderr.
 
-    The list is filled at the end. One thread at a time: the descriptors belong to the process.
+    The lines are in the list after the block. Only one thread at a time can be inside, because file
+    descriptors belong to the whole process.
     """
     said: list[str] = []
     text = io.StringIO()
@@ -182,7 +185,7 @@ def _flush(stream: Any) -> None:
 
 
 def last_words(said: list[str]) -> str:
-    """The most telling of what a runtime wrote: libraries that it lacks, or the last complaint."""
+    """The reason in a runtime's output: missing libraries, or the last line with an error."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(said))
     lacking = re.findall(r"([\w.+-]+\.so[\w.]*): cannot open shared object", text)
     if lacking:
@@ -194,7 +197,7 @@ def last_words(said: list[str]) -> str:
 
 
 def tiny_model() -> bytes:
-    """y = x + x, for trying a provider."""
+    """The bytes of a model that computes x + x, to try a provider with."""
     from onnx import TensorProto, helper
 
     one, two = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
