@@ -7,8 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from cli import main
+from retrieval.embeddings import Split
 from retrieval.errors import DmlError
+from retrieval.formats.hdf5.file import write
 
 # Tests are too small to gain from threads, and their numbers should not depend on a trial of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,3 +58,23 @@ def clustered(rng):
     labels = np.arange(60) % 6
     vectors = rng.standard_normal((6, 8))[labels] + 0.8 * rng.standard_normal((60, 8))
     return vectors.astype(np.float32), labels
+
+
+@pytest.fixture
+def files(tmp_path, clustered):
+    X, labels = clustered
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", labels)
+    names = np.array([f"class {c}" for c in range(6)])
+    write(tmp_path / "a.h5", {"test": Split(X, labels)}, names, {"model": "a"})
+    write(tmp_path / "b.h5", {"test": Split(X[:, ::-1] ** 3, labels)}, names, {"model": "b"})
+    write(
+        tmp_path / "shop.h5",
+        {"query": Split(X[:20], labels[:20]), "gallery": Split(X[20:], labels[20:])},
+    )
+    return tmp_path
+
+
+def call(*args):
+    """Runs a command in this process."""
+    return CliRunner().invoke(main, [str(arg) for arg in args], catch_exceptions=False)

@@ -1,0 +1,121 @@
+"""The commands inspect, export and embed as a user meets them."""
+
+import json
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from cli import main
+from tests.conftest import call
+from tests.trainer.conftest import draw_pictures
+
+SMALL = (
+    "--set", "input.resize=0", "--set", "input.crop=16", "--set", "input.train_crop=center",
+    "--backbone", "smallcnn", "--weights", "none", "--batch", "16", "--epochs", "2",
+    "--set", "data.val_fraction=0.2", "--device", "cpu", "--workers", "0",
+)  # fmt: skip
+
+X = np.random.default_rng(0).standard_normal((12, 5))
+Y = np.arange(12) // 3
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return draw_pictures(tmp_path / "photos")
+
+
+@pytest.fixture
+def dmltool(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def table(tmp_path):
+    frame = pd.DataFrame(X, columns=[f"d{n}" for n in range(5)]).assign(label=Y, width=0.5)
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    return tmp_path / "x.csv"
+
+
+def test_inspect_tells_what_is_inside(files):
+    result = call("inspect", files / "a.h5")
+    for word in ("60", "float32", "no", "class", "model"):
+        assert word in result.stdout
+    parsed = json.loads(call("inspect", files / "shop.h5", "--json").stdout)
+    assert parsed["splits"]["gallery"]["rows"] == 40
+    assert parsed["splits"]["query"]["labels"]["classes"] == 6
+
+
+def test_inspect_works_without_labels_and_with_nan(files):
+    np.save(files / "nan.npy", np.array([[1.0, np.nan], [3.0, 4.0]]))
+    parsed = json.loads(call("inspect", files / "nan.npy", "--json").stdout)
+    split = parsed["splits"]["test"]
+    assert split["labels"] is None
+    assert split["checks"]["nonfinite_rows"] == 1
+    assert split["norms"]["max"] == 5.0
+
+
+def test_metadata_that_json_cannot_hold_is_written_as_text(files):
+    import h5py
+
+    with h5py.File(files / "a.h5", "r+") as file:
+        file.attrs["loss"] = np.nan
+        file.attrs["nothing"] = h5py.Empty("f")
+        file.attrs["words"] = np.array([b"a", b"b"])
+    attrs = json.loads(call("inspect", files / "a.h5", "--json").stdout)["attrs"]
+    assert attrs["loss"] == "nan"
+    assert attrs["words"] == ["a", "b"]
+    np.save(files / "huge.npy", np.full((4, 2), 1e200))
+    assert call("inspect", files / "huge.npy", "--json").exit_code == 0
+
+
+def test_labels_that_look_like_markup_are_shown_as_text(tmp_path, clustered):
+    X, labels = clustered
+    np.savez(
+        tmp_path / "[red]x.npz", embeddings=X, labels=np.char.add("[bold]", labels.astype(str))
+    )
+    result = call("inspect", tmp_path / "[red]x.npz")
+    assert "[red]x.npz" in result.stdout.replace("\n", "")
+    assert result.exit_code == 0
+
+
+def test_inspect_says_which_arrays_it_took(tmp_path, table):
+    np.savez(tmp_path / "x.npz", query_x=X, query_y=Y, gallery_x=X, gallery_y=Y)
+    found = call("inspect", tmp_path / "x.npz")
+    lines = [line.split() for line in found.stdout.splitlines()]
+    assert ["vectors", "from", "query_x", "gallery_x"] in lines
+    assert ["labels", "from", "query_y", "gallery_y"] in lines
+    result = json.loads(call("inspect", table, "--json").stdout)
+    assert result["splits"]["test"]["taken"]["vectors"] == "d0 ... d4, 5 columns"
+    assert result["notes"] == [f"{table}: not used: width"]
+
+
+def test_names_that_are_not_utf8_come_through_to_the_scores(dmltool, photos):
+    for name in list(photos.iterdir()):
+        (name / "0.png").rename(name / os.fsdecode(b"\xe9.png"))
+        name.rename(photos / (name.name + os.fsdecode(b"\xe9")))
+    assert (
+        dmltool("train", "--data", photos, *SMALL, "--epochs", "1", "--out", "run").exit_code == 0
+    )
+    done = dmltool("export", "run", "--no-onnx", "--backend", "torch")
+    assert done.exit_code == 0, done.output
+    done = dmltool("eval", "run/embeddings.h5", "--no-nmi", "--per-class", "classes.csv")
+    assert done.exit_code == 0, done.output
+    assert "Recall@1" in done.stdout
+
+
+def test_threads_beyond_the_processors_are_said_and_not_started(dmltool, photos, tmp_path):
+    many = ("--threads", "100000")
+    done = dmltool("train", "--data", photos, "--dataset", "folder", *SMALL, *many, "--out", "run")
+    assert done.exit_code == 0, done.output
+    assert "--threads 100000:" in done.stderr
+    done = dmltool("export", "run", *many)
+    assert done.exit_code == 0, done.output
+    assert "--threads 100000:" in done.stderr
+    done = dmltool("embed", "run/model.onnx", photos, "--out", "x.h5", *many)
+    assert done.exit_code == 0, done.output
+    assert "--threads 100000:" in done.stderr

@@ -1,0 +1,59 @@
+"""Tables: what the result says, whole on any width."""
+
+import io
+import json
+
+import click
+import pytest
+from rich.console import Console
+
+from retrieval.tables import evaluation_table
+from tests.conftest import call
+
+QUICK = ("--no-nmi", "--no-map")
+
+
+def test_a_narrow_terminal_gets_the_scores_without_intervals(files):
+    result = json.loads(call("eval", files / "a.h5", "--json", *QUICK).stdout)
+    console = Console(width=40, record=True, file=io.StringIO())
+    console.print(evaluation_table(result, 40))
+    line = next(line for line in console.export_text().splitlines() if "Recall@1" in line)
+    assert line.split() == [
+        "Recall@1",
+        *(f"{100 * result['distances'][d]['recall']['1']:.2f}" for d in ("l2", "cos")),
+    ]
+
+
+def test_the_table_shows_what_the_json_says(files):
+    scores = json.loads(call("eval", files / "a.h5", "--json", "--no-nmi").stdout)["distances"]
+    table = call("eval", files / "a.h5", "--no-nmi").stdout
+    for name, key in (("MRR", "mrr"), ("MAP@R", "map_at_r"), ("R-precision", "r_precision")):
+        cells = next(line for line in table.splitlines() if name in line).split()
+        values = [f"{100 * scores[d][key]:.2f}" for d in ("l2", "cos")]
+        assert [cells[1], cells[5]] == values
+    assert f"{100 * scores['cos']['recall']['2']:.2f}" in table
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_comparisons_show_whole_numbers_in_narrow_terminals(files, width, monkeypatch):
+    args = ("compare", files / "a.h5", files / "b.h5", "--recall-at", "1,1000")
+    wide = call(*args).stdout
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    lines = [line.rstrip() for line in click.unstyle(call(*args).stdout).splitlines()]
+    assert max(map(len, lines)) <= width
+    rows = [line.split() for line in lines if line.startswith((" Recall@1 ", " MAP@R"))]
+    assert len(rows) == 4
+    whole = wide.split()
+    assert all(cell in whole for row in rows for cell in row)
+    assert not any("…" in line for line in lines)
+
+
+def test_tables_name_percent_and_show_l2_before_cos(files):
+    table = call("eval", files / "a.h5", *QUICK).stdout
+    assert table.index("l2, %") < table.index("cos, %")
+    both = call("compare", files / "a.h5", files / "b.h5", *QUICK).stdout
+    assert both.index(" l2 ") < both.index(" cos ")
+    assert "A, %" in both
+    found = json.loads(call("eval", files / "a.h5", "--json", *QUICK).stdout)
+    assert list(found["distances"]) == found["settings"]["distances"] == ["l2", "cos"]
