@@ -34,6 +34,8 @@ class BadSettings(DmlError):
 
 @dataclass(frozen=True)
 class Data:
+    """The data set, and how its images are read."""
+
     dataset: str = "glyphs"
     """Name of the data set; `dmltool list datasets` shows all."""
     root: str = ""
@@ -62,6 +64,8 @@ class Data:
 
 @dataclass(frozen=True)
 class Input:
+    """What is done to an image before the network sees it."""
+
     resize: int = 256
     """Length of the short side before cropping, in pixels; 0: images are not resized."""
     keep_ratio: bool = True
@@ -124,6 +128,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Network:
+    """The backbone and the embedding on top of it."""
+
     backbone: str = "smallcnn"
     """Name of the backbone (`dmltool list backbones` shows all), or timm:NAME."""
     weights: str = "none"
@@ -145,6 +151,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Loss:
+    """The loss, and the losses that are computed beside it."""
+
     name: str = "ce"
     """Name of the loss (`dmltool list losses` shows all), or pml:NAME."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -162,6 +170,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class Batches:
+    """Which images make up a batch."""
+
     size: int = 128
     """Images per batch, drawn at random; every image is used once per epoch."""
     classes: int = 0
@@ -192,6 +202,8 @@ class Batches:
 
 @dataclass(frozen=True)
 class Optimizer:
+    """The optimiser and its learning rate."""
+
     name: str = "adam"
     """sgd, adam, radam or adamw; sgd uses Nesterov momentum if `momentum` is above 0."""
     lr: float = 1e-3
@@ -214,6 +226,8 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
+    """How long training takes, and how the learning rate changes."""
+
     epochs: int = 30
     """Number of epochs."""
     name: str = "cosine"
@@ -236,6 +250,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Run:
+    """Where a run is computed, and how its best epoch is picked."""
+
     seed: int = 0
     """Seed of the weights, the order of images, random crops, dropout and anchors."""
     device: str = "auto"
@@ -271,6 +287,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Config:
+    """All settings of a run; a wrong one is an error when it is made."""
+
     data: Data = field(default_factory=Data)
     input: Input = field(default_factory=Input)
     network: Network = field(default_factory=Network)

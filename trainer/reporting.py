@@ -208,9 +208,11 @@ def _table(run: Path) -> dict[str, Any]:
         table = _dict(toml.parse(_settings_text(run)).get("data"))
     except ValueError as error:
         raise DmlError(f"{run / CONFIG} is not TOML.", f"{error}.") from error
-    found = {key: table.get(key) for key in ("dataset", "root", "options")}
-    return {"dataset": str(found["dataset"]), "root": found["root"] or None,
-            "options": _dict(found["options"])}  # fmt: skip
+    return {
+        "dataset": str(table.get("dataset")),
+        "root": table.get("root") or None,
+        "options": _dict(table.get("options")),
+    }
 
 
 def _pictures(

@@ -7,15 +7,16 @@ one that holds labels only has just the second. One that rests on a library in C
 
 from dataclasses import dataclass
 
+from retrieval import registry
 from retrieval.formats import hdf5
+from retrieval.registry import Registry
 
 
 @dataclass(frozen=True)
-class Format:
-    name: str
-    suffixes: tuple[str, ...]
-    module: str
-    summary: str
+class Format(registry.Entry):
+    """A format: its path is that of the module that reads it."""
+
+    suffixes: tuple[str, ...] = ()
     magic: tuple[bytes, ...] = ()
     """How such files begin,"""
     offsets: tuple[int, ...] = (0,)
@@ -27,84 +28,85 @@ class Format:
     """and the extra of pyproject.toml that installs it."""
 
 
-FORMATS = (
+FORMATS = Registry(
+    "format",
     Format(
         "hdf5",
-        hdf5.SUFFIXES,
         "retrieval.formats.hdf5.file",
         "embedding files of dmltool, ann-benchmarks files, other vectors with labels",
+        hdf5.SUFFIXES,
         (b"\x89HDF\r\n\x1a\n",),
         offsets=(0, 512, 1024, 2048),
     ),
     Format(
         "npy",
-        (".npy",),
         "retrieval.formats.npy",
         "one NumPy array; labels in a separate file",
+        (".npy",),
         (b"\x93NUMPY",),
     ),
     Format(
         "npz",
-        (".npz",),
         "retrieval.formats.npz",
         "named NumPy arrays, compressed or not",
+        (".npz",),
         (b"PK",),
     ),
     Format(
         "csv",
-        (".csv", ".tsv"),
         "retrieval.formats.csv",
         "one column per dimension, or one column of [lists]; header optional",
+        (".csv", ".tsv"),
     ),
     Format(
         "arrow",
-        (".parquet", ".pq", ".arrow", ".feather"),
         "retrieval.formats.arrow",
         "Parquet and Arrow tables: one list column, or one column per dimension",
+        (".parquet", ".pq", ".arrow", ".feather"),
         (b"PAR1", b"ARROW1"),
         needs="pyarrow",
         extra="readers",
     ),
     Format(
         "jsonl",
-        (".jsonl", ".ndjson"),
         "retrieval.formats.jsonl",
         "one JSON object per line, with a list of numbers and a label",
+        (".jsonl", ".ndjson"),
     ),
     Format(
         "torch",
-        (".pt", ".pth"),
         "retrieval.formats.pt",
         "tensors and NumPy arrays from torch.save, alone or in dicts; no code in them is run",
+        (".pt", ".pth"),
         needs="torch",
         extra="cpu",
     ),
     Format(
         "safetensors",
-        (".safetensors",),
         "retrieval.formats.safetensors",
         "named tensors",
+        (".safetensors",),
     ),
     Format(
         "vecs",
-        (".fvecs", ".bvecs"),
         "retrieval.formats.vecs",
         "TEXMEX vectors; labels in a separate file",
+        (".fvecs", ".bvecs"),
     ),
     Format(
         "faiss",
-        (".faiss", ".index"),
         "retrieval.formats.faiss_flat",
         "flat FAISS index, with or without ids; labels in a separate file",
+        (".faiss", ".index"),
         (b"IxF", b"IxM"),
     ),
     Format(
         "gzip",
-        (".gz",),
         "retrieval.formats.gzipped",
         "`.npy.gz`, `.csv.gz`, `.tsv.gz`, `.jsonl.gz`, and labels in `.txt.gz`",
+        (".gz",),
     ),
-    Format("ivecs", (".ivecs",), "retrieval.formats.vecs", "TEXMEX integers", labels_only=True),
-    Format("text", (".txt",), "retrieval.formats.text", "one label per line", labels_only=True),
-    Format("json", (".json",), "retrieval.formats.text", "a list of labels", labels_only=True),
+    Format("ivecs", "retrieval.formats.vecs", "TEXMEX integers", (".ivecs",), labels_only=True),
+    Format("text", "retrieval.formats.text", "one label per line", (".txt",), labels_only=True),
+    Format("json", "retrieval.formats.text", "a list of labels", (".json",), labels_only=True),
 )

@@ -6,7 +6,6 @@ The temporary file is removed as soon as it has been read or mapped.
 from __future__ import annotations
 
 import gzip
-import importlib
 import os
 import shlex
 import tempfile
@@ -60,7 +59,7 @@ def _module(path: Path) -> ModuleType:
             f"Unpack it: gunzip -k {shlex.quote(str(path))}",
         )
     (format,) = (format for format in FORMATS if suffix in format.suffixes)
-    return importlib.import_module(format.module)
+    return format.load()
 
 
 @contextmanager

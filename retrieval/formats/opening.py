@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import shlex
 import zipfile
@@ -115,7 +114,7 @@ def _call(format: Format, path: Path, function: Callable[[ModuleType], Any]) -> 
 
 
 def _load(format: Format) -> ModuleType:
-    return importlib.import_module(format.module)
+    return format.load()
 
 
 def find_format(path: Path) -> Format:

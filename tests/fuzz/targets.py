@@ -72,7 +72,7 @@ class Target:
 def light(folder: Path) -> list[Target]:
     """Every format that is read without torch."""
     for format in FORMATS:
-        importlib.import_module(format.module)
+        format.load()
     files = seeds.embedding_files(folder / "embeddings")
     _evaluated(folder / "embeddings" / "plain.npz", None)  # compiles what is compiled
     weights = {"hdf5": 20, "arrow": 16, "npz": 8, "csv": 8}

@@ -36,8 +36,8 @@ VERSION = 1
 _HEADER = struct.Struct("<16sIIQQQ16x")
 _MAGIC = b"dmltool images"
 _CHUNK = 16  # images in one task of a thread
-_SAMPLE = 256  # images after which the size of all is foretold
-_SURELY = 0.8  # of what is foretold
+_SAMPLE = 256  # images after which the size of all is estimated
+_SURELY = 0.8  # refuse only if this share of the estimate does not fit
 
 Bad = list[tuple[int, str]]  # (row, reason), as of images.check_images
 
@@ -55,13 +55,13 @@ class Store:
         return len(self.starts)
 
     def image(self, row: int) -> np.ndarray:
-        """(H, W, 3), a view"""
+        """One image (H, W, 3), as a view."""
         height, width = self.shapes[row].tolist()
         start = self.starts[row]
         return self.pixels[start : start + height * width * 3].reshape(height, width, 3)
 
     def images(self, rows: np.ndarray) -> np.ndarray:
-        """(n, H, W, 3), a copy; all images must have one shape."""
+        """Images (n, H, W, 3) as a copy; all images must have one shape."""
         height, width = self.shapes[0].tolist()
         size = height * width * 3
         return self.pixels.reshape(-1, height, width, 3)[self.starts[rows] // size]
@@ -72,10 +72,11 @@ class Store:
         return len(self) > 0 and bool((self.shapes == self.shapes[0]).all())
 
     def take(self, rows: np.ndarray) -> Store:
+        """These images only, in this order."""
         return replace(self, shapes=self.shapes[rows], starts=self.starts[rows])
 
     def __getstate__(self) -> dict:
-        """A mapped file is mapped again by the process that receives it."""
+        """Leave out the pixels of a mapped file: the receiving process maps it again."""
         return self.__dict__ | ({} if self.file is None else {"pixels": len(self.pixels)})
 
     def __setstate__(self, state: dict) -> None:
@@ -87,6 +88,7 @@ class Store:
 def in_memory(
     data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
 ) -> tuple[Store, Bad]:
+    """Read and resize all images into memory; DmlError as soon as they will not fit."""
     pixels, used, bad = np.empty(0, np.uint8), 0, []
     shapes = np.zeros((len(data), 2), np.int32)
     for row, image in enumerate(_read_all(data, spec, workers, progress)):
@@ -117,7 +119,7 @@ def in_memory(
 def on_disk(
     data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
 ) -> tuple[Store, Bad]:
-    """From the file that an earlier run has left, or into a new one."""
+    """Open the file that an earlier run has written, or write a new one."""
     path = cache_folder() / f"{fingerprint(data, spec)}.images"
     found = _opened(path, len(data))
     if found is None or not _still_bad(data, spec, found[1]):
@@ -156,7 +158,7 @@ def _write(file: BinaryIO, data: DataSet, spec: Input, images: Iterator[np.ndarr
 
 
 def _opened(path: Path, N: int) -> tuple[Store, Bad] | None:
-    """None if there is no such file, or if it is not whole."""
+    """The images of a file; None if there is no such file, or if it is not complete."""
     try:
         with open(path, "rb") as file:
             head = file.read(_HEADER.size)
@@ -192,7 +194,7 @@ def _store(pixels: np.ndarray, shapes: np.ndarray, file: Path | None = None) -> 
 def _read_all(
     data: DataSet, spec: Input, workers: int | None, progress: Progress | None
 ) -> Iterator[np.ndarray | str]:
-    """Each image resized, or the reason why it cannot be read; in order."""
+    """Yield each image resized, or the reason why it cannot be read, in order."""
 
     def chunk(start: int) -> list[np.ndarray | str]:
         rows = range(start, min(start + _CHUNK, len(data)))
@@ -209,7 +211,7 @@ def _read_all(
 
 
 def _ahead(task: Callable[[int], list], starts: range, workers: int | None) -> Iterator[list]:
-    """Results in order, by threads; few run ahead, so that a slow disk does not fill the memory."""
+    """Yield results of threads in order; few run ahead, so that memory does not fill up."""
     workers = workers or processors()
     with ThreadPoolExecutor(workers) as pool:
         running: deque[Future[list]] = deque()
@@ -235,12 +237,13 @@ def _resized_or_reason(data: DataSet, spec: Input, row: int) -> np.ndarray | str
 
 
 def cache_folder() -> Path:
+    """Where files of resized images are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "dmltool"
 
 
 def fingerprint(data: DataSet, spec: Input | None = None) -> str:
-    """A name that changes with the images, and with what is done to them before they are kept."""
+    """The name of a cache file: it changes with the images and with how they are resized."""
     digest = hashlib.sha256()
     resize = () if spec is None else (spec.resize, spec.keep_ratio, spec.interpolation, spec.draft)
     root = None if data.root is None else str(data.root.resolve())
@@ -300,7 +303,7 @@ def _gigabytes(size: float) -> str:
 def check(
     data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
 ) -> Bad:
-    """Images that cannot be read, or not be resized; what an earlier check has found is reused."""
+    """List images that cannot be read or resized; the result of an earlier check is reused."""
     path = cache_folder() / f"{fingerprint(data, spec)}.checked"
     with suppress(OSError, ValueError, TypeError):
         bad = [(int(row), str(why)) for row, why in json.loads(path.read_text())]
@@ -314,7 +317,7 @@ def check(
 
 
 def _still_bad(data: DataSet, spec: Input, bad: Bad) -> bool:
-    """Whether all of these are: new permissions, or a disk that is back, change no file's date."""
+    """Whether all of these are still bad; new permissions or a mounted disk change no file date."""
     files = data.files()
     if files is None:
         return True

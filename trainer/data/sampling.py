@@ -14,9 +14,9 @@ _PLANS = 0x706C616E  # keeps the stream of plans apart from others of the same s
 
 
 def random_batches(N: int, size: int, seed: int, epoch: int) -> np.ndarray:
-    """(steps, size) places 0 .. N-1, each at most once; an incomplete last batch is dropped.
+    """Random batches (steps, size) of positions 0 .. N-1, each at most once.
 
-    With fewer than `size` images all of them are one batch.
+    An incomplete last batch is dropped; with fewer than `size` images all are one batch.
     """
     size = min(size, N)
     if size < 2:
@@ -114,10 +114,12 @@ def _occurrence(labels: np.ndarray) -> np.ndarray:
 
 
 def generator(seed: int, epoch: int) -> np.random.Generator:
+    """The generator of the plan of an epoch."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((_PLANS, seed, epoch))))
 
 
 def shuffle(n: int, rng: np.random.Generator) -> np.ndarray:
+    """A random order of 0 .. n-1 that does not change between versions of NumPy."""
     return np.argsort(rng.random(n), kind="stable")
 
 

@@ -39,19 +39,19 @@ def resized_size(width: int, height: int, spec: Input) -> tuple[int, int]:
 
 
 def resized(image: np.ndarray, spec: Input) -> np.ndarray:
-    """Antialiased; an image that has the size already is returned as it is."""
+    """Resize with antialiasing; an image that has the size already is returned as it is."""
     width, height = resized_size(image.shape[1], image.shape[0], spec)
     return part(image, spec, (width, height), 0, 0, width, height)
 
 
 def for_testing(image: np.ndarray, spec: Input) -> np.ndarray:
-    """(crop, crop, 3): resized, then its centre. May be a view."""
+    """Resize, then crop the centre: (crop, crop, 3), maybe a view."""
     size = resized_size(image.shape[1], image.shape[0], spec)
     return square(image, spec, size, *centre(*size, spec.crop))
 
 
 def for_training(image: np.ndarray, spec: Input, rng: Random) -> np.ndarray:
-    """(crop, crop, 3): resized, then cropped and changed at random. May be a view."""
+    """Resize, then crop and change at random: (crop, crop, 3), maybe a view."""
     size = resized_size(image.shape[1], image.shape[0], spec)
     left = top = 0
     if spec.train_crop == "resized":
@@ -91,7 +91,7 @@ def _middle(length: int, crop: int) -> int:
 
 
 def random_place(width: int, height: int, crop: int, rng: Random) -> tuple[int, int]:
-    """As `centre`, anywhere inside."""
+    """Left and top of a random square; the centre where the image is smaller."""
     left, top = centre(width, height, crop)
     if width > crop:
         left = below(width - crop + 1, rng)
@@ -125,7 +125,7 @@ def part(
     width: int,
     height: int,
 ) -> np.ndarray:
-    """(height, width, 3) at a place of the image resized to `size`; a view if it has that size."""
+    """A window (height, width, 3) of the image resized to `size`; a view if it has that size."""
     if size == (image.shape[1], image.shape[0]):
         if size == (width, height):
             return image
@@ -170,6 +170,7 @@ def border_colour(image: np.ndarray) -> np.ndarray:
 
 
 def moves(spec: Input) -> bool:
+    """Whether training images are turned, scaled, slanted or shifted."""
     return bool(spec.rotate or spec.shear or spec.shift or spec.zoom != (1.0, 1.0))
 
 
@@ -224,20 +225,23 @@ def jittered(image: np.ndarray, amounts: tuple[float, ...], rng: Random) -> np.n
 
 
 def brightness(image: Image.Image, factor: float) -> Image.Image:
+    """Blend with black."""
     return Image.blend(Image.new("RGB", image.size), image, factor)
 
 
 def contrast(image: Image.Image, factor: float) -> Image.Image:
+    """Blend with the mean grey."""
     grey = int(ImageStat.Stat(image.convert("L")).mean[0] + 0.5)
     return Image.blend(Image.new("RGB", image.size, (grey, grey, grey)), image, factor)
 
 
 def saturation(image: Image.Image, factor: float) -> Image.Image:
+    """Blend with the grey image."""
     return Image.blend(image.convert("L").convert("RGB"), image, factor)
 
 
 def hue(image: Image.Image, turn: float) -> Image.Image:
-    """turn: share of the colour circle."""
+    """Turn the hue by a share of the colour circle."""
     h, s, v = image.convert("HSV").split()
     by = int(turn * 255) % 256
     h = h.point([(value + by) % 256 for value in range(256)])
@@ -251,9 +255,10 @@ _CHANGES = (brightness, contrast, saturation, hue)
 
 
 def between(low: float, high: float, rng: Random) -> float:
+    """A random number from low to high."""
     return low + (high - low) * rng.random()
 
 
 def below(count: int, rng: Random) -> int:
-    """0 .. count - 1"""
+    """A random whole number from 0 to count - 1."""
     return int(count * rng.random())

@@ -1,4 +1,4 @@
-"""What our losses share: float32 under autocast, and a value that is the sum of its parts."""
+"""The base class of our losses: float32 under autocast, and a value that is a sum of parts."""
 
 from typing import Any
 

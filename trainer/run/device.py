@@ -1,4 +1,4 @@
-"""Where and how numbers are computed."""
+"""Choose the device and the precision of a run."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def precision(config: Config, device: torch.device) -> torch.dtype | None:
 
 
 def pick_device(name: str) -> torch.device:
+    """The device of that name; auto: a GPU if there is one."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -45,6 +46,7 @@ def pick_device(name: str) -> torch.device:
 
 @contextmanager
 def determinism(wanted: bool) -> Iterator[None]:
+    """Refuse operations whose result can differ from run to run, if wanted."""
     before = torch.are_deterministic_algorithms_enabled()
     benchmark = torch.backends.cudnn.benchmark
     if wanted:

@@ -40,11 +40,12 @@ class World:
 
 
 def alone() -> World:
+    """The world of a single process."""
     return World(rank=0, size=1, local_rank=0)
 
 
 def join(device_type: str) -> World:
-    """The world that torchrun's variables describe; without them this process alone."""
+    """Join the processes that torchrun started; without its variables this process is alone."""
     world = from_environment()
     if world.size == 1:
         return world
@@ -72,7 +73,7 @@ def join(device_type: str) -> World:
 
 
 def meet(store: distributed.Store, world: World) -> None:
-    """Returns when all ranks are here; RuntimeError names those that are not in time."""
+    """Wait until all ranks are here; RuntimeError names those that did not come in time."""
     store.set(str(world.rank), "here")
     try:
         store.wait([str(rank) for rank in range(world.size)], JOIN)
@@ -88,7 +89,7 @@ LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken
 
 @contextmanager
 def together(world: World) -> Iterator[None]:
-    """The end of another rank becomes an error of this one: that rank says why, once."""
+    """Turn the end of another rank into an error of this one; that rank reports why."""
     try:
         yield
     except RuntimeError as error:
@@ -103,6 +104,7 @@ def together(world: World) -> Iterator[None]:
 
 
 def from_environment() -> World:
+    """Read the variables that torchrun sets."""
     if not any(name in os.environ for name in ("RANK", "WORLD_SIZE")):
         return alone()
     missing = [name for name in VARIABLES if not os.environ.get(name)]
@@ -118,6 +120,7 @@ def from_environment() -> World:
 
 
 def inconsistent(why: str) -> DmlError:
+    """The error for variables of torchrun that contradict each other."""
     given = ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ)
     return DmlError(
         f"The variables of a distributed run do not fit together: {given}.",
@@ -127,6 +130,7 @@ def inconsistent(why: str) -> DmlError:
 
 
 def backend_for(device_type: str, world: World) -> str:
+    """The backend of torch.distributed for a device; selects the GPU of this rank."""
     if device_type == "cuda":
         found = torch.cuda.device_count()
         if world.local_rank >= found:
@@ -153,12 +157,13 @@ def backend_for(device_type: str, world: World) -> str:
 
 
 def leave(world: World) -> None:
+    """End the connection to the other processes."""
     if world.size > 1 and distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def wrap(embedder: nn.Module, world: World, device: torch.device) -> nn.Module:
-    """The network whose gradients are averaged over the ranks; one process: the network itself.
+    """Wrap a network so that its gradients are averaged; one process gets the network itself.
 
     On GPUs, BatchNorm layers that learn statistics in training take them from all ranks. torch has
     no such layer for the CPU: there each rank normalises with its own share of the batch, and the
@@ -173,7 +178,7 @@ def wrap(embedder: nn.Module, world: World, device: torch.device) -> nn.Module:
 
 
 def synchronise_batchnorm(network: nn.Module) -> None:
-    """In place. A layer that stays in evaluation while its network trains is frozen, and stays."""
+    """Convert the BatchNorm layers that learn, in place; frozen ones stay in evaluation mode."""
     was_training = network.training
     network.train()
     for parent in list(network.modules()):
@@ -184,18 +189,14 @@ def synchronise_batchnorm(network: nn.Module) -> None:
 
 
 def share_buffers(module: nn.Module, world: World) -> None:
-    """Those of rank 0, such as BatchNorm's statistics, for all: before ranks evaluate together."""
+    """Give all ranks the buffers of rank 0, such as BatchNorm's statistics."""
     if world.size > 1:
         for buffer in module.buffers():
             distributed.broadcast(buffer, src=0)
 
 
-def gather_batch(
-    embeddings: Tensor, labels: Tensor, world: World, even: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The shares of all ranks, in rank order: (b, D), (b,) -> (B, D), (B,).
-
-    Sizes may differ; where they are known to be even, nobody has to ask for them.
+def gather_batch(embeddings: Tensor, labels: Tensor, world: World) -> tuple[Tensor, Tensor]:
+    """Join the shares of all ranks, which have the same size: (b, D), (b,) -> (B, D), (B,).
 
     All ranks have to compute the same loss on the result, from the same state of torch's
     generators. Then no gradient needs to be sent: each rank has the one of its own rows. It is
@@ -203,37 +204,25 @@ def gather_batch(
     """
     if world.size == 1:
         return embeddings, labels
-    if even:
-        sizes = [len(labels)] * world.size
-    else:
-        size = torch.tensor([len(labels)], device=labels.device)
-        sizes = torch.cat(all_gather(size, world)).tolist()
-    gathered = _Gather.apply(embeddings, sizes, world)
-    return gathered, concatenated(labels, sizes, world)
+    return _Gather.apply(embeddings, world), torch.cat(all_gather(labels, world))
 
 
 class _Gather(Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, sizes: list[int], world: World) -> Tensor:
+    def forward(ctx: Any, own: Tensor, world: World) -> Tensor:
         ctx.size = world.size
-        ctx.start = sum(sizes[: world.rank])
+        ctx.start = world.rank * len(own)
         ctx.end = ctx.start + len(own)
-        return concatenated(own, sizes, world)
+        return torch.cat(all_gather(own, world))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.size * gradient[ctx.start : ctx.end], None, None
-
-
-def concatenated(own: Tensor, sizes: list[int], world: World) -> Tensor:
-    """Rows of all ranks; `sizes` says how many each has."""
-    shares = all_gather(padded(own, max(sizes)), world)
-    return torch.cat([share[:size] for share, size in zip(shares, sizes, strict=True)])
+        return ctx.size * gradient[ctx.start : ctx.end], None
 
 
 def gather_rows(own: Tensor, total: int, world: World) -> Tensor:
-    """Rank r holds the rows r, r + size, ... of `total`; all of them in order, on every rank."""
+    """Join rows in order on every rank; rank r holds the rows r, r + size, ... of `total`."""
     assert len(own) == len(range(world.rank, total, world.size))
     if world.size == 1:
         return own
@@ -243,13 +232,14 @@ def gather_rows(own: Tensor, total: int, world: World) -> Tensor:
 
 
 def padded(rows: Tensor, size: int) -> Tensor:
-    """Collectives take the same number of rows from each rank."""
+    """Append rows of zeros: collectives take the same number of rows from each rank."""
     if len(rows) == size:
         return rows
     return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
 
 
 def all_gather(own: Tensor, world: World) -> list[Tensor]:
+    """The tensors of all ranks, which have the same shape."""
     own = own.detach().contiguous()
     shares = [torch.empty_like(own) for _ in range(world.size)]
     distributed.all_gather(shares, own)
@@ -257,7 +247,7 @@ def all_gather(own: Tensor, world: World) -> list[Tensor]:
 
 
 def average_gradients(module: nn.Module, world: World) -> None:
-    """For the loss's own parameters, which DistributedDataParallel does not see.
+    """Average the gradients of the loss's parameters, which DistributedDataParallel does not see.
 
     Every rank has the same gradient already, but for the rounding of GPUs; so they stay in step.
     """
@@ -272,7 +262,7 @@ def average_gradients(module: nn.Module, world: World) -> None:
 
 
 def agree(flag: bool, world: World) -> bool:
-    """Whether any rank says yes; all of them wait here for each other."""
+    """Whether the flag of any rank is true; all ranks wait here for each other."""
     if world.size == 1:
         return flag
     votes = torch.tensor([int(flag)], device=carrier_device(world))
@@ -282,7 +272,7 @@ def agree(flag: bool, world: World) -> bool:
 
 @contextmanager
 def first_alone(world: World) -> Iterator[None]:
-    """On each machine the first process goes ahead; the others find what it left on the disk."""
+    """Let the first process of each machine go ahead; the others find its files on the disk."""
     if world.local_rank:
         agree(False, world)
     yield
@@ -291,7 +281,7 @@ def first_alone(world: World) -> Iterator[None]:
 
 
 def from_first(make: Callable[[], T], world: World) -> T:
-    """What rank 0 makes, on every rank. The others wait for it, so it is made after all before."""
+    """Call `make` on rank 0 and return its result on every rank; the others wait for it."""
     if world.size == 1:
         return make()
     box: list[Any] = [make() if world.rank == 0 else None]
@@ -300,7 +290,7 @@ def from_first(make: Callable[[], T], world: World) -> T:
 
 
 def carrier_device(world: World) -> torch.device:
-    """Where tensors have to be to travel between ranks."""
+    """The device that tensors have to be on to be sent between ranks."""
     if distributed.get_backend() == "nccl":
         return torch.device("cuda", world.local_rank)
     return torch.device("cpu")

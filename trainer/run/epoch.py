@@ -48,7 +48,7 @@ def train_step(
     with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
         embeddings = training.model(to_input(images, device))
     targets = targets.to(device, non_blocking=True)
-    batch = distributed.gather_batch(embeddings.float(), targets, training.world, even=True)
+    batch = distributed.gather_batch(embeddings.float(), targets, training.world)
     if epoch < config.loss.classification_epochs:
         parts = {"ce": classification(training.loss, *batch)}
     else:
@@ -111,6 +111,7 @@ class Meter:
     def add(
         self, step: int, loss: Tensor, parts: dict[str, Tensor], batch: tuple[Tensor, Tensor]
     ) -> None:
+        """Note the values of a step; measure the monitors every so many steps."""
         self.pending.append({"loss": loss, **parts})
         if self.training.monitors and step % self.monitor_every == 0:
             for name, value in self.training.monitors.measure(*batch).items():
@@ -148,6 +149,7 @@ class Meter:
         )
 
     def images_per_second(self) -> float:
+        """The speed of the epoch so far."""
         images = self.done * self.batch
         return images / max(time.perf_counter() - self.began, 1e-9)
 

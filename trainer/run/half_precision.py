@@ -1,4 +1,4 @@
-"""Whether this CPU really computes in half precision: tried in a child process first.
+"""Check in a child process whether this CPU really computes in half precision.
 
 A virtual machine may advertise instructions (AMX) that it does not let programs use. oneDNN, which
 computes for torch, believes the processor, and the first bf16 layer ends the process.

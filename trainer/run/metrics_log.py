@@ -1,4 +1,4 @@
-"""The run folder beside its checkpoints: metrics.jsonl, curves.png, environment.json."""
+"""Write metrics.jsonl, curves.png and the records for TensorBoard; describe the environment."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_metrics(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Write metrics.jsonl anew."""
     try:
         write_text(folder / METRICS, "".join(map(_line, records)), force=True)
     except DmlError as error:
@@ -46,7 +47,7 @@ def write_metrics(folder: Path, records: Sequence[dict[str, Any]]) -> None:
 
 
 def _line(record: dict[str, Any]) -> str:
-    """JSON has no NaN, which monitored losses may be: null."""
+    """A record as a line of JSON; NaN, which monitored losses may be, becomes null."""
 
     def known(value: Any) -> Any:
         if isinstance(value, dict):
@@ -57,6 +58,7 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def add_metrics(folder: Path, record: dict[str, Any]) -> None:
+    """Append a record to metrics.jsonl."""
     try:
         with open(folder / METRICS, "a", encoding="utf-8") as file:
             file.write(_line(record))
@@ -97,6 +99,7 @@ class Board:
 
 
 def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that matter."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -107,6 +110,7 @@ def versions() -> dict[str, str]:
 
 
 def environment(device: str, world: int) -> dict[str, Any]:
+    """Where a run is computed, for environment.json."""
     import torch
 
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()

@@ -10,7 +10,7 @@ from trainer import config
 
 
 def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimizer:
-    """Frozen parameters are left out. The order of the groups is always the same.
+    """Build the optimiser without frozen parameters; the order of the groups is always the same.
 
     Each group keeps its learning rate before the schedule as `base_lr`, also in the state dict.
     """
@@ -39,6 +39,7 @@ def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimi
 
 
 def of_rank(module: nn.Module, ranks: range) -> list[nn.Parameter]:
+    """The trainable parameters whose number of dimensions is in the range."""
     return [p for p in module.parameters() if p.requires_grad and p.ndim in ranks]
 
 
@@ -61,5 +62,6 @@ def rate(spec: config.Schedule, step: int, steps_per_epoch: int) -> float:
 
 
 def set_rate(optimizer: Optimizer, factor: float) -> None:
+    """Set the learning rate of each group to a multiple of its base."""
     for group in optimizer.param_groups:
         group["lr"] = factor * group["base_lr"]

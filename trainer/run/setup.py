@@ -1,4 +1,4 @@
-"""What is checked and built before the first step."""
+"""Check and build what a run needs before its first step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainer.validate import from_dict
 
 
 def open_data(config: Config, watch: Watch) -> Source:
-    """The data set with its validation classes, every image of it seen to be readable."""
+    """Open the data set with its validation classes; every image is checked to be readable."""
     source = open_images(
         load_data(config),
         config.input,
@@ -61,7 +61,7 @@ def open_data(config: Config, watch: Watch) -> Source:
 
 
 def balanced(config: Config, data: datasets.DataSet, processes: int, watch: Watch) -> Config:
-    """The classes and images of a batch where they are left to dmltool; says what is repeated."""
+    """Choose classes x images of a batch if that is left to dmltool; note what is repeated."""
     sizes = np.unique(data.targets("train"), return_counts=True)[1]
     batches = config.batches
     if batches.balance and not batches.classes:
@@ -81,7 +81,7 @@ def balanced(config: Config, data: datasets.DataSet, processes: int, watch: Watc
 
 
 def check_names(config: Config, folder: Path) -> None:
-    """What can be known to be wrong before any image is read."""
+    """Raise for what can be known to be wrong before any image is read."""
     validate.check_names(config)
     if config.data.root and datasets.DATASETS.find(config.data.dataset).takes_all_images:
         root = Path(config.data.root).expanduser().resolve()
@@ -94,7 +94,7 @@ def check_names(config: Config, folder: Path) -> None:
 
 
 def load_data(config: Config) -> datasets.DataSet:
-    """The data set, its validation classes cut off where they pick the best epoch."""
+    """Load the data set; hold out validation classes if they pick the best epoch."""
     data = datasets.load(config.data.dataset, config.data.root or None, **config.data.options)
     if config.data.min_images > 1:
         data = without_small_classes(data, config.data.min_images)
@@ -104,6 +104,7 @@ def load_data(config: Config) -> datasets.DataSet:
 
 
 def check_splits(data: datasets.DataSet, select: str) -> None:
+    """Raise if there is too little to train on, or nothing to pick the best epoch by."""
     images, classes = data.counts().get("train", (0, 0))
     if images < 2 or classes < 2:
         raise DmlError(
@@ -127,7 +128,7 @@ def check_splits(data: datasets.DataSet, select: str) -> None:
 
 
 def build_embedder(config: Config, pretrained: bool) -> Embedder:
-    """The network; a checkpoint brings its own weights, so none are fetched for it."""
+    """Build the network; a checkpoint brings its own weights, so none are fetched for it."""
     network = config.network
     return Embedder(
         network.backbone,
@@ -164,6 +165,7 @@ def load_embedder(source: str | Path | dict[str, Any]) -> Embedder:
 
 
 def load_weights(module: nn.Module, weights: dict[str, Any]) -> None:
+    """Load the weights of a checkpoint; DmlError if they do not fit."""
     try:
         module.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:  # missing, odd or misshapen ones
@@ -175,11 +177,13 @@ def load_weights(module: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def wrapped(embedder: Embedder, config: Config, world: World, device: torch.device) -> nn.Module:
+    """The network, wrapped for several processes and compiled if asked for."""
     model = distributed.wrap(embedder, world, device)
     return torch.compile(model) if config.run.compile else model
 
 
 def head_of(loss: nn.Module, name: str) -> nn.Linear:
+    """The linear head of a loss; DmlError if it has none."""
     head = getattr(loss, "head", None)
     if not isinstance(head, nn.Linear):
         raise DmlError(

@@ -1,4 +1,4 @@
-"""How many threads torch uses on a CPU: as asked for, as before an interruption, or by a trial."""
+"""Set how many threads torch uses on a CPU: as asked for, as in the resumed run, or by a trial."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIXELS = 16 * 64 * 64  # of all images of a trial: a fraction of a second for a 
 
 
 def use_threads(network: Embeds, size: int, wanted: int = 0, before: int = 0) -> str:
-    """Set the threads of torch; what to tell the user, if anything.
+    """Set the threads of torch; return a note for the user, or nothing.
 
     size: sides of the images. wanted: by the user, 0: not said. before: those of a run that is
     resumed; others would change the last bits of its result.

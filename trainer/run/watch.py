@@ -1,11 +1,11 @@
-"""What a run tells while it goes on. No torch: the command line fills it in."""
+"""The interface through which a run reports its progress; the command line implements it."""
 
 from pathlib import Path
 from typing import Any
 
 
 class Watch:
-    """What a run tells while it goes on; each method may be overridden."""
+    """Receives the progress of a run; each method may be overridden and does nothing here."""
 
     def stage(self, name: str, done: int, total: int) -> None:
         """Work before the first epoch and after the last."""

@@ -1,6 +1,5 @@
 """What is written in any format comes back: vectors to the bit, labels exactly."""
 
-import importlib
 import json
 import struct
 
@@ -176,7 +175,7 @@ def test_vecs_round_trip(tmp_path, item):
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_every_format_has_a_summary_and_a_module_that_reads(format):
-    module = importlib.import_module(format.module)
+    module = format.load()
     assert format.summary
     assert format.labels_only or callable(module.read)
     assert callable(module.read_labels)

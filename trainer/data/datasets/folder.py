@@ -16,10 +16,24 @@ from trainer.data.datasets.records import DataSet, build, listed, unlabelled
 from trainer.data.datasets.splitting import SPLIT_WORDS, divide, shared_classes
 
 SUFFIXES = frozenset(
-    (
-        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
-        *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
-    )
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".gif",
+        ".bmp",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".jp2",
+        ".avif",
+    ]
 )
 
 

@@ -22,10 +22,18 @@ from trainer.data.datasets.records import DataSet, build
 # Upright regular faces, then bold and slanted ones.
 UPRIGHT = ("DejaVuSans", "DejaVuSansMono", "DejaVuSerif", "STIXGeneral")
 OTHERS = (
-    *("DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
-    *("DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
-    *("DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
-    *("STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
+    "DejaVuSans-Bold",
+    "DejaVuSans-Oblique",
+    "DejaVuSans-BoldOblique",
+    "DejaVuSansMono-Bold",
+    "DejaVuSansMono-Oblique",
+    "DejaVuSansMono-BoldOblique",
+    "DejaVuSerif-Bold",
+    "DejaVuSerif-Italic",
+    "DejaVuSerif-BoldItalic",
+    "STIXGeneralBol",
+    "STIXGeneralItalic",
+    "STIXGeneralBolIta",
 )
 FACES = (*UPRIGHT, *OTHERS)
 LARGEST = 512
@@ -80,12 +88,15 @@ class GlyphReader:
 
 
 def read(*, variant: str = "test", size: int = 32, copies: int = 1, seed: int = 0) -> DataSet:
-    """variant `query`: bold and slanted faces of the test letters ask, upright regular answer."""
+    """List the letters in all faces.
+
+    variant: `query` makes bold and slanted faces the queries, upright regular ones the gallery.
+    """
     if variant not in ("test", "query"):
         raise DmlError(
             f"The data set glyphs has no variant {variant!r}.",
-            "`test`: each test image asks all others. `query`: bold and slanted faces ask, "
-            "upright regular ones answer.",
+            "There are two: `test`, where each test image is a query for all others, and `query`, "
+            "where bold and slanted faces are the queries and upright regular ones the gallery.",
             "Choose one: --set data.options.variant=test",
         )
     for name, value, low, high in (("size", size, 8, LARGEST), ("copies", copies, 1, 1000)):

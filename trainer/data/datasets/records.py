@@ -1,4 +1,4 @@
-"""What a data set is: columns of paths, labels and splits, and a way to read one image."""
+"""A data set: columns of paths, labels and splits, and a way to read one image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FileReader:
 
     root: str
     background: tuple[int, int, int] = (255, 255, 255)
-    """What transparency shows."""
+    """The colour behind transparent pixels."""
 
     def __call__(self, path: str, short_side: int | None = None) -> np.ndarray:
         from trainer.data.images import read_rgb

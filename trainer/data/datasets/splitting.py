@@ -27,7 +27,7 @@ SPLIT_WORDS = {
 
 
 def shuffled(names: Iterable[str], seed: int) -> list[str]:
-    """An order that depends on names and seed alone, not on versions or on who else is there."""
+    """The names in an order that depends on each name and the seed alone."""
     return sorted(names, key=lambda name: hashlib.sha256(os.fsencode(f"{seed}\0{name}")).digest())
 
 
@@ -65,10 +65,10 @@ def divide(
     }
 
 
-def shared_classes(sides: dict[str, set[str]]) -> list[str]:
+def shared_classes(classes: dict[str, set[str]]) -> list[str]:
     """A note if classes are trained on and tested too: such scores say little of new classes."""
-    asked = set().union(*(names for split, names in sides.items() if split != "train"))
-    both = sorted(sides.get("train", set()) & asked)
+    tested = set().union(*(names for split, names in classes.items() if split != "train"))
+    both = sorted(classes.get("train", set()) & tested)
     if not both:
         return []
     return [
@@ -78,7 +78,7 @@ def shared_classes(sides: dict[str, set[str]]) -> list[str]:
 
 
 def with_validation(data: DataSet, fraction: float = 0.1, seed: int = 0) -> DataSet:
-    """Moves a share of the training classes, whole, to `val`.
+    """Move a share of the training classes, whole, to `val`.
 
     Only classes of two images and more are moved: a lone image has nothing to find. A data set
     that already has a `val` split stays as it is.
@@ -105,23 +105,16 @@ def with_validation(data: DataSet, fraction: float = 0.1, seed: int = 0) -> Data
     return replace(data, splits=splits)
 
 
-def check_batches(
-    data: DataSet, classes: int, images: int, *, repeat: bool = False, split: str = "train"
-) -> None:
-    """Raises unless the split can fill batches of `classes` classes x `images` images each.
+def check_batches(data: DataSet, classes: int, images: int, *, repeat: bool = False) -> None:
+    """Raise unless the training set can fill batches of `classes` classes x `images` images.
 
     repeat: a class with too few images gives some of them twice.
     """
-    sizes = np.bincount(data.labels[data.rows(split)], minlength=len(data.label_names))
+    sizes = np.bincount(data.labels[data.rows("train")], minlength=len(data.label_names))
     present = np.flatnonzero(sizes)
-    if min(classes, images) < 1:
-        raise DmlError(
-            f"A batch of {classes} classes x {images} images is empty.",
-            "Both numbers start at 1.",
-        )
     if len(present) < classes:
         raise DmlError(
-            f"{data.name}: a batch wants {classes} classes, {split} has {len(present)}.",
+            f"{data.name}: a batch wants {classes} classes, train has {len(present)}.",
             f"Batches are made of {classes} classes x {images} images each.",
             f"Use at most {len(present)} classes in a batch, or add classes.",
         )
@@ -139,9 +132,9 @@ def check_batches(
         )
 
 
-def without_small_classes(data: DataSet, images: int, split: str = "train") -> DataSet:
-    """Leaves out the classes of a split that have fewer than `images` images in it."""
-    rows = data.rows(split)
+def without_small_classes(data: DataSet, images: int) -> DataSet:
+    """Leave out the training classes that have fewer than `images` images."""
+    rows = data.rows("train")
     sizes = np.bincount(data.labels[rows], minlength=len(data.label_names))
     small = (sizes > 0) & (sizes < images)
     if not small.any():
@@ -149,7 +142,7 @@ def without_small_classes(data: DataSet, images: int, split: str = "train") -> D
     if not (sizes >= images).any():
         raise DmlError(
             f"{data.name}: no classes are left.",
-            f"None of the {np.count_nonzero(sizes):,} classes of {split} has {images} images; "
+            f"None of the {np.count_nonzero(sizes):,} classes of train has {images} images; "
             f"the largest has {sizes.max()}.",
             "Ask for fewer images of a class, or add images.",
         )
