@@ -51,7 +51,7 @@ class Data:
     skip_bad: bool = False
     """Leave out unreadable images; if false, they are an error before training starts."""
     cache: str = "auto"
-    """Where to cache resized images: ram, disk or none. auto: ram if images are no files."""
+    """Where to cache resized images: ram, disk or none. auto: ram if images are not files."""
     workers: int = -1
     """Number of processes that load images; -1: chosen from the device and the cache."""
 
