@@ -1,4 +1,4 @@
-"""The demo: commands on letters drawn from fonts, each with the file that shows it has finished.
+"""Run the demo: real commands on letters drawn from fonts.
 
 `python -m exporter.demo baselines FOLDER` writes the embeddings of its baselines.
 """

@@ -1,4 +1,4 @@
-"""Results of exports as tables for the terminal. Nothing is printed here."""
+"""Show results of exports as tables; nothing is printed here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from retrieval.texts import percent, size
+from retrieval.number_format import percent, size
 
 
 def export_tables(result: dict[str, Any]) -> Group:

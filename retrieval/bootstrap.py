@@ -1,4 +1,4 @@
-"""Class bootstrap: how far a score would move with other test classes.
+"""Estimate by a class bootstrap how far a score would move with other test classes.
 
 Images of one class succeed and fail together, so classes are drawn with replacement, not images;
 intervals over images are too narrow. What is drawn depends on the seed and the classes alone, which

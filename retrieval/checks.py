@@ -1,4 +1,4 @@
-"""What may be wrong with the data, counted. A count above zero becomes a warning."""
+"""Count what may be wrong with the data; a count above zero becomes a warning."""
 
 from __future__ import annotations
 

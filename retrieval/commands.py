@@ -135,7 +135,7 @@ def _with_nmi(
     """Add NMI where that is wanted; also return whether Ctrl-C has cut it short."""
     from retrieval.clustering import LONG
     from retrieval.evaluation import add_nmi, nmi_left_out, nmi_seconds, noted
-    from retrieval.texts import duration
+    from retrieval.number_format import duration
 
     why = nmi_left_out(problem, settings)
     if why is not None:

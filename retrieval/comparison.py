@@ -1,4 +1,4 @@
-"""Two embedding files of the same items: which retrieves better, by how much, and where."""
+"""Compare two embedding files of the same items: which retrieves better, and by how much."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import click
 
 from retrieval import interrupts
-from retrieval.texts import duration
+from retrieval.number_format import duration
 
 if TYPE_CHECKING:
     from rich.console import Console

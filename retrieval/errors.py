@@ -1,4 +1,4 @@
-"""The one exception that users are meant to see, and how to install what is missing.
+"""DmlError: what happened, why, and what to do about it; how to install what is missing.
 
 Imports nothing of ours.
 """

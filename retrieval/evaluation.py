@@ -1,4 +1,4 @@
-"""Evaluates one retrieval problem: ranks and clusters in, one JSON-able dict out."""
+"""Evaluate a retrieval problem: ranks and clusters become one dict of scores."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
 from retrieval.loading import load
 from retrieval.metrics import DISTANCES
+from retrieval.number_format import duration
 from retrieval.problem import (
     LEAVE_ONE_OUT,
     QUERY_GALLERY,
@@ -28,7 +29,6 @@ from retrieval.problem import (
 from retrieval.ranking import count_ranks
 from retrieval.resources import Progress, StageProgress, allowed
 from retrieval.results import Result, Scores
-from retrieval.texts import duration
 
 VERSION = 1
 LEAST_MEMORY = 64 << 20

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, by one writer at a time."""
+"""Write files whole or not at all; locks, leftovers of killed processes, hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an embedding file holds, as one JSON-able dict."""
+"""Describe what an embedding file holds, as one dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: ends a program at once before its command begins, and soon after that.
+"""End a program soon after Ctrl-C, without a traceback.
 
 Imported by the command line before everything else. Its imports are built into Python: `signal`,
 `contextlib` and others are files, and while they are read Ctrl-C would show a traceback.

@@ -1,4 +1,4 @@
-"""Several embedding files of the same items as one: each row l2-normalised, then side by side.
+"""Merge several embedding files of the same items: rows l2-normalised, then joined.
 
 Cosines of the result are the means of the cosines of its parts. Rows are in the order of the first
 file; those of the others are found by path, or by position where a file has no paths.

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from retrieval import texts
+from retrieval import number_format
 
 DISTANCES = ("l2", "cos")  # in the order in which they are shown everywhere
 
@@ -224,8 +224,8 @@ def _score(scores: Mapping[str, Any], metric: Metric, k: str) -> Score:
     if value is None:
         return Score("", "")
     if metric.at_k:
-        return Score(texts.percent(value[k]), texts.interval((span or {}).get(k)))
+        return Score(number_format.percent(value[k]), number_format.interval((span or {}).get(k)))
     if metric.reads != "clusters":
-        return Score(texts.percent(value), texts.interval(span))
-    seeds = f"± {texts.percent(value['std'])} ({len(value['values'])} seeds)"
-    return Score(texts.percent(value["mean"]), "" if value["std"] is None else seeds)
+        return Score(number_format.percent(value), number_format.interval(span))
+    seeds = f"± {number_format.percent(value['std'])} ({len(value['values'])} seeds)"
+    return Score(number_format.percent(value["mean"]), "" if value["std"] is None else seeds)

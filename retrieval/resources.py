@@ -1,4 +1,4 @@
-"""What the machine has and how work is shared out: memory, processors, threads, row blocks."""
+"""Ask the machine for memory and processors, and share work over threads and row blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of results: the dicts that become JSON, documented in docs/json.md."""
+"""Types of the results, which become JSON: docs/json.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as rich tables and CSV; nothing is printed here."""
+"""Show results as rich tables and CSV; nothing is printed here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rich.text import Text
 from retrieval import metrics
 from retrieval.checks import warnings
 from retrieval.metrics import DISTANCES, per_class_recall, score_rows, title_of
+from retrieval.number_format import level_name, p_value, percent, points, points_interval, size
 from retrieval.results import Agreement, Comparison, Difference, Inspection, Result, Spread
-from retrieval.texts import level_name, p_value, percent, points, points_interval, size
 
 if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
     from retrieval.embeddings import Embeddings

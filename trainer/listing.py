@@ -1,4 +1,4 @@
-"""The tables of losses, data sets, backbones and presets together, for `dmltool list`."""
+"""List losses, data sets, backbones and presets for `dmltool list`."""
 
 from __future__ import annotations
 

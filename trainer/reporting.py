@@ -1,4 +1,4 @@
-"""What a report shows of a run, and where the images of an embedding file are. No torch."""
+"""Collect what a report shows of a run, and find the images of an embedding file. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on the terminal, and its result as a table. Needs rich and no torch."""
+"""Show a run while it trains, and its result as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from retrieval.console import ProgressBar
 from retrieval.metrics import DISTANCES, score_rows
-from retrieval.texts import percent
+from retrieval.number_format import percent
 from trainer.data.datasets.records import counted
 from trainer.run.watch import Watch
 

@@ -75,7 +75,7 @@ FORMATS = Registry(
     ),
     Format(
         "torch",
-        "retrieval.formats.pt",
+        "retrieval.formats.torch_files",
         "tensors and NumPy arrays from torch.save, alone or in dicts; no code in them is run",
         (".pt", ".pth"),
         needs="torch",

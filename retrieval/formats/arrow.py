@@ -1,4 +1,4 @@
-"""`.parquet`, `.arrow`, `.feather`: one list column, or a column for each dimension."""
+"""Read `.parquet`, `.arrow`, `.feather`: one list column, or a column for each dimension."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.arrays import allocate, refuse_bomb
 from retrieval.formats.arrow_sizes import sizes
-from retrieval.formats.tables import Column, Roles, assemble, label_column, roles
+from retrieval.formats.columns import Column, Roles, assemble, label_column, roles
 
 BATCH_ROWS = 1 << 14
 

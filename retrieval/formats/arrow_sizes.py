@@ -1,4 +1,4 @@
-"""What the batches of an Arrow file claim to hold, from their metadata alone.
+"""Add up what the batches of an Arrow file claim to hold, from their metadata alone.
 
 pyarrow inflates a compressed buffer to whatever length it claims, and has no way to ask first. The
 metadata are flatbuffers: tables of offsets, of which only the few that matter are followed.

@@ -1,4 +1,4 @@
-"""`.csv`, `.tsv`: read in blocks by the standard library, so that a plain install can."""
+"""Read `.csv` and `.tsv` in blocks, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.arrays import allocate, refuse_bomb, stored_size
-from retrieval.formats.charset import open_text
-from retrieval.formats.naming import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES
-from retrieval.formats.tables import SPLIT_COLUMNS, Column, Roles, assemble, label_column, roles
+from retrieval.formats.columns import SPLIT_COLUMNS, Column, Roles, assemble, label_column, roles
+from retrieval.formats.encodings import open_text
+from retrieval.formats.named_arrays import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES
 
 NUMBER = re.compile(
     r"\s*[-+]?(?:(?:[0-9]++\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf|infinity)\s*\Z", re.I

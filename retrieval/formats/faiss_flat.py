@@ -1,4 +1,4 @@
-"""`.faiss`, `.index`: the vectors of a flat FAISS index, memory-mapped.
+"""Read `.faiss` and `.index`: the vectors of a flat FAISS index, memory-mapped.
 
 The layout is that of faiss.write_index, read here with its bounds checked: FAISS itself trusts what
 it reads. Other kinds of index hold codes or graphs, which only FAISS can turn into vectors.
@@ -16,10 +16,10 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming
+from retrieval.formats import labels, named_arrays
 from retrieval.formats.arrays import mapped, refuse_overrun
-from retrieval.formats.foreign import python_line, quoted
 from retrieval.formats.notes import note
+from retrieval.formats.refused import python_line, quoted
 
 FLAT = (b"IxF2", b"IxFI", b"IxFl")
 WITH_IDS = (b"IxMp", b"IxM2")
@@ -52,14 +52,14 @@ class Index:
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     index = parse(path)
-    entries = {"vectors": naming.entry(index.vectors)}
+    entries = {"vectors": named_arrays.entry(index.vectors)}
     if index.ids is not None:
         # Ids name items; whether they are labels as well only the user knows.
         if key and "," in key:
-            entries["ids"] = naming.entry(index.ids)
+            entries["ids"] = named_arrays.entry(index.ids)
         elif with_labels:
             note(f"{path}: its ids are not taken as labels; {path}::vectors,ids does that")
-    return naming.read(entries, key, path, with_labels, "faiss")
+    return named_arrays.read(entries, key, path, with_labels, "faiss")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`.npy.gz`, `.csv.gz` and the like: inflated into a temporary file, then read as what is inside.
+"""Read `.npy.gz`, `.csv.gz` and the like: inflate to a temporary file, then read that.
 
 The temporary file is removed as soon as it has been read or mapped.
 """

@@ -1,4 +1,4 @@
-"""`.jsonl`: one object a line, with a list of numbers and a label."""
+"""Read `.jsonl`: one object per line, with a list of numbers and a label."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.arrays import allocate, refuse_bomb, stored_size
-from retrieval.formats.charset import open_text
-from retrieval.formats.tables import Column, assemble, label_column, roles
+from retrieval.formats.columns import Column, assemble, label_column, roles
+from retrieval.formats.encodings import open_text
 
 BLOCK_ROWS, BLOCK_VALUES = 2048, 1 << 19
 EXACT = 2**53  # float64 holds every whole number up to here

@@ -1,4 +1,4 @@
-"""Labels and paths of any origin as int64, uint64 or str, never through a float.
+"""Convert labels and paths of any origin to int64, uint64 or str, never through a float.
 
 Text is an array of str, or of Python's own str objects where some are much longer than most.
 """

@@ -1,4 +1,4 @@
-"""Remarks about a file that come up while it is read, such as its encoding."""
+"""Collect remarks about a file while it is read, such as its encoding."""
 
 from __future__ import annotations
 

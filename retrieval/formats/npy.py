@@ -1,4 +1,4 @@
-"""`.npy`: memory-mapped, never unpickled."""
+"""Read `.npy`: memory-mapped, never unpickled."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming
+from retrieval.formats import labels, named_arrays
 from retrieval.formats.arrays import mapped, refuse_overrun
 
 REFUSED = "Its header is not that of a plain array"
 
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    entries = {"": naming.entry(array(path))}
-    return naming.read(entries, key, path, with_labels, "npy")
+    entries = {"": named_arrays.entry(array(path))}
+    return named_arrays.read(entries, key, path, with_labels, "npy")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:

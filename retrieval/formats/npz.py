@@ -1,4 +1,4 @@
-"""`.npz`: stored members are memory-mapped where they lie, compressed ones inflated in blocks."""
+"""Read `.npz`: stored arrays are memory-mapped, compressed ones inflated in blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.formats import naming
+from retrieval.formats import named_arrays
 from retrieval.formats.arrays import BLOCK_BYTES, allocate, mapped, refuse_bomb, refuse_overrun
 from retrieval.formats.npy import header, pickled
 
@@ -22,16 +22,16 @@ from retrieval.formats.npy import header, pickled
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     with zipfile.ZipFile(path) as archive:
         entries = catalogue(archive, path)
-        return naming.read(entries, key, path, with_labels, "npz")
+        return named_arrays.read(entries, key, path, with_labels, "npz")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     with zipfile.ZipFile(path) as archive:
         entries = catalogue(archive, path)
-        return naming.read_labels(entries, key, path)
+        return named_arrays.read_labels(entries, key, path)
 
 
-def catalogue(archive: zipfile.ZipFile, path: Path) -> dict[str, naming.Entry]:
+def catalogue(archive: zipfile.ZipFile, path: Path) -> dict[str, named_arrays.Entry]:
     return {
         info.filename.removesuffix(".npy"): _entry(archive, info, path)
         for info in archive.infolist()
@@ -39,7 +39,7 @@ def catalogue(archive: zipfile.ZipFile, path: Path) -> dict[str, naming.Entry]:
     }
 
 
-def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> naming.Entry:
+def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> named_arrays.Entry:
     where = f"{path}::{info.filename.removesuffix('.npy')}"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DmlError(
@@ -53,11 +53,11 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> namin
             shape, fortran, dtype = header(member, where, allow_objects=True)
         except DmlError as error:
             # One damaged array need not spoil the others: it fails when it is asked for.
-            return naming.Entry((), "object", "?", partial(_raise, error))
+            return named_arrays.Entry((), "object", "?", partial(_raise, error))
         offset = member.tell()
     if dtype.hasobject:
-        return naming.Entry(shape, "object", "?", lambda: _raise(pickled(where)))
-    example = naming.entry(np.empty(0, dtype))
+        return named_arrays.Entry(shape, "object", "?", lambda: _raise(pickled(where)))
+    example = named_arrays.entry(np.empty(0, dtype))
 
     def load() -> np.ndarray:
         size = math.prod(shape) * dtype.itemsize
@@ -80,7 +80,7 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> namin
             data = _inflate(archive, info, lay, dtype, offset, where)
         return data.T if fortran else data
 
-    return naming.Entry(shape, example.dtype, example.kind, load)
+    return named_arrays.Entry(shape, example.dtype, example.kind, load)
 
 
 def _raise(error: DmlError) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""From a name on the command line to the reader of its format."""
+"""Find the reader of a file by its suffix or its first bytes, and call it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
-from retrieval.formats import FORMATS, Format, foreign, trial, truncation
+from retrieval.formats import FORMATS, Format, refused, trial, truncation
 from retrieval.formats.arrays import budget
-from retrieval.formats.foreign import explain
+from retrieval.formats.refused import explain
 
 
 def split_key(source: str | Path) -> tuple[Path, str | None]:
@@ -69,7 +69,7 @@ def read(source: str | Path, with_labels: bool = True) -> Embeddings:
     path, key = split_key(source)
     format = find_format(path)
     if format.labels_only:
-        if error := foreign.json_records(path):
+        if error := refused.json_records(path):
             raise error
         raise DmlError(
             f"{path} is a {format.suffixes[0]} file.",
@@ -123,7 +123,7 @@ def find_format(path: Path) -> Format:
     by_suffix = {suffix: format for format in FORMATS for suffix in format.suffixes}
     suffix = path.suffix.lower()
     if suffix in by_suffix:
-        if error := foreign.misnamed(path, by_suffix[suffix].name):
+        if error := refused.misnamed(path, by_suffix[suffix].name):
             raise error
         return by_suffix[suffix]
     if error := explain(path):

@@ -1,4 +1,4 @@
-"""`.safetensors`: a JSON header that says where each tensor lies; memory-mapped.
+"""Read `.safetensors`: a JSON header with the place of each tensor, memory-mapped.
 
 The header is read here, with its bounds checked, so that the library is not needed.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.formats import naming
+from retrieval.formats import named_arrays
 from retrieval.formats.arrays import BFLOAT16, mapped, refuse_overrun
 
 DTYPES = {
@@ -30,15 +30,15 @@ HEADER_BYTES = 100_000_000  # the format's own limit
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     entries = catalogue(path)
-    return naming.read(entries, key, path, with_labels, "safetensors")
+    return named_arrays.read(entries, key, path, with_labels, "safetensors")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     entries = catalogue(path)
-    return naming.read_labels(entries, key, path)
+    return named_arrays.read_labels(entries, key, path)
 
 
-def catalogue(path: Path) -> dict[str, naming.Entry]:
+def catalogue(path: Path) -> dict[str, named_arrays.Entry]:
     size = os.path.getsize(path)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -54,7 +54,7 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
     return {name: _entry(path, name, info, 8 + length, size) for name, info in header.items()}
 
 
-def _entry(path: Path, name: str, info: dict, start: int, size: int) -> naming.Entry:
+def _entry(path: Path, name: str, info: dict, start: int, size: int) -> named_arrays.Entry:
     where = f"{path}::{name}"
     shape, (begin, end) = tuple(info["shape"]), info["data_offsets"]
     numbers = (*shape, begin, end)
@@ -67,7 +67,7 @@ def _entry(path: Path, name: str, info: dict, start: int, size: int) -> naming.E
     refuse_overrun(where, end, size - start)
     dtype = DTYPES.get(info["dtype"])
     if dtype is None:
-        return naming.Entry(shape, str(info["dtype"]), "?", lambda: _unsupported(where, info))
+        return named_arrays.Entry(shape, str(info["dtype"]), "?", lambda: _unsupported(where, info))
     claimed = math.prod(shape) * dtype.itemsize
     if claimed != end - begin:
         raise DmlError(
@@ -75,8 +75,8 @@ def _entry(path: Path, name: str, info: dict, start: int, size: int) -> naming.E
             "The header is damaged.",
             "Copy or write the file again.",
         )
-    example = naming.entry(np.empty(0, dtype))
-    return naming.Entry(
+    example = named_arrays.entry(np.empty(0, dtype))
+    return named_arrays.Entry(
         shape, example.dtype, example.kind, lambda: mapped(path, dtype, shape, start + begin)
     )
 

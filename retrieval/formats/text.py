@@ -1,4 +1,4 @@
-"""Labels alone: one a line in `.txt`, a list in `.json`."""
+"""Read labels alone: one per line in `.txt`, a list in `.json`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming
-from retrieval.formats.charset import open_text
-from retrieval.formats.foreign import json_records
+from retrieval.formats import labels, named_arrays
+from retrieval.formats.encodings import open_text
+from retrieval.formats.refused import json_records
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
@@ -24,9 +24,10 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
     if isinstance(value, dict):
         lists = {k: v for k, v in value.items() if isinstance(v, list)}
         entries = {
-            k: naming.Entry((len(v),), "list", "S", lambda: np.empty(0)) for k, v in lists.items()
+            k: named_arrays.Entry((len(v),), "list", "S", lambda: np.empty(0))
+            for k, v in lists.items()
         }
-        value = lists[naming.choose_labels(entries, key, path)]
+        value = lists[named_arrays.choose_labels(entries, key, path)]
     if not isinstance(value, list):
         raise DmlError(
             f"{path} holds no list.",

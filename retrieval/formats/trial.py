@@ -1,4 +1,4 @@
-"""Try a native parser on a file in a child process first: where it crashes, the user is told.
+"""Try a native parser on a file in a child process, so that a crash becomes an error.
 
 HDF5, Arrow and torch are written in C++, and a damaged file can make them end the process, ask for
 all memory, or never return. The child opens the file as the reader will; limits of time and memory

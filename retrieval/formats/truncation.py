@@ -1,4 +1,4 @@
-"""Say which file was cut short while it was mapped into memory.
+"""Name the file that was cut short while it was mapped into memory.
 
 Reading a page that a file no longer has is a bus error, which ends a process without a word. A
 handler of Python's own cannot help: it runs after the instruction that fails, which never ends.

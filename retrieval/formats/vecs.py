@@ -1,4 +1,4 @@
-"""`.fvecs`, `.bvecs`, `.ivecs`: each row is an int32 length and that many values."""
+"""Read `.fvecs`, `.bvecs`, `.ivecs`: each row is an int32 length and that many values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming
+from retrieval.formats import labels, named_arrays
 
 VALUES: dict[str, np.dtype] = {
     ".fvecs": np.dtype("<f4"),
@@ -20,8 +20,8 @@ CHECKED_ROWS = 1 << 20
 
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    entries = {"": naming.entry(array(path))}
-    return naming.read(entries, key, path, with_labels, "vecs")
+    entries = {"": named_arrays.entry(array(path))}
+    return named_arrays.read(entries, key, path, with_labels, "vecs")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:

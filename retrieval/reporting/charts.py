@@ -1,4 +1,4 @@
-"""Charts as SVG text: drawn here, once, so that the page shows them without a script.
+"""Draw charts as SVG text, so that the page shows them without a script.
 
 Colours and fonts come from the page's style sheet; a series is told apart by its dashes too.
 """

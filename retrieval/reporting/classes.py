@@ -1,4 +1,4 @@
-"""What a report says of classes: how wide, how far apart, and which are taken for which."""
+"""Measure classes for a report: spread, distance, and which are confused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view of a report: everything its page shows, as one JSON-able dict."""
+"""Gather everything that the page of a report shows, as one typed view."""
 
 from __future__ import annotations
 

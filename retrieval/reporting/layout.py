@@ -1,4 +1,4 @@
-"""The map: embeddings as points in the plane, by t-SNE or by their two main directions."""
+"""Lay out the map of a report: embeddings as points in the plane, by t-SNE or PCA."""
 
 from __future__ import annotations
 

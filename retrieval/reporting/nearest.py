@@ -1,4 +1,4 @@
-"""Retrieved rows as a report shows them: the nearest items in the order that the ranks say."""
+"""Find the retrieved items that a report shows for each query, in order of rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One view (`gather`) as one HTML page that needs nothing else: no request leaves it."""
+"""Write the view of a report as one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from retrieval import metrics
 from retrieval.metrics import DISTANCES, score_rows, title_of
+from retrieval.number_format import p_value, percent, points, points_interval
 from retrieval.reporting import charts
-from retrieval.texts import p_value, percent, points, points_interval
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("map.js", "page.js")

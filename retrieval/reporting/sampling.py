@@ -1,4 +1,4 @@
-"""Which queries a report shows, and which pairs its histograms are made of."""
+"""Choose the queries that a report shows, and the pairs of its histograms."""
 
 from __future__ import annotations
 

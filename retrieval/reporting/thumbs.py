@@ -1,4 +1,4 @@
-"""Small pictures for the page: each once, as many as a budget allows, the important ones first."""
+"""Make small pictures for the page, within a budget of bytes."""
 
 from __future__ import annotations
 

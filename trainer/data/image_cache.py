@@ -1,4 +1,4 @@
-"""Resized images kept in memory or in a file, so that later epochs and runs need not decode.
+"""Keep resized images in memory or in a file, so that they are decoded only once.
 
 The file: a header of 64 bytes (magic, version, N, bytes of pixels, bytes of notes), the pixels of
 all images one after another, N pairs of int32 (height, width), and the unreadable images as JSON.

@@ -1,4 +1,4 @@
-"""Any image file as RGB: one function for training, export and evaluation."""
+"""Read any image file as RGB, the same way in training, export and evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resampling of (H, W, 3) uint8 images by compiled loops.
+"""Resample (H, W, 3) uint8 images with compiled loops.
 
 `resample` is Pillow's antialiased resize, rows first and then columns, to the bit. (From version 13
 on Pillow itself begins with the columns of some images.) It computes no more than the window that

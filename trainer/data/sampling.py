@@ -1,4 +1,4 @@
-"""Which images make up the batches of an epoch, and the key of what is random about each.
+"""Choose the images of each batch, and the key of what is random about each image.
 
 A plan is an array, a function of seed and epoch alone: a run that is resumed, or that runs on
 more processes, sees the same batches. A rank takes its columns of every batch.

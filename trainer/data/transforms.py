@@ -1,4 +1,4 @@
-"""What the network sees of an image: resizing, cropping and random changes.
+"""Resize, crop and randomly change images for the network.
 
 Images are (H, W, 3) uint8 arrays; `spec` is the `input` table of the config. Training, evaluation
 and export use these functions and no others. An image that was resized before (a kept one) gives

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from retrieval.errors import DmlError
 from retrieval.files import sha256
-from retrieval.formats import pt, safetensors
+from retrieval.formats import safetensors, torch_files
 from retrieval.formats.arrays import BFLOAT16
-from retrieval.formats.naming import Entry
+from retrieval.formats.named_arrays import Entry
 from retrieval.registry import nearest
 from trainer.data.datasets.records import listed
 
@@ -45,7 +45,7 @@ def existing(source: str) -> Path:
 def read(path: Path) -> dict[str, Entry]:
     """The tensors in a file by their names, described but not yet read."""
     try:
-        found = (safetensors if path.suffix == ".safetensors" else pt).catalogue(path)
+        found = (safetensors if path.suffix == ".safetensors" else torch_files).catalogue(path)
     except Exception as error:  # readers raise nearly anything when a file is damaged
         why = f"It is damaged, or of another kind: {str(error).partition(chr(10))[0]}"
         if isinstance(error.__cause__, pickle.UnpicklingError):

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to go on and an export needs to start, in one file.
+"""Write and read checkpoints: one file that a run resumes from and an export starts from.
 
 They hold tensors, numbers, texts, lists and dicts, and are read with weights_only=True: no code in
 a file is ever run.

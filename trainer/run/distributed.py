@@ -1,4 +1,4 @@
-"""Several processes as one: the loss and the gradients of a single process with the whole batch.
+"""Train in several processes with the loss and gradients of one process.
 
 Every rank embeds its share of a batch, gathers the embeddings of all, and computes the same loss
 on them. torchrun starts the ranks, on one machine or several; only its variables are read.

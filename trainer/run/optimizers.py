@@ -1,4 +1,4 @@
-"""Optimisers by their settings, and the learning rate of each step."""
+"""Build optimisers from settings, and compute the learning rate of each step."""
 
 import math
 

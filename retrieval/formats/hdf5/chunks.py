@@ -1,4 +1,4 @@
-"""Chunks of HDF5 data sets, decoded here: HDF5's own filters trust what the file claims.
+"""Decode the chunks of HDF5 data sets with every size checked; HDF5 itself trusts the file.
 
 HDF5 hands out uninitialised memory for a chunk that is shorter than its shape says, and its
 checksum and scale-offset filters crash on chunks or parameters that were tampered with.

@@ -1,4 +1,4 @@
-"""What the writer of embedding files puts into HDF5: labels, text, hashes, room for rows."""
+"""Put labels, text, hashes and room for rows into an HDF5 file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dmltool's own embedding files, version 1, in and out; other HDF5 layouts in.
+"""Write dmltool's embedding files row by row, and resume them.
 
     attrs: format, version, complete, paths_sha256, created, dmltool, and what the exporter adds
     /<split>/embeddings  (N, D) contiguous, so that it can be memory-mapped

@@ -1,4 +1,4 @@
-"""What an embedding file is to hold: laid out before the rows, compared when it is resumed."""
+"""Lay out an embedding file before its rows come, and compare it when it is resumed."""
 
 from __future__ import annotations
 

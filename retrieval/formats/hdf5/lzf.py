@@ -1,4 +1,4 @@
-"""LZF, h5py's fast compression, decoded with every bound checked."""
+"""Decode LZF, h5py's fast compression, with every bound checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in an HDF5 file: found without leaving the file, checked before memory is taken."""
+"""List the data sets of an HDF5 file, and check them before memory is taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.formats import naming
+from retrieval.formats import named_arrays
 from retrieval.formats.arrays import (
     ROOM_BYTES,
     allocate,
@@ -87,19 +87,19 @@ Found = dict[str, h5py.Dataset]
 Box = tuple[slice, ...]
 
 
-def entries(found: Found, path: Path) -> dict[str, naming.Entry]:
+def entries(found: Found, path: Path) -> dict[str, named_arrays.Entry]:
     return {name: _entry(found, path, name) for name in found}
 
 
-def _entry(found: Found, path: Path, name: str) -> naming.Entry:
+def _entry(found: Found, path: Path, name: str) -> named_arrays.Entry:
     dataset = found[name]
     try:
         dtype, shape = dataset.dtype, dataset.shape or ()
     except TypeError:  # a type that NumPy lacks
-        return naming.Entry((), "unknown", "?", lambda: np.empty(0, object))
+        return named_arrays.Entry((), "unknown", "?", lambda: np.empty(0, object))
     text = h5py.check_string_dtype(dtype)
     kind = "S" if text else dtype.kind if dtype.kind in "fiub" else "?"
-    return naming.Entry(
+    return named_arrays.Entry(
         shape, "text" if text else dtype.name, kind, lambda: array(found, path, name)
     )
 

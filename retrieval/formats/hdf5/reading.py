@@ -12,7 +12,7 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming
+from retrieval.formats import labels, named_arrays
 from retrieval.formats.arrays import vectors
 from retrieval.formats.hdf5.objects import array, datasets, entries, look, open_file
 
@@ -31,16 +31,16 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
             and {"neighbors", "distances"} & set(listed)
         ):
             return _read_ann_benchmarks(file, listed, path)
-        return naming.read(listed, key, path, with_labels, "hdf5")
+        return named_arrays.read(listed, key, path, with_labels, "hdf5")
 
 
 def _read_ann_benchmarks(
-    file: h5py.File, listed: dict[str, naming.Entry], path: Path
+    file: h5py.File, listed: dict[str, named_arrays.Entry], path: Path
 ) -> Embeddings:
     """Queries `test`, gallery `train`, and the true `neighbors` of the queries."""
-    chosen = {"query": naming.Choice("test"), "gallery": naming.Choice("train")}
+    chosen = {"query": named_arrays.Choice("test"), "gallery": named_arrays.Choice("train")}
     attrs = {"distance": attribute(file, "distance")} if "distance" in file.attrs else {}
-    data = naming.read_chosen(listed, chosen, path, "ann-benchmarks", attrs)
+    data = named_arrays.read_chosen(listed, chosen, path, "ann-benchmarks", attrs)
     if "neighbors" not in listed:
         return data
     rows = listed["neighbors"].read()
@@ -58,7 +58,7 @@ def _read_ann_benchmarks(
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     with open_file(path) as file:
         listed = entries(datasets(file, path), path)
-        return naming.read_labels(listed, key, path)
+        return named_arrays.read_labels(listed, key, path)
 
 
 def trial(path: Path) -> Callable[[], None]:
@@ -107,7 +107,7 @@ def _read_own(
     if not splits:
         raise DmlError(
             f"{path} has no split called {key}." if key else f"{path} has no splits.",
-            naming.describe(entries(found, path)),
+            named_arrays.describe(entries(found, path)),
             "Choose one that it holds with FILE::SPLIT." if found else "Write the file again.",
         )
     names = None

@@ -1,4 +1,4 @@
-"""Official layouts on disk: finding the files, refusing hostile paths, asserting the counts."""
+"""Find the files of official data sets, refuse hostile paths, and check the counts."""
 
 from __future__ import annotations
 

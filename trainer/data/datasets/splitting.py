@@ -1,4 +1,4 @@
-"""Which classes are held out, and whether those that are left can fill a batch."""
+"""Hold out classes for validation, and check that the others can fill a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy arrays inside `.pt` files: stand-ins that torch's restricted unpickler builds instead.
+"""Read NumPy arrays inside `.pt` files without running the code that rebuilds them.
 
 torch.load(weights_only=True) calls only functions that it is given. It is given these, which check
 what they get, in the place of NumPy's own: NumPy trusts a pickle.

@@ -1,4 +1,4 @@
-"""What is not read: each kind is named, with one line that converts it."""
+"""Name files that are not read, with one line that converts each kind."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_no_function_of_numpy_runs_from_a_torch_file(tmp_path):
 
 
 def test_hostile_states_of_arrays_and_dtypes_are_harmless(tmp_path):
-    from retrieval.formats.pt_numpy import Array, Dtype
+    from retrieval.formats.torch_numpy import Array, Dtype
 
     states = [None, (), 7, (1, 2, 3, 4, 5), (1, (2,), Dtype("O8"), False, 5)]
     for name in ("f4f4", "V8", 3, "S0", "f3", "f4,f4", "M8", "U99999999999"):

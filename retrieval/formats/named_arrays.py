@@ -1,4 +1,4 @@
-"""Which of the arrays in a file are the vectors, the labels and the paths."""
+"""Find out which arrays of a file are the vectors, the labels and the paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns of a table are the vectors, the label, the path and the split."""
+"""Find out which columns of a table are the vectors, the label, the path and the split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
 from retrieval.formats.arrays import allocate, blocks, vectors
-from retrieval.formats.naming import (
+from retrieval.formats.named_arrays import (
     LABEL_NAMES,
     LISTED,
     PATH_NAMES,

@@ -1,4 +1,4 @@
-"""Numbers as text, the same in every table, message and report."""
+"""Write numbers as text, the same in every table, message and report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`.pt`, `.pth`: tensors from torch.save, memory-mapped; `weights_only` keeps pickles from running.
+"""Read `.pt` and `.pth`: tensors of torch.save, memory-mapped, nothing unpickled.
 
 torch is imported only here, and only when such a file is read.
 """
@@ -19,21 +19,21 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.formats import labels, naming, pt_numpy
+from retrieval.formats import labels, named_arrays, torch_numpy
 from retrieval.formats.arrays import BFLOAT16, refuse_bomb, refuse_overrun
-from retrieval.formats.foreign import python_line, quoted
+from retrieval.formats.refused import python_line, quoted
 
 DEPTH, OBJECTS, NAME_CHARS = 4, 10_000, 1000  # dicts within dicts; what all of them hold
 
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     entries = catalogue(path)
-    return naming.read(entries, key, path, with_labels, "torch")
+    return named_arrays.read(entries, key, path, with_labels, "torch")
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     entries = catalogue(path)
-    return naming.read_labels(entries, key, path)
+    return named_arrays.read_labels(entries, key, path)
 
 
 def trial(path: Path) -> Callable[[], object]:
@@ -42,7 +42,7 @@ def trial(path: Path) -> Callable[[], object]:
     return lambda: catalogue(path)
 
 
-def catalogue(path: Path) -> dict[str, naming.Entry]:
+def catalogue(path: Path) -> dict[str, named_arrays.Entry]:
     import torch
 
     zipped = zipfile.is_zipfile(path)
@@ -53,7 +53,7 @@ def catalogue(path: Path) -> dict[str, naming.Entry]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of what it then refuses
-            with torch.serialization.safe_globals(pt_numpy.allowed()):
+            with torch.serialization.safe_globals(torch_numpy.allowed()):
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         raise DmlError(
@@ -75,10 +75,10 @@ class _Collector:
 
     def __init__(self, torch: ModuleType, path: Path, size: int) -> None:
         self.torch, self.path, self.size = torch, path, size
-        self.entries: dict[str, naming.Entry] = {}
+        self.entries: dict[str, named_arrays.Entry] = {}
         self.seen: set[int] = set()
 
-    def collect(self, content: object) -> dict[str, naming.Entry]:
+    def collect(self, content: object) -> dict[str, named_arrays.Entry]:
         self._add(content, "", DEPTH)
         return self.entries
 
@@ -111,13 +111,13 @@ class _Collector:
             self.entries[name] = _tensor(self.torch, value, f"{self.path}::{name}", self.size)
         elif id(value) in self.seen:
             return
-        elif isinstance(value, pt_numpy.Array):
+        elif isinstance(value, torch_numpy.Array):
             self.seen.add(id(value))
             array = value.value()
             if isinstance(array, list):  # of an array of objects
                 self._add(array, name, 0)
             elif array is not None:
-                self.entries[name] = naming.entry(array)
+                self.entries[name] = named_arrays.entry(array)
         elif isinstance(value, dict) and depth:
             self.seen.add(id(value))
             for key, item in value.items():
@@ -126,7 +126,7 @@ class _Collector:
         elif isinstance(value, list | tuple) and value:
             self.seen.add(id(value))
             self._refuse_records(value)
-            value = [pt_numpy.unwrapped(item) for item in value]
+            value = [torch_numpy.unwrapped(item) for item in value]
             if all(type(item) in (int, str, bool, float) for item in value):
                 self.entries[name] = _values(value, name)
             elif depth and len(value) <= 16:
@@ -134,23 +134,25 @@ class _Collector:
                     self._add(item, f"{name}.{number}" if name else str(number), depth - 1)
 
 
-def _values(value: list | tuple, name: str) -> naming.Entry:
+def _values(value: list | tuple, name: str) -> named_arrays.Entry:
     kind = "S" if type(value[0]) is str else "f" if float in map(type, value) else "i"
     shown = type(value[0]).__name__
-    return naming.Entry((len(value),), shown, kind, lambda: labels.from_values(value, name))
+    return named_arrays.Entry((len(value),), shown, kind, lambda: labels.from_values(value, name))
 
 
-def _tensor(torch: ModuleType, tensor: Any, where: str, size: int) -> naming.Entry:
+def _tensor(torch: ModuleType, tensor: Any, where: str, size: int) -> named_arrays.Entry:
     # A tensor that was expanded repeats one value by a stride of 0.
     refuse_bomb(where, size, tensor.numel() * tensor.element_size())
     shape, shown = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype.is_complex:
-        return naming.Entry(shape, f"{tensor.layout} {shown}", "?", lambda: np.empty(0, object))
+        return named_arrays.Entry(
+            shape, f"{tensor.layout} {shown}", "?", lambda: np.empty(0, object)
+        )
     if tensor.dtype == torch.bfloat16:
         bits = tensor.view(torch.int16)
-        return naming.Entry(shape, shown, "f", lambda: bits.numpy().view(BFLOAT16))
+        return named_arrays.Entry(shape, shown, "f", lambda: bits.numpy().view(BFLOAT16))
     try:
-        return naming.entry(tensor.numpy())
+        return named_arrays.entry(tensor.numpy())
     except (TypeError, RuntimeError):  # float8 and other dtypes that NumPy lacks
-        return naming.Entry(shape, shown, "?", lambda: np.empty(0, object))
+        return named_arrays.Entry(shape, shown, "?", lambda: np.empty(0, object))

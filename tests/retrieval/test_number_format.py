@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrieval import texts
+from retrieval import number_format
 
 
 @pytest.mark.parametrize(
@@ -18,25 +18,29 @@ from retrieval import texts
     ],
 )
 def test_sizes_are_in_decimal_units(count, shown):
-    assert texts.size(count) == shown
+    assert number_format.size(count) == shown
 
 
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.4, "0 s"), (59.6, "60 s"), (600, "10 min"), (7200, "2.0 h")]
 )
 def test_durations_have_a_unit_that_fits(seconds, shown):
-    assert texts.duration(seconds) == shown
+    assert number_format.duration(seconds) == shown
 
 
 def test_scores_are_percent_and_differences_are_signed_points():
-    assert texts.percent(0.93124) == "93.12"
-    assert texts.interval((0.9, 1.0)) == "90.00 to 100.00"
-    assert texts.points(0.012) == "+1.20"
-    assert texts.points_interval((-0.01, 0.02)) == "-1.00 to +2.00"
-    assert [texts.p_value(p) for p in (0.5, 0.0123, 0.0009)] == ["0.500", "0.012", "< 0.001"]
-    assert texts.level_name(0.95) == "95% interval"
+    assert number_format.percent(0.93124) == "93.12"
+    assert number_format.interval((0.9, 1.0)) == "90.00 to 100.00"
+    assert number_format.points(0.012) == "+1.20"
+    assert number_format.points_interval((-0.01, 0.02)) == "-1.00 to +2.00"
+    assert [number_format.p_value(p) for p in (0.5, 0.0123, 0.0009)] == [
+        "0.500",
+        "0.012",
+        "< 0.001",
+    ]
+    assert number_format.level_name(0.95) == "95% interval"
 
 
 @pytest.mark.parametrize("form", ["percent", "interval", "points_interval", "p_value"])
 def test_a_number_that_is_missing_is_shown_as_nothing(form):
-    assert getattr(texts, form)(None) == ""
+    assert getattr(number_format, form)(None) == ""
