@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from shlex import join
 from typing import Any
 
 import click
@@ -344,6 +343,8 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
       dmltool demo
       dmltool demo --quick --out try
     """
+    from shlex import join
+
     from exporter.demo import LOSSES, open_folder, steps, summary
 
     folder, losses = Path(out), LOSSES[: 1 if quick else None]

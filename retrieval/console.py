@@ -1,12 +1,11 @@
 """What commands show on a terminal: safe text, warnings, JSON, rich consoles, the progress bar.
 
-`rich` is imported by the functions that need it: `dmltool --help` does without it.
+Functions import what `dmltool --help` does without, such as rich.
 """
 
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from shlex import join
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
@@ -95,6 +93,8 @@ def warn(line: str) -> None:
 
 def next_step(*args: object) -> None:
     """Name the command that usually follows."""
+    from shlex import join
+
     say_next(f"dmltool {join(map(str, args))}")
 
 
@@ -153,6 +153,8 @@ def resumable(*files: Path, resume: bool) -> Callable[[], str]:
 
 def to_json(result: Mapping[str, Any], encoding: str = "utf-8") -> str:
     """Return JSON that is as readable as the encoding allows."""
+    import json
+
     text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         text.encode(encoding)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -162,8 +161,7 @@ def scoring_settings(distance: str, **given: Any) -> Settings:
     return Settings(distances=DISTANCES if distance == "both" else (distance,), **given)
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """Where `output_options` want a result to go."""
 
     as_json: bool

@@ -25,28 +25,32 @@ def render(view: dict) -> str:
     """The page; every text of the view is escaped, in the HTML and in the data for the script."""
     script = "".join(_asset(name) for name in SCRIPTS)
     result = view["result"]
-    page = _environment().get_template("template.html").render(
-        view=view,
-        sections=_sections(view),
-        style=Markup(_asset("page.css")),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=Markup(embedded(view)),
-        level=f"{100 * result['settings'].get('level', 0.95):g}%",
-        distances=_distances(result),
-        sentence=sentence(result),
-        leads=[_lead(result, d) for d in DISTANCES if d in result["distances"]],
-        facts=_facts(result),
-        scores=_scores(result),
-        meanings=[(metric.title.format(k="K"), metric.help) for metric in metrics.METRICS],
-        curve=_curve(view),
-        histograms=_histograms(view),
-        spread=_spread(view),
-        recalls=_recalls(view),
-        comparisons=[_comparison(one) for one in view.get("compare") or []],
-        training=_training(view.get("run")),
-        checks=[(k.replace("_", " "), v) for k, v in result["checks"].items() if v is not None],
-    )  # fmt: skip
+    page = (
+        _environment()
+        .get_template("template.html")
+        .render(
+            view=view,
+            sections=_sections(view),
+            style=Markup(_asset("page.css")),
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            data=Markup(embedded(view)),
+            level=f"{100 * result['settings'].get('level', 0.95):g}%",
+            distances=_distances(result),
+            sentence=sentence(result),
+            leads=[_lead(result, d) for d in DISTANCES if d in result["distances"]],
+            facts=_facts(result),
+            scores=_scores(result),
+            meanings=[(metric.title.format(k="K"), metric.help) for metric in metrics.METRICS],
+            curve=_curve(view),
+            histograms=_histograms(view),
+            spread=_spread(view),
+            recalls=_recalls(view),
+            comparisons=[_comparison(one) for one in view.get("compare") or []],
+            training=_training(view.get("run")),
+            checks=[(k.replace("_", " "), v) for k, v in result["checks"].items() if v is not None],
+        )
+    )
     return page.encode("utf-8", "replace").decode()  # a path may hold lone surrogates
 
 
