@@ -24,7 +24,7 @@ MESSAGES = {
 def data_checks(problem: Problem) -> dict[str, int]:
     """The checks that need no ranks."""
     both = problem.protocol == QUERY_GALLERY
-    codes, asking = problem.gallery_codes, problem.query_codes
+    codes, query_codes = problem.gallery_codes, problem.query_codes
     sizes = np.bincount(codes, minlength=len(problem.names))
     group = problem.gallery_groups
     checks = {
@@ -33,7 +33,7 @@ def data_checks(problem: Problem) -> dict[str, int]:
         "conflicting_duplicates": conflicting_rows(group, codes),
     }
     if both:
-        sizes = sizes + np.bincount(asking, minlength=len(problem.names))
+        sizes = sizes + np.bincount(query_codes, minlength=len(problem.names))
         same = rows_among(problem.query_vectors, problem.gallery)  # (Q,) a gallery row, or -1
         inside = same >= 0
         checks["zero_norm_rows"] += zero_rows(problem.query_vectors)
@@ -42,7 +42,7 @@ def data_checks(problem: Problem) -> dict[str, int]:
         pairs = np.unique(np.stack([group, codes]), axis=1)
         labels_of = np.bincount(pairs[0], minlength=len(group))
         where = group[same[inside]]
-        other = (labels_of[where] > 1) | (codes[same[inside]] != asking[inside])
+        other = (labels_of[where] > 1) | (codes[same[inside]] != query_codes[inside])
         checks["conflicting_duplicates"] += int(np.count_nonzero(other))
     checks["single_item_classes"] = int(np.count_nonzero(sizes == 1))
     return checks

@@ -89,7 +89,7 @@ class Evaluation:
 
     problem: Problem
     result: Result
-    ranks: dict[str, np.ndarray]  # distance -> (Q,), 0: no right item
+    ranks: dict[str, np.ndarray]  # distance -> (Q,), 0: no positive
     per_query: dict[str, dict[str, np.ndarray]] = field(repr=False)  # distance -> metric -> (Q,)
 
 

@@ -92,7 +92,8 @@ def _scan(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Nearness (Q, 2, k), falling, and gallery index of the best, from tiles of one product."""
     Q, G = len(problem.query_codes), len(problem.gallery)
-    near, ids = np.full((Q, 2, k), -np.inf, dtype), np.full((Q, 2, k), -1, np.int64)
+    near: np.ndarray = np.full((Q, 2, k), -np.inf, dtype)
+    ids = np.full((Q, 2, k), -1, np.int64)
 
     def search(items: np.ndarray, offset: np.ndarray, start: int, part: slice) -> None:
         queries = space.points(problem.query_vectors, part, query=True, dtype=dtype)

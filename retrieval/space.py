@@ -41,7 +41,7 @@ class Space:
     ) -> np.ndarray:
         """The points (n, D') of some rows, which are queries or gallery items."""
         ids = np.arange(len(vectors))[rows]
-        out = np.empty((len(ids), self.width), dtype)
+        out: np.ndarray = np.empty((len(ids), self.width), dtype)
 
         def fill(part: slice) -> None:
             # A slice reads a memory map in order; an index array would copy first.

@@ -58,7 +58,7 @@ def confused(
 
 
 def nearest_strangers(problem: Problem, best: Best, distance: str) -> np.ndarray:
-    """(n,) queries whose nearest wrong item is nearest of all; each pair of items once."""
+    """(n,) queries whose nearest negative is nearest of all; each pair of items once."""
     asks = np.flatnonzero(best.negative >= 0)
     scores = pair_scores(problem, asks, best.negative[asks], distance)
     asks = asks[np.argsort(-scores if distance == "cos" else scores, kind="stable")]
