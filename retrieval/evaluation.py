@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -144,9 +144,10 @@ def evaluate(
             )
         problem = from_arrays(
             data,
-            np.asarray(labels),
-            None if gallery is None else np.asarray(gallery),
-            None if gallery_labels is None else np.asarray(gallery_labels),
+            # As given: NumPy would merge 1 and "1", and fill in masked values.
+            cast(np.ndarray, labels),
+            cast(np.ndarray | None, gallery),
+            cast(np.ndarray | None, gallery_labels),
             drop_nonfinite=drop_nonfinite,
         )
     elif any(given is not None for given in (labels, gallery, gallery_labels)):
