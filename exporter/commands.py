@@ -110,7 +110,7 @@ embedding_options = options(
 @click.option("--data", metavar="PATH", help="Folder of the data set, if it has moved.")
 @click.option("--out", metavar="FOLDER", help="Output folder.  [default: the folder of the run]")
 @embedding_options
-def export(runs, out, as_json, **given) -> None:
+def export(runs: tuple[str, ...], out: str | None, as_json: bool, **given: Any) -> None:
     """Export a trained run: a checked model.onnx and embeddings.h5.
 
     The ONNX model is compared with the trained network on real and random images: embeddings,
@@ -127,11 +127,10 @@ def export(runs, out, as_json, **given) -> None:
     from exporter.exporting import export as run_export
     from exporter.tables import export_tables
 
-    runs, out = [Path(run) for run in runs], out and Path(out)
-    folder = output_folder(runs, out)
+    folder = output_folder([Path(run) for run in runs], Path(out) if out else None)
     left = resumable(folder / MODEL, folder / f"{EMBEDDINGS}.partial", resume=given["resume"])
     with on_interrupt(left), ProgressBar() as report:
-        result = run_export(runs, out, Settings(**given), report)
+        result = run_export(runs, folder, Settings(**given), report)
     _tell_embedding(result.get("embeddings") or result["model"], result.get("threads"))
     if as_json:
         print_json(result)
@@ -175,7 +174,7 @@ def export(runs, out, as_json, **given) -> None:
 @click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Order of the input axes.")
 @click.option("--output-name", metavar="NAME", help="Output that holds the embeddings.")
 @embedding_options
-def embed(model, data, out, as_json, **given) -> None:
+def embed(model: str, data: str, out: str, as_json: bool, **given: Any) -> None:
     """Embed images with an ONNX model of dmltool or another program.
 
     DATA is a folder with one folder per class, a CSV table with the columns path and label,
@@ -229,7 +228,15 @@ def _tell_embedding(found: dict[str, Any], threads: str | None = None) -> None:
 @click.option("--data", metavar="PATH", help="With --run: folder of the data set, if it has moved.")
 @json_option
 @click.pass_context
-def inspect(ctx, file, labels, check, runs, data, as_json) -> None:
+def inspect(
+    ctx: click.Context,
+    file: str,
+    labels: str | None,
+    check: bool,
+    runs: tuple[str, ...],
+    data: str | None,
+    as_json: bool,
+) -> None:
     """Show what is in an embedding file or a model.
 
     For an embedding file: splits, labels, norms, metadata and checks. For a model: input, output,
@@ -268,7 +275,9 @@ def _inspect_embeddings(file: str, labels: str | None, as_json: bool) -> None:
     next_step("eval", file, *given_options(labels=labels if labelled else "labels.txt"))
 
 
-def _inspect_model(file: str, check: bool, runs, data: str | None, as_json: bool) -> bool:
+def _inspect_model(
+    file: str, check: bool, runs: tuple[str, ...], data: str | None, as_json: bool
+) -> bool:
     """Show a model; return whether all checks hold."""
     from exporter.inspection import check_model, inspect_model
     from exporter.tables import model_table

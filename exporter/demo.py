@@ -127,7 +127,7 @@ def _told(epochs: int | None) -> str:
 def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Step]:
     """All steps in order, the baselines first."""
     first, *others = (folder / f"{name}.h5" for name in BASELINES)
-    args = ("baselines", str(folder))
+    args: tuple[str, ...] = ("baselines", str(folder))
     found = [Step(args, first, also=tuple(others), module="exporter.demo")]
     found += [_evaluate(folder / f"{name}.h5", folder / f"{name}.json") for name in BASELINES]
     for loss in losses:
@@ -157,8 +157,8 @@ def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Ste
         found.append(Step(args, result, (first, other)))
     page, beside = folder / "report.html", others or [folder / "untrained.h5"]
     compared = [word for other in beside for word in ("--compare", str(other))]
-    shown = ("report", str(first), *compared, "--run", str(first.parent), "--out", str(page))
-    return [*found, Step(shown, page, (first, *beside))]
+    args = ("report", str(first), *compared, "--run", str(first.parent), "--out", str(page))
+    return [*found, Step(args, page, (first, *beside))]
 
 
 def _evaluate(source: Path, result: Path, *options: str) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,7 @@ from retrieval.options import (
 if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Evaluation, Settings
+    from retrieval.formats.opening import Sources
     from retrieval.problem import Problem
 
 
@@ -63,7 +64,16 @@ if TYPE_CHECKING:
 @click.option("--per-class", metavar="FILE", help="Write Recall@1 of each class to FILE as CSV.")
 @output_options
 def eval_command(
-    file, gallery, labels, gallery_labels, drop_nonfinite, per_class, as_json, out, force, **scoring
+    file: str,
+    gallery: str | None,
+    labels: str | None,
+    gallery_labels: str | None,
+    drop_nonfinite: bool,
+    per_class: str | None,
+    as_json: bool,
+    out: str | None,
+    force: bool,
+    **scoring: Any,
 ) -> None:
     """Evaluate an embedding file: Recall@K, MRR, MAP@R and NMI.
 
@@ -153,7 +163,7 @@ def _with_nmi(
         return noted(evaluation, "NMI was left out: k-means was interrupted"), True
 
 
-def _compare_lists(data: Embeddings, settings: Settings, sources, output: Output) -> None:
+def _compare_lists(data: Embeddings, settings: Settings, sources: Sources, output: Output) -> None:
     """Evaluate a file that lists neighbours and has no labels."""
     from retrieval.ground_truth import agreement, warnings
     from retrieval.inspection import provenance
@@ -188,7 +198,15 @@ def _tell_source(data: Embeddings) -> None:
 @scoring_options
 @click.option("--nmi/--no-nmi", default=False, help="Also compute NMI and AMI.  [default: no-nmi]")
 @output_options
-def compare(a, b, labels, as_json, out, force, **scoring) -> None:
+def compare(
+    a: str,
+    b: str,
+    labels: str | None,
+    as_json: bool,
+    out: str | None,
+    force: bool,
+    **scoring: Any,
+) -> None:
     """Compare two embedding files of the same items: is B better?
 
     For each score, the difference B - A is shown with a 95% interval (paired bootstrap over
@@ -225,7 +243,7 @@ def compare(a, b, labels, as_json, out, force, **scoring) -> None:
 @click.argument("files", metavar="FILE FILE...", nargs=-1, required=True)
 @click.option("--out", metavar="FILE", required=True, help="Embedding file to write (.h5).")
 @force_option
-def merge(files, out, force) -> None:
+def merge(files: tuple[str, ...], out: str, force: bool) -> None:
     """Join embedding files of the same items: an ensemble.
 
     The files must hold the same items with the same labels. Rows are scaled to length 1 and

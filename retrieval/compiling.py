@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from numba import njit
 
 SUMS = {"reassoc", "contract", "nsz"}
 """Sums may be added up in any order, so they use vector registers; NaN still compares false."""
 
 
-def compiled(function=None, *, fastmath=SUMS):
+def compiled(
+    function: Callable[..., Any] | None = None, *, fastmath: bool | set[str] = SUMS
+) -> Any:
     """Compile a function that releases the GIL; cache the code on disk where that is allowed."""
     if function is None:
         return lambda f: compiled(f, fastmath=fastmath)

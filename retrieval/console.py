@@ -177,11 +177,13 @@ def stdout_console() -> Console:
 
 def safe_console(**options: Any) -> Console:
     """Return a console that shows control characters in names instead of sending them."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class SafeConsole(Console):
-        def render(self, renderable, options=None):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
             for segment in super().render(renderable, options):
                 if segment.control:
                     yield segment

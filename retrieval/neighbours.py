@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from retrieval.compiling import compiled
 from retrieval.problem import Problem
@@ -88,7 +89,7 @@ def pair_scores(
 
 
 def _scan(
-    problem: Problem, space: Space, k: int, dtype: type, memory: int, progress: Progress | None
+    problem: Problem, space: Space, k: int, dtype: DTypeLike, memory: int, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Nearness (Q, 2, k), falling, and gallery index of the best, from tiles of one product."""
     Q, G = len(problem.query_codes), len(problem.gallery)
@@ -149,7 +150,7 @@ class _Columns(NamedTuple):
 
 
 @compiled(fastmath=False)
-def _keep_best(product, rows, columns):
+def _keep_best(product: np.ndarray, rows: _Rows, columns: _Columns) -> None:
     """Insert the items of a tile into the lists."""
     k = rows.near.shape[2]
     for i in range(product.shape[0]):

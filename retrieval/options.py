@@ -29,7 +29,9 @@ class Numbers(click.ParamType):
         self.name, self.expected = name, expected
         self.kind, self.count, self.low, self.high = kind, count, low, high
 
-    def convert(self, value, param, ctx) -> tuple[float, ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
         if isinstance(value, tuple):
             return value
         try:
@@ -48,7 +50,7 @@ class Size(click.ParamType):
     name = "SIZE"
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # noqa: RUF012
 
-    def convert(self, value, param, ctx) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         text = value.strip().upper().removesuffix("B").removesuffix("I")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from retrieval.errors import DmlError
 from retrieval.resources import processors, run_all, slices
@@ -37,7 +38,7 @@ class Space:
         *,
         query: bool = False,
         centred: bool = True,
-        dtype: type = np.float64,
+        dtype: DTypeLike = np.float64,
     ) -> np.ndarray:
         """The points (n, D') of some rows, which are queries or gallery items."""
         ids = np.arange(len(vectors))[rows]

@@ -63,7 +63,9 @@ class Batch(click.ParamType):
 
     name = "N|CxM"
 
-    def convert(self, value, param, ctx) -> dict[str, int]:
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, int]:
         try:
             numbers = [int(part) for part in value.lower().split("x")]
         except ValueError:
@@ -136,7 +138,17 @@ class Batch(click.ParamType):
 )
 @click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
 @json_option
-def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplete, **given) -> None:
+def train(
+    preset: str | None,
+    file: str | None,
+    settings: tuple[str, ...],
+    out: str | None,
+    resume: str | None,
+    dry_run: bool,
+    as_json: bool,
+    allow_incomplete: bool,
+    **given: Any,
+) -> None:
     """Train an embedding network: CE, SPCE, Group Loss and others.
 
     Without options it trains on letters drawn from fonts: no download, about two minutes. It
@@ -163,7 +175,7 @@ def train(preset, file, settings, out, resume, dry_run, as_json, allow_incomplet
         config, folder = _resumed(Path(resume), flags, settings)
         name = folder.name
     else:
-        config, name = _resolved(preset, file and Path(file), flags, settings)
+        config, name = _resolved(preset, Path(file) if file else None, flags, settings)
     if dry_run:
         from trainer.validate import check_names
 
@@ -316,7 +328,18 @@ def list_command(kind: str, as_json: bool) -> None:
     help="Seed of the random samples and of the map.",
 )
 @force_option
-def report(file, others, run, images, out, gallery, labels, gallery_labels, force, **given) -> None:
+def report(
+    file: str,
+    others: tuple[str, ...],
+    run: str | None,
+    images: str | None,
+    out: str,
+    gallery: str | None,
+    labels: str | None,
+    gallery_labels: str | None,
+    force: bool,
+    **given: Any,
+) -> None:
     """Show an embedding file as one HTML page.
 
     The page shows scores, queries with their nearest images, confused classes, near-duplicates,
@@ -337,13 +360,13 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
     from trainer.reporting import Folder, pictures_of, run_view
 
     sources = Sources(file, gallery, labels, gallery_labels, *others)
-    run, images = (Path(path) if path else None for path in (run, images))
-    inputs = [run / "config.toml", run / "metrics.jsonl"] if run else []
+    folder, root = (Path(path) if path else None for path in (run, images))
+    inputs = [folder / "config.toml", folder / "metrics.jsonl"] if folder else []
     target = check_target(out, force, [*sources.files, *inputs])
     with ProgressBar() as progress:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
-        pictures, note = pictures_of(data, images, run)
-        if images is None and isinstance(pictures, Folder):
+        pictures, note = pictures_of(data, root, folder)
+        if root is None and isinstance(pictures, Folder):
             tell(f"Images from {pictures.root}")
         found = write_report(
             data,
@@ -352,7 +375,7 @@ def report(file, others, run, images, out, gallery, labels, gallery_labels, forc
                 load(name, labels=labels, gallery_labels=gallery_labels) for name in others
             ],
             pictures=pictures,
-            run_view=run and run_view(run),
+            run_view=run_view(folder) if folder else None,
             notes=[note] if note else [],
             force=force,
             before_writing=sources.check_unchanged,

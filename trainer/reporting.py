@@ -14,6 +14,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
 from retrieval.metrics import DISTANCES
+from retrieval.reporting.view import Run
 from trainer import toml
 from trainer.data import datasets
 from trainer.data.datasets.records import Drawing, FileReader
@@ -30,7 +31,7 @@ UNKNOWN = f"the file does not say where they are. {NAME_IT}"
 Pictures = Callable[[str], np.ndarray]
 
 
-def run_view(folder: Path) -> dict[str, Any]:
+def run_view(folder: Path) -> Run:
     """Curves and settings of a run folder."""
     text = _settings_text(folder)
     records = [record for record in read_metrics(folder) if isinstance(record, dict)]

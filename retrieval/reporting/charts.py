@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from retrieval.reporting.view import Curve, Histogram
+
 WIDTH, HEIGHT = 480, 270
 LEFT, RIGHT, TOP, BOTTOM = 48, 466, 12, 222
 LABEL_ROOM = 40  # between the labels of an axis
@@ -48,9 +50,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [n * step for n in range(first, last + 1)]
 
 
-def recall_curve(curve: dict[str, dict]) -> Markup:
+def recall_curve(curve: dict[str, Curve]) -> Markup:
     """Recall@K over log K of each distance, with its interval as a band."""
-    shown = [v for one in curve.values() for key in ("recall", "low") for v in _known(one[key])]
+    shown = [v for one in curve.values() for v in (*one["recall"], *_known(one["low"]))]
     ks = sorted({k for one in curve.values() for k in one["k"]})
     marks = ticks(min(shown), 1)
     x = Axis(ks[0], ks[-1], LEFT + 8, RIGHT - 8, log=True)
@@ -63,21 +65,23 @@ def recall_curve(curve: dict[str, dict]) -> Markup:
             f'<circle class="{escape(name)}" cx="{x(k):.1f}" cy="{y(r):.1f}" r="2.6">'
             f"<title>{escape(name)}: Recall@{k} {100 * r:.2f}</title></circle>"
             for k, r in zip(one["k"], one["recall"], strict=True)
-            if r is not None
         ]
     return _svg(parts, "Recall at K over K, by distance")
 
 
-def histogram(one: dict, title: str) -> Markup:
+def histogram(one: Histogram, title: str) -> Markup:
     """Shares of positive and negative pairs by distance."""
     edges = one["edges"]
-    top = max([*_known(one["positive"]), *_known(one["negative"])], default=0) or 1
+    top = max([*one["positive"], *one["negative"]], default=0) or 1
     marks = ticks(edges[0], edges[-1])
     x = Axis(edges[0], edges[-1], LEFT, RIGHT)
     y = _upward(0, top * 1.05)
     inside = [m for m in marks if edges[0] - 1e-9 <= m <= edges[-1] + 1e-9]
     parts = [_frame(x, y, inside, [m for m in ticks(0, top, 4) if m <= top], title, _percent)]
-    parts += [_steps(edges, one[kind] or [], x, y, kind) for kind in ("negative", "positive")]
+    parts += [
+        _steps(edges, one["negative"], x, y, "negative"),
+        _steps(edges, one["positive"], x, y, "positive"),
+    ]
     return _svg(parts, f"Pairs of one class and of two classes by {title}")
 
 
@@ -189,7 +193,7 @@ def _frame(
     return "".join(parts)
 
 
-def _band(one: dict, x: Axis, y: Axis, name: str) -> str:
+def _band(one: Curve, x: Axis, y: Axis, name: str) -> str:
     rows = zip(one["k"], one["low"] or [], one["high"] or [], strict=False)
     known = [(k, low, high) for k, low, high in rows if low is not None and high is not None]
     if len(known) < 2:

@@ -9,17 +9,18 @@ import numpy as np
 from retrieval.metrics import per_class_recall
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays
+from retrieval.reporting.view import ClassColumns
 from retrieval.resources import blocks
 from retrieval.space import space_of
 
 CONFUSED, EXAMPLES, DUPLICATES = 60, 3, 60
 
 
-def columns(problem: Problem, ranks: np.ndarray, distance: str) -> dict[str, list]:
-    """items, recall, spread, nearest and gap of every class, in the order of problem.names."""
+def columns(problem: Problem, ranks: np.ndarray, distance: str, names: list[str]) -> ClassColumns:
+    """Items, recall, spread, nearest and gap of every class, in the order of problem.names."""
     C = len(problem.names)
-    sides = _sides(problem)
-    items = sum(np.bincount(codes, minlength=C) for _, codes in sides)
+    codes = np.concatenate([codes for _, codes in _sides(problem)])
+    items = np.bincount(codes, minlength=C)
     means = _means(problem, items, distance)
     known, recall, _ = per_class_recall(ranks, problem.query_codes)
     recalls: list[float | None] = [None] * C
@@ -28,6 +29,7 @@ def columns(problem: Problem, ranks: np.ndarray, distance: str) -> dict[str, lis
     nearest = nearest_quickly(from_arrays(means, np.arange(C)), distance).negative
     gaps = _distances(means, means[np.maximum(nearest, 0)], distance)
     return {
+        "name": names,
         "items": items.tolist(),
         "recall": recalls,
         "spread": [_short(x) for x in _spread(problem, means, items, distance)],

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,9 +22,23 @@ from retrieval.loading import comparable
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
 from retrieval.reporting import classes, layout, nearest, sampling, thumbs
+from retrieval.reporting.view import (
+    ChangedQuery,
+    Compared,
+    Confusion,
+    Curve,
+    ItemColumns,
+    Map,
+    Pair,
+    Query,
+    Run,
+    View,
+)
 from retrieval.resources import Progress, StageProgress
+from retrieval.results import Source
 from retrieval.tables import evaluation_warnings
 
+T = TypeVar("T")
 NEAR, FLIPS, LONGEST = 8, 100, 300
 CURVE = 1000  # the largest K
 MEMORY = 512 << 20
@@ -57,18 +72,19 @@ class Items:
         return self.places.setdefault((side, row), len(self.places))
 
     def paths(self) -> list[str | None]:
-        splits = [self.problem.split, "gallery"]
-        columns = [self.data.splits[name].paths if name in self.data.splits else None
-                   for name in splits]  # fmt: skip
-        return [None if columns[s] is None else str(columns[s][row]) for s, row in self.places]
+        return [self._path(side, row) for side, row in self.places]
 
-    def columns(self, pictured: dict[str, int]) -> dict[str, list]:
+    def _path(self, side: int, row: int) -> str | None:
+        split = self.data.splits.get("gallery" if side else self.problem.split)
+        return None if split is None or split.paths is None else str(split.paths[row])
+
+    def columns(self, pictured: dict[str, int]) -> ItemColumns:
         codes = [self.problem.query_codes, self.problem.gallery_codes]
         paths = self.paths()
         return {
             "class": [int(codes[side][row]) for side, row in self.places],
             "path": [None if path is None else shown(path) for path in paths],
-            "thumb": [pictured.get(path, -1) for path in paths],
+            "thumb": [-1 if path is None else pictured.get(path, -1) for path in paths],
             "row": [row for _, row in self.places],
             "side": [side for side, _ in self.places],
         }
@@ -76,15 +92,15 @@ class Items:
 
 def gather(
     data: Embeddings,
-    source: dict,
+    source: Source,
     others: Sequence[Embeddings] = (),
     options: Options | None = None,
     *,
     pictures: thumbs.Pictures | None = None,
-    run_view: dict | None = None,
+    run_view: Run | None = None,
     notes: Sequence[str] = (),
     progress: StageProgress | None = None,
-) -> dict:
+) -> View:
     """source: what the result says of the file; others: files of the same items to compare with."""
     options = options or Options()
     title, *names = _tails([data.source, *(other.source for other in others)])
@@ -101,7 +117,23 @@ def gather(
     items = Items(data, problem)
     for place in sorted(place for tab in sample.tabs.values() for place in tab):
         _query(sample.queries[place], ranks, rows[place], items)
-    view = {
+    columns = _told(progress, "classes", classes.columns, problem, ranks, d, _names(data, problem))
+    # Items are numbered, and get their pictures, in the order in which they are asked for.
+    confused = _confused(problem, ranks, best, items, d)
+    duplicates = _duplicates(problem, best, items, d)
+    compared = [
+        _compared(name, own, theirs, items, settings, options, progress)
+        for name, theirs in zip(names, pairs, strict=True)
+    ]
+    histograms = _told(progress, "histograms", sampling.histograms, problem, options.seed)
+    plane = _told(progress, "map", _map, problem, sample.queries, options)
+    for query in sample.queries:  # all of them before the neighbours of some
+        items.query(query)
+    queries = [
+        _query(query, ranks, row, items) for query, row in zip(sample.queries, rows, strict=True)
+    ]
+    pictured, unread = _thumbs(items, pictures, options, progress)
+    return {
         "title": title,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dmltool": version("dmltool"),
@@ -109,27 +141,16 @@ def gather(
         "provenance": _provenance(source, own.result["settings"]),
         "curve": _curve(own, settings),
         "distance": d,
-        "classes": {"name": _names(data, problem)}
-        | _told(progress, "classes", classes.columns, problem, ranks, d),
+        "classes": columns,
         "tabs": sample.tabs,
         "total_queries": len(ranks),
-        "confused": _confused(problem, ranks, best, items, d),
-        "duplicates": _duplicates(problem, best, items, d),
-        "compare": [
-            _compared(name, own, theirs, items, settings, options, progress)
-            for name, theirs in zip(names, pairs, strict=True)
-        ],
-        "histograms": _told(progress, "histograms", sampling.histograms, problem, options.seed),
-        "map": _told(progress, "map", _map, problem, sample.queries, options),
+        "confused": confused,
+        "duplicates": duplicates,
+        "compare": compared,
+        "histograms": histograms,
+        "map": plane,
         "run": _encodable(run_view),
-    }
-    for query in sample.queries:  # all of them before the neighbours of some
-        items.query(query)
-    view["queries"] = [
-        _query(query, ranks, row, items) for query, row in zip(sample.queries, rows, strict=True)
-    ]
-    pictured, unread = _thumbs(items, pictures, options, progress)
-    return view | {
+        "queries": queries,
         "items": items.columns(pictured.of),
         "thumbs": {"side": thumbs.SIDE, "images": pictured.images},
         "warnings": [*evaluation_warnings(own.result), *map(shown, notes), *unread],
@@ -148,14 +169,17 @@ def _aligned(data: Embeddings, other: Embeddings) -> Embeddings:
 # Parts of the view
 
 
-def _query(n: int, ranks: np.ndarray, row: tuple[list[int], list[float]], items: Items) -> dict:
-    item = items.query(n)
+def _query(n: int, ranks: np.ndarray, row: tuple[list[int], list[float]], items: Items) -> Query:
     near, scores = row
-    return {"item": item, "rank": int(ranks[n]), "near": items.answers(near),
-            "score": _digits(scores)}  # fmt: skip
+    return {
+        "item": items.query(n),
+        "rank": int(ranks[n]),
+        "near": items.answers(near),
+        "score": _digits(scores),
+    }
 
 
-def _curve(own: Evaluation, settings: Settings) -> dict[str, dict]:
+def _curve(own: Evaluation, settings: Settings) -> dict[str, Curve]:
     """Recall@K with intervals for K = 1, 2, 3, 5, 8, ... up to CURVE."""
     problem = own.problem
     last = min(CURVE, max(1, len(problem.gallery) - (problem.protocol == LEAVE_ONE_OUT)))
@@ -169,13 +193,16 @@ def _curve(own: Evaluation, settings: Settings) -> dict[str, dict]:
         table, problem.query_codes, settings.resamples, settings.level, settings.seed
     )
     columns = np.stack([table.mean(axis=0), low, high]).reshape(3, len(hits), len(ks)).round(6)
+    known = not np.isnan(columns).any()  # there are no intervals with fewer than two classes
     return {
-        d: {"k": ks} | {
-            name: None if np.isnan(values).any() else values.tolist()
-            for name, values in zip(("recall", "low", "high"), columns[:, n], strict=True)
+        d: {
+            "k": ks,
+            "recall": columns[0, n].tolist(),
+            "low": columns[1, n].tolist() if known else None,
+            "high": columns[2, n].tolist() if known else None,
         }
         for n, d in enumerate(own.ranks)
-    }  # fmt: skip
+    }
 
 
 def _names(data: Embeddings, problem: Problem) -> list[str]:
@@ -185,7 +212,9 @@ def _names(data: Embeddings, problem: Problem) -> list[str]:
     return [shown(label) for label in labels.tolist()]
 
 
-def _confused(problem: Problem, ranks: np.ndarray, best: Best, items: Items, d: str) -> list[dict]:
+def _confused(
+    problem: Problem, ranks: np.ndarray, best: Best, items: Items, d: str
+) -> list[Confusion]:
     found = list(classes.confused(problem, ranks, best))
     queries = np.concatenate([np.empty(0, np.int64), *(some for *_, some in found)])
     scores = iter(pair_scores(problem, queries, best.negative[queries], d).tolist())
@@ -201,13 +230,13 @@ def _confused(problem: Problem, ranks: np.ndarray, best: Best, items: Items, d: 
     ]
 
 
-def _duplicates(problem: Problem, best: Best, items: Items, d: str) -> list[list]:
+def _duplicates(problem: Problem, best: Best, items: Items, d: str) -> list[Pair]:
     queries = classes.nearest_strangers(problem, best, d)
     scores = pair_scores(problem, queries, best.negative[queries], d).tolist()
     return _pairs(queries, best, items, scores)
 
 
-def _pairs(queries: np.ndarray, best: Best, items: Items, scores: list[float]) -> list[list]:
+def _pairs(queries: np.ndarray, best: Best, items: Items, scores: list[float]) -> list[Pair]:
     """Query, its nearest negative, score."""
     answers = items.answers(best.negative[queries])
     return [
@@ -223,7 +252,7 @@ def _compared(
     settings: Settings,
     options: Options,
     progress: StageProgress | None,
-) -> dict:
+) -> Compared:
     """What our file has gained on another one, and lost."""
     tell = progress and (lambda stage, *count: progress(f"{name}: {stage}", *count))
     theirs = run(from_embeddings(data), replace(settings, nmi=False), tell)
@@ -240,7 +269,7 @@ def _compared(
         nearest.rows_of(e.problem, chosen, r[chosen], options.distance, NEAR, _stage(tell, "rows"))
         for e, r in ((own, ranks), (theirs, their_ranks))
     ]
-    flips = [
+    flips: list[ChangedQuery] = [
         {
             "item": items.query(query),
             "kind": kind,
@@ -254,11 +283,16 @@ def _compared(
         for query, kind, ours, other in zip(chosen, kinds, *lists, strict=True)
     ]
     distances = {d: difference(theirs, own, d, settings) for d in settings.distances}
-    counts = {kind: len(rows) for kind, rows in changed.items()}
-    return {"file": name, "distances": distances, **counts, "flips": flips}
+    return {
+        "file": name,
+        "distances": distances,
+        "gained": len(changed["gained"]),
+        "lost": len(changed["lost"]),
+        "flips": flips,
+    }
 
 
-def _map(problem: Problem, queries: np.ndarray, options: Options) -> dict | None:
+def _map(problem: Problem, queries: np.ndarray, options: Options) -> Map | None:
     if options.map == "none":
         return None
     method, points = layout.plane(
@@ -289,7 +323,7 @@ def _thumbs(
                   f"the first: {shown(made.unread[0])}"]  # fmt: skip
 
 
-def _provenance(source: dict, settings: dict) -> list[list[str]]:
+def _provenance(source: Source, settings: dict[str, Any]) -> list[list[str]]:
     pairs = {"file": source["file"], "format": source["format"], **source.get("attrs", {})}
     return [[shown(name), _text(value)] for name, value in (pairs | settings).items()]
 
@@ -315,7 +349,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:half]}…{text[1 - half :]}"
 
 
-def _encodable(value: object) -> object:
+def _encodable(value: Any) -> Any:
     """The same without lone surrogates, which UTF-8 does not have."""
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}
@@ -342,7 +376,9 @@ def _stage(progress: StageProgress | None, name: str) -> Progress | None:
     return None if progress is None else partial(progress, name)
 
 
-def _told(progress: StageProgress | None, name: str, function: Callable, *given: object) -> object:
+def _told(
+    progress: StageProgress | None, name: str, function: Callable[..., T], *given: object
+) -> T:
     """Calls a function that has no progress of its own."""
     if progress:
         progress(name, 0, 1)

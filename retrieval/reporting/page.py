@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -14,6 +15,8 @@ from retrieval import metrics
 from retrieval.metrics import DISTANCES, score_rows, title_of
 from retrieval.number_format import p_value, percent, points, points_interval
 from retrieval.reporting import charts
+from retrieval.reporting.view import Compared, Run, View
+from retrieval.results import Difference, Result
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("map.js", "page.js")
@@ -21,7 +24,7 @@ NAMES = {"l2": "Euclidean", "cos": "cosine"}
 AXES = {"cos": "cosine similarity", "l2": "Euclidean distance"}
 
 
-def render(view: dict) -> str:
+def render(view: View) -> str:
     """The page; every text of the view is escaped, in the HTML and in the data for the script."""
     script = "".join(_asset(name) for name in SCRIPTS)
     result = view["result"]
@@ -54,7 +57,7 @@ def render(view: dict) -> str:
     return page.encode("utf-8", "replace").decode()  # a path may hold lone surrogates
 
 
-def embedded(view: dict) -> str:
+def embedded(view: View) -> str:
     """JSON that no HTML parser reads anything into, whatever its strings hold."""
     text = json.dumps(view, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
@@ -62,7 +65,7 @@ def embedded(view: dict) -> str:
     return text  # ASCII: U+2028 and U+2029 are escaped already
 
 
-def sentence(result: dict) -> str:
+def sentence(result: Result) -> str:
     """The protocol, for a reader who does not know the word."""
     queries, gallery = result["queries"], result["gallery"]
     if result["protocol"] == "leave-one-out":
@@ -93,9 +96,9 @@ def _environment() -> Environment:
     return env
 
 
-def _sections(view: dict) -> dict[str, str]:
+def _sections(view: View) -> dict[str, str]:
     """Id and title of the sections that have something to show, in order."""
-    has_classes = bool(view["classes"]["name"])
+    has_classes, plane = bool(view["classes"]["name"]), view.get("map")
     known = {
         "numbers": ("Numbers", True),
         "rows": ("Retrieval", bool(view.get("queries"))),
@@ -104,7 +107,7 @@ def _sections(view: dict) -> dict[str, str]:
             has_classes or bool(view.get("confused")) or bool(view.get("duplicates")),
         ),
         "distances": ("Distances", bool(_histograms(view)) or _spread(view) is not None),
-        "map": ("Map", bool(view.get("map") and view["map"]["x"])),
+        "map": ("Map", bool(plane and plane["x"])),
         "compare": ("Comparison", bool(view.get("compare"))),
         "run": ("Training", bool(view.get("run"))),
         "about": ("Provenance", True),
@@ -112,11 +115,11 @@ def _sections(view: dict) -> dict[str, str]:
     return {name: title for name, (title, there) in known.items() if there}
 
 
-def _distances(result: dict) -> dict[str, str]:
+def _distances(result: Result) -> dict[str, str]:
     return {d: NAMES[d] for d in DISTANCES if d in result["distances"]}
 
 
-def _lead(result: dict, distance: str) -> dict:
+def _lead(result: Result, distance: str) -> dict[str, Any]:
     scores = result["distances"][distance]
     k = min(scores["recall"], key=int)
     span = (scores.get("recall_ci") or {}).get(k)
@@ -129,7 +132,7 @@ def _lead(result: dict, distance: str) -> dict:
     }
 
 
-def _facts(result: dict) -> list[tuple[str, int]]:
+def _facts(result: Result) -> list[tuple[str, int]]:
     if result["protocol"] == "leave-one-out":
         sides = [("items", result["gallery"])]
         if result["queries"] != result["gallery"]:
@@ -139,19 +142,19 @@ def _facts(result: dict) -> list[tuple[str, int]]:
     return [*sides, ("classes", result["classes"]), ("dimensions", result["dim"])]
 
 
-def _scores(result: dict) -> list[dict]:
+def _scores(result: Result) -> list[dict[str, Any]]:
     """Rows of the table: a name and, for each distance, value and interval."""
     rows = score_rows(result["distances"])
     return [{"name": title, "cells": [score._asdict() for score in row]} for title, row in rows]
 
 
-def _curve(view: dict) -> Markup | None:
+def _curve(view: View) -> Markup | None:
     curve = view.get("curve") or {}
     known = {d: curve[d] for d in DISTANCES if d in curve and curve[d]["k"]}
     return charts.recall_curve(known) if known else None
 
 
-def _histograms(view: dict) -> list[dict]:
+def _histograms(view: View) -> list[dict[str, Any]]:
     known = view.get("histograms") or {}
     return [
         {
@@ -165,20 +168,20 @@ def _histograms(view: dict) -> list[dict]:
     ]
 
 
-def _spread(view: dict) -> Markup | None:
+def _spread(view: View) -> Markup | None:
     classes = view["classes"]
     spread, gap = classes.get("spread") or [], classes.get("gap") or []
     pairs = [1 for s, g in zip(spread, gap, strict=False) if s is not None and g is not None]
     return charts.scatter(spread, gap) if len(pairs) > 1 else None
 
 
-def _recalls(view: dict) -> Markup | None:
+def _recalls(view: View) -> Markup | None:
     recall = view["classes"].get("recall") or []
     known = [r for r in recall if r is not None]
     return charts.recall_of_classes(known) if len(known) > 2 else None
 
 
-def _comparison(one: dict) -> dict:
+def _comparison(one: Compared) -> dict[str, Any]:
     tables = []
     for d in DISTANCES:
         if scores := one["distances"].get(d):
@@ -191,7 +194,7 @@ def _comparison(one: dict) -> dict:
     }
 
 
-def _differences(scores: dict) -> list[dict]:
+def _differences(scores: dict[str, Difference]) -> list[dict[str, Any]]:
     shown = [x for s in scores.values() for x in [s["difference"], *(s["ci"] or [])]]
     ends = min(0, *shown), max(0, *shown)
     return [
@@ -217,7 +220,7 @@ def _verdict(span: list[float] | None) -> str:
     return "worse" if span[1] < 0 else "unsure"
 
 
-def _training(run: dict | None) -> list[dict]:
+def _training(run: Run | None) -> list[dict[str, Any]]:
     """Charts of a run: the loss, its parts, what was watched, recall."""
     if not run or not run["epochs"]:
         return []

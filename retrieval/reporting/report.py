@@ -14,6 +14,7 @@ from retrieval.loading import loaded
 from retrieval.reporting.gather import Options, gather
 from retrieval.reporting.page import render
 from retrieval.reporting.thumbs import Pictures
+from retrieval.reporting.view import Run
 from retrieval.resources import StageProgress
 
 
@@ -31,7 +32,7 @@ def report(
     *,
     compare_with: Sequence[Embeddings | str | Path] = (),
     pictures: Pictures | None = None,
-    run_view: dict[str, Any] | None = None,
+    run_view: Run | None = None,
     notes: Sequence[str] = (),
     force: bool = False,
     before_writing: Callable[[], object] = lambda: None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.problem import Problem
+from retrieval.reporting.view import Histogram
 from retrieval.resources import slices
 
 MOST, TAB, RANDOM = 2000, 150, 300  # queries in all, in a tab of worst or best, and at random
@@ -48,7 +49,7 @@ def _turns(codes: np.ndarray) -> np.ndarray:
     return turns
 
 
-def histograms(problem: Problem, seed: int) -> dict[str, dict]:
+def histograms(problem: Problem, seed: int) -> dict[str, Histogram]:
     """Of right and of wrong pairs, by each distance: shares of the pairs, and their overlap."""
     rng = np.random.default_rng(seed)
     right, wrong = (_measured(problem, *pairs) for pairs in _pairs(problem, rng))
@@ -96,7 +97,7 @@ def _measured(problem: Problem, asks: np.ndarray, items: np.ndarray) -> dict[str
     return out
 
 
-def _histogram(right: np.ndarray, wrong: np.ndarray) -> dict:
+def _histogram(right: np.ndarray, wrong: np.ndarray) -> Histogram:
     both = np.concatenate([right, wrong])
     low, high = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
     if high - low <= 1e-9 * max(abs(low), abs(high)):

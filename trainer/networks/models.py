@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -90,7 +94,7 @@ def timm(entry: Entry, source: str, image_size: int) -> Backbone:
     return Backbone(module, features, tuple(mean), tuple(std), tuple(notes))
 
 
-def _timm():
+def _timm() -> ModuleType:
     import trainer.networks.vision  # noqa: F401  timm imports torchvision
 
     try:
@@ -107,7 +111,7 @@ def check_timm(name: str) -> None:
     _check_name(_timm(), name.removeprefix("timm:"))
 
 
-def _check_name(library, model: str) -> None:
+def _check_name(library: ModuleType, model: str) -> None:
     known = library.list_models()
     arch, _, tag = model.partition(".")
     if arch not in known:
@@ -129,7 +133,7 @@ def _check_name(library, model: str) -> None:
         )
 
 
-def _timm_file(model: str, published):
+def _timm_file(model: str, published: Any) -> Path:
     if published is None or not published.hf_hub_id:
         raise DmlError(
             f"The library timm has no published weights of {model}.",

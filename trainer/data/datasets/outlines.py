@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ _one_at_a_time = threading.Lock()
 
 
 @cache
-def _font(face: str):
+def _font(face: str) -> Any:
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
