@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -142,14 +142,8 @@ def evaluate(
                 "Without them nothing says which items are of the same class.",
                 "Pass them after the vectors: evaluate(vectors, labels)",
             )
-        problem = from_arrays(
-            data,
-            # As given: NumPy would merge 1 and "1", and fill in masked values.
-            cast(np.ndarray, labels),
-            cast(np.ndarray | None, gallery),
-            cast(np.ndarray | None, gallery_labels),
-            drop_nonfinite=drop_nonfinite,
-        )
+        arrays = (_array(given) for given in (labels, gallery, gallery_labels))
+        problem = from_arrays(data, *arrays, drop_nonfinite=drop_nonfinite)
     elif any(given is not None for given in (labels, gallery, gallery_labels)):
         raise DmlError(
             "An `Embeddings` has its own labels and gallery.",
@@ -169,10 +163,21 @@ def _file(given: np.ndarray | str | Path | None) -> str | Path | None:
     """What is given beside a file, which is a file too."""
     if given is None or isinstance(given, str | Path):
         return given
-    raise DmlError(
-        "An array is given beside a file.",
-        "The labels and the gallery of a file are read from files.",
-        "Pass arrays only: evaluate(load(path).splits['test'].vectors, labels)",
+    raise _mixed()
+
+
+def _array(given: np.ndarray | str | Path | None) -> Any:
+    """What is given beside an array, as it is: NumPy would merge 1 and "1", fill masked values."""
+    if isinstance(given, str | Path):
+        raise _mixed()
+    return given
+
+
+def _mixed() -> DmlError:
+    return DmlError(
+        "Arrays and files are given together.",
+        "Vectors, labels and gallery are all arrays, or all files.",
+        "Read the file first: load(path).splits",
     )
 
 

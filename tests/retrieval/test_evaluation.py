@@ -358,5 +358,8 @@ def test_data_without_labels_or_with_two_kinds_of_them_is_an_error(clustered, tm
     with pytest.raises(DmlError, match="There are no labels"):
         evaluate(X)
     save(tmp_path / "x.h5", Split(X, labels))
+    for mixed in ((tmp_path / "x.h5", labels), (X, "labels.txt"), (X, labels, "x.npy")):
+        with pytest.raises(DmlError, match="given together"):
+            evaluate(*mixed)
     with pytest.raises(DmlError, match="has its own labels"):
         evaluate(load(tmp_path / "x.h5"), labels)

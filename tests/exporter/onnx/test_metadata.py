@@ -163,6 +163,15 @@ def test_a_checkpoint_without_preprocessing_is_an_error(state):
     assert "mean is missing" in caught.value.why
 
 
+def test_a_preprocessing_that_makes_no_sense_lists_what_is_wrong():
+    with pytest.raises(DmlError, match="no sense") as caught:
+        replace(PLAIN, crop=4, scale=7)
+    assert [line.split(" = ")[0] for line in caught.value.why.splitlines()] == [
+        "input.crop",
+        "scale",
+    ]
+
+
 def test_the_spec_prepares_images_as_in_evaluation(rng):
     image = rng.integers(0, 256, (300, 400, 3), np.uint8)
     wanted = for_testing(image, Input(256, True, 224, "bilinear"))
