@@ -168,7 +168,7 @@ def command(*args: str, cache: str | None = None) -> tuple[float, int, dict]:
 
 def whole_command():
     from retrieval.embeddings import Split
-    from retrieval.formats.hdf5.file import write
+    from retrieval.formats.hdf5.writing import write
 
     X, labels = clustered(5924, 2048, 100, 5.0)
     with tempfile.TemporaryDirectory() as folder:
@@ -194,7 +194,7 @@ def whole_command():
 
 
 def million():
-    from retrieval.formats.hdf5.file import Writer
+    from retrieval.formats.hdf5.writing import Writer
 
     N, D, C = 1_000_000, 256, 50_000
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.loader import photo
 from benchmarks.measure import clustered, machine, record, table
 from retrieval.embeddings import Split
-from retrieval.formats.hdf5.file import write
+from retrieval.formats.hdf5.writing import write
 
 ITEMS, DIM, NOISE = 60_502, 512, 2.2
 PER_CLASS = 60_502 / 11_316

@@ -171,7 +171,7 @@ def write_baselines(folder: Path, progress: StageProgress | None = None) -> None
     import torch
 
     from retrieval.embeddings import Split
-    from retrieval.formats.hdf5.file import write
+    from retrieval.formats.hdf5.writing import write
     from trainer.data.datasets import load
     from trainer.resolve import resolve
     from trainer.run.device import to_input

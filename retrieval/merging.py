@@ -17,7 +17,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.arrays import blocks
-from retrieval.formats.hdf5.file import Writer, check_name
+from retrieval.formats.hdf5.writing import Writer, check_name
 from retrieval.formats.opening import Sources
 from retrieval.loading import load
 from retrieval.matching import match_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.embeddings import Embeddings, Split
-from retrieval.formats.hdf5.file import write
+from retrieval.formats.hdf5.writing import write
 
 
 def save(

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from cli import main
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats.hdf5.file import write
+from retrieval.formats.hdf5.writing import write
 
 # Tests are too small to gain from threads, and their numbers should not depend on a trial of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -24,7 +24,7 @@ from cli import main
 from docs.generate import FILES, ROOT
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats.hdf5.file import write
+from retrieval.formats.hdf5.writing import write
 from tests.trainer.conftest import draw_pictures
 from trainer import losses
 from trainer.data import datasets

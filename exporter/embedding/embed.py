@@ -17,7 +17,7 @@ from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import describe
 from retrieval.errors import DmlError
 from retrieval.files import check_target
-from retrieval.formats.hdf5.file import check_name
+from retrieval.formats.hdf5.writing import check_name
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load
 

@@ -17,7 +17,8 @@ from exporter.embedding.decoding import Bad
 from retrieval.errors import DmlError
 from retrieval.files import remove_scratch_folders, remove_unused, scratch_folder, sync
 from retrieval.formats.arrays import allocate, blocks, mapped
-from retrieval.formats.hdf5.file import SAME, Writer
+from retrieval.formats.hdf5.layout import SAME
+from retrieval.formats.hdf5.writing import Writer
 from retrieval.loading import load
 from retrieval.metrics import recall_at
 from retrieval.problem import from_arrays

@@ -1,9 +1,9 @@
 """Embed the images of a data set into one HDF5 file, in memory that does not grow with them.
 
-Rows are written to `name.partial` as they are computed (see `retrieval.formats.hdf5.file`). A run
-that was killed is resumed by computing the missing batches. A batch always holds the same images,
-so that the rows equal those of an uninterrupted run even if a model's rounding depends on the rest
-of the batch. The finished file differs only in `created`.
+Rows are written to `name.partial` as they are computed (see `retrieval.formats.hdf5.writing`). A
+run that was killed is resumed by computing the missing batches. A batch always holds the same
+images, so that the rows equal those of an uninterrupted run even if a model's rounding depends on
+the rest of the batch. The finished file differs only in `created`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from exporter.embedding.decoding import Bad, Done, Task, chosen_workers, run_bat
 from exporter.embedding.engine import Engine
 from retrieval.errors import DmlError
 from retrieval.files import check_target
-from retrieval.formats.hdf5.file import Writer
+from retrieval.formats.hdf5.writing import Writer
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DataSet
 

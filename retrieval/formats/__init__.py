@@ -32,7 +32,7 @@ FORMATS = Registry(
     "format",
     Format(
         "hdf5",
-        "retrieval.formats.hdf5.file",
+        "retrieval.formats.hdf5.reading",
         "embedding files of dmltool, ann-benchmarks files, other vectors with labels",
         hdf5.SUFFIXES,
         (b"\x89HDF\r\n\x1a\n",),

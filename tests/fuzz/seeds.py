@@ -43,7 +43,7 @@ def _hdf5(folder: Path) -> None:
     import h5py
 
     from retrieval.embeddings import Split
-    from retrieval.formats.hdf5 import file as hdf5
+    from retrieval.formats.hdf5 import writing as hdf5
 
     fixed = {"created": "2020-01-01T00:00:00+00:00", "dmltool": "0", "preprocessing": {"crop": 16}}
     own = {"test": Split(vectors(), labels(), paths())}

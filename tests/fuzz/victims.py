@@ -74,7 +74,7 @@ def run_command(command: Command) -> str:
 
 def write_slowly() -> None:
     """As an embedding of images writes: a row now and then; goes on where it was."""
-    from retrieval.formats.hdf5.file import Writer
+    from retrieval.formats.hdf5.writing import Writer
 
     path, rows = Path("w.h5"), 150
     if path.exists():

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from cli import main
 from retrieval.embeddings import Split
-from retrieval.formats.hdf5.file import write
+from retrieval.formats.hdf5.writing import write
 from tests.conftest import call
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"

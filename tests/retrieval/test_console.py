@@ -14,7 +14,7 @@ import pytest
 
 from retrieval.console import ProgressBar
 from retrieval.embeddings import Split
-from retrieval.formats.hdf5.file import write
+from retrieval.formats.hdf5.writing import write
 from tests.conftest import call
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"

@@ -11,7 +11,7 @@ from retrieval import merging
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
-from retrieval.formats.hdf5 import file as hdf5
+from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 from retrieval.merging import merge
 

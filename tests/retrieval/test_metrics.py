@@ -15,7 +15,7 @@ from rich.console import Console
 from cli import main
 from retrieval import metrics
 from retrieval.embeddings import Split
-from retrieval.formats.hdf5.file import write
+from retrieval.formats.hdf5.writing import write
 from retrieval.metrics import Metric, PositivePositions
 from retrieval.problem import from_arrays
 from retrieval.ranking import count_ranks

@@ -95,7 +95,7 @@ def test_glyphs_of_another_seed_are_drawn_again(model, tmp_path):
 
 def test_a_file_that_does_not_say_where_its_images_are_names_the_flag(tmp_path):
     from retrieval.embeddings import Split
-    from retrieval.formats.hdf5.file import write
+    from retrieval.formats.hdf5.writing import write
 
     paths = np.array([f"{n}.png" for n in range(6)])
     vectors = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)

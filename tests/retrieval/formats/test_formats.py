@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats import FORMATS, arrays, opening
-from retrieval.formats.hdf5 import file as hdf5
+from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 
 ROUND = settings(

@@ -22,7 +22,7 @@ import torch
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats import FORMATS
-from retrieval.formats.hdf5 import file as hdf5
+from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 
 X = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)

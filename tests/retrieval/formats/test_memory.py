@@ -23,7 +23,7 @@ import torch
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats import arrays
-from retrieval.formats.hdf5 import file as hdf5
+from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from PIL import Image
 from cli import main
 from retrieval import DmlError, clustering
 from retrieval.embeddings import Embeddings, Split
-from retrieval.formats.hdf5.file import write
+from retrieval.formats.hdf5.writing import write
 from retrieval.reporting import gather, layout, nearest, sampling, thumbs
 from retrieval.reporting.gather import Options, shown
 

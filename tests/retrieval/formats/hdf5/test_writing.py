@@ -18,7 +18,7 @@ import pytest
 from retrieval import files
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats.hdf5 import file as hdf5
+from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 
 ROOT = Path(__file__).parents[4]
@@ -133,7 +133,7 @@ def test_unfinished_work_is_not_thrown_away_unasked(tmp_path):
 
 def test_two_writers_at_once_are_refused(tmp_path):
     code = f"""
-from retrieval.formats.hdf5.file import Writer
+from retrieval.formats.hdf5.writing import Writer
 with Writer({str(tmp_path / "x.h5")!r}, {{"test": ([1], None)}}, 2) as out:
     print("ready", flush=True)
     input()
@@ -211,7 +211,7 @@ FULL = """
 import resource, sys
 import numpy as np
 from retrieval.errors import DmlError
-from retrieval.formats.hdf5 import file as hdf5
+from retrieval.formats.hdf5 import writing as hdf5
 hdf5.os.posix_fallocate = lambda *a: None
 try:
     with hdf5.Writer(sys.argv[1], {"test": (np.arange(1000), None)}, 100) as out:
@@ -254,7 +254,7 @@ ROWS, DIM = 3000, 32
 KILLED = """
 import sys, time
 import numpy as np
-from retrieval.formats.hdf5.file import Writer
+from retrieval.formats.hdf5.writing import Writer
 path, rows, dim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 x = np.random.default_rng(7).standard_normal((rows, dim)).astype("f4")
 labels, paths = np.arange(rows) // 3, np.array([f"{n}.png" for n in range(rows)])

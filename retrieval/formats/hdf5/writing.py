@@ -43,10 +43,8 @@ from retrieval.formats.hdf5.content import (
     plain,
     put,
 )
-from retrieval.formats.hdf5.layout import MARK, SAME, Layout
-from retrieval.formats.hdf5.reading import FORMAT, VERSION, attribute, read, read_labels, trial
-
-__all__ = ["FORMAT", "SAME", "VERSION", "Writer", "read", "read_labels", "trial", "write"]
+from retrieval.formats.hdf5.layout import MARK, Layout
+from retrieval.formats.hdf5.reading import attribute
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
