@@ -115,8 +115,10 @@ class Bench:
             for path in group:
                 image = Image.open(path).convert("RGB")
                 scale = 256 / min(image.size)
-                image = image.resize((round(image.width * scale), round(image.height * scale)),
-                                     Image.Resampling.BILINEAR)  # fmt: skip
+                image = image.resize(
+                    (round(image.width * scale), round(image.height * scale)),
+                    Image.Resampling.BILINEAR,
+                )
                 left, top = (image.width - 224) // 2, (image.height - 224) // 2
                 pictures.append(np.asarray(image.crop((left, top, left + 224, top + 224))))
             rows.append(self.wide.run(np.stack(pictures)))
@@ -149,11 +151,15 @@ def throughput(images: int, rounds: int) -> str:
         speeds = take_turns(contenders, rounds, images)
         writing = max(done.writing / done.seconds for done in bench.last.values())
     rows = [
-        [key, f"{statistics.median(found):.1f}", ratio(speeds, key, "bare session"),
-         ratio(speeds, key, "1500 x 1000, plain loop, one by one"),
-         ratio(speeds, key, f"1500 x 1000, plain loop, batches of {BATCH}")]
+        [
+            key,
+            f"{statistics.median(found):.1f}",
+            ratio(speeds, key, "bare session"),
+            ratio(speeds, key, "1500 x 1000, plain loop, one by one"),
+            ratio(speeds, key, f"1500 x 1000, plain loop, batches of {BATCH}"),
+        ]
         for key, found in speeds.items()
-    ]  # fmt: skip
+    ]
     return (
         f"ResNet-50 fp32, 224 x 224, batches of {BATCH}, from {images} JPEG files to "
         f"embeddings.h5. All variants take turns for {rounds} rounds; the table shows medians, and "
@@ -186,13 +192,26 @@ def memory(sizes: list[int]) -> str:
                 photo(n).resize((64, 48)).save(images / f"{n:07d}.jpg")
             for n in range(DISTINCT, size):
                 os.link(images / f"{n % DISTINCT:07d}.jpg", images / f"{n:07d}.jpg")
-            command = [sys.executable, "-m", "benchmarks.embed", "--one", str(folder / "m.onnx"),
-                       str(images)]  # fmt: skip
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.embed",
+                "--one",
+                str(folder / "m.onnx"),
+                str(images),
+            ]
             ran = subprocess.run(command, check=True, capture_output=True, text=True)
             found = json.loads(ran.stdout)
             print(f"  {size:,}: {found}", flush=True)
-            rows.append([f"{size:,}", f"{found['seconds']:.0f}", f"{found['before'] / 1e6:.0f}",
-                         f"{found['peak'] / 1e6:.0f}", f"{found['file'] / 1e6:.0f}"])  # fmt: skip
+            rows.append(
+                [
+                    f"{size:,}",
+                    f"{found['seconds']:.0f}",
+                    f"{found['before'] / 1e6:.0f}",
+                    f"{found['peak'] / 1e6:.0f}",
+                    f"{found['file'] / 1e6:.0f}",
+                ]
+            )
     return (
         "smallcnn, 32 x 32, 512 dimensions, JPEG files of 64 x 48. The peak is the memory of the "
         "whole process, including torch and ONNX Runtime. Goal: below 1,500 MB, independent of the "

@@ -83,8 +83,9 @@ def ours(G, gl, ks, Q=None, ql=None, positions=False):
 
     given = (G, gl) if Q is None else (Q, ql, G, gl)
     ranks = count_ranks(from_arrays(*given), positions=positions)
-    return {d: {k: float(((r.rank > 0) & (r.rank <= k)).mean()) for k in ks}
-            for d, r in ranks.items()}  # fmt: skip
+    return {
+        d: {k: float(((r.rank > 0) & (r.rank <= k)).mean()) for k in ks} for d, r in ranks.items()
+    }
 
 
 def versus(section, title, ks, goal, data, repeats):
@@ -104,10 +105,15 @@ def versus(section, title, ks, goal, data, repeats):
     done = alternate(contenders, repeats) | alternate(others, 1)
     base = done["dmltool"]
     rows = [
-        [name, f"{r['seconds']:.2f}", f"{r['seconds'] / base['seconds']:.2f}",
-         f"{r['memory'] / 2**20:,.0f}", *(f"{100 * r['result'][d][1]:.3f}" for d in BOTH)]
+        [
+            name,
+            f"{r['seconds']:.2f}",
+            f"{r['seconds'] / base['seconds']:.2f}",
+            f"{r['memory'] / 2**20:,.0f}",
+            *(f"{100 * r['result'][d][1]:.3f}" for d in BOTH),
+        ]
         for name, r in done.items()
-    ]  # fmt: skip
+    ]
     head = [
         "",
         "seconds",
@@ -135,21 +141,39 @@ def versus(section, title, ks, goal, data, repeats):
 
 def cub():
     data = clustered(5924, 2048, 100, 5.0)
-    versus("cub", "CUB shape: 5,924 x 2048", (1, 2, 4, 8, 16, 32),
-           "2.5 times the speed of FAISS", data, 5)  # fmt: skip
+    versus(
+        "cub",
+        "CUB shape: 5,924 x 2048",
+        (1, 2, 4, 8, 16, 32),
+        "2.5 times the speed of FAISS",
+        data,
+        5,
+    )
 
 
 def inshop():
     X, labels = clustered(14218 + 12612, 512, 3985, 2.6)
     data = X[14218:], labels[14218:], X[:14218], labels[:14218]
-    versus("inshop", "In-Shop shape: 14,218 queries x 12,612 gallery x 512",
-           (1, 10, 20, 30, 40, 50), "1.5 times the speed of FAISS", data, 5)  # fmt: skip
+    versus(
+        "inshop",
+        "In-Shop shape: 14,218 queries x 12,612 gallery x 512",
+        (1, 10, 20, 30, 40, 50),
+        "1.5 times the speed of FAISS",
+        data,
+        5,
+    )
 
 
 def sop():
     data = clustered(60502, 512, 11316, 2.6)
-    versus("sop", "SOP shape: 60,502 x 512", (1, 10, 100, 1000),
-           "4 times the speed of FAISS, under 1 GB", data, 3)  # fmt: skip
+    versus(
+        "sop",
+        "SOP shape: 60,502 x 512",
+        (1, 10, 100, 1000),
+        "4 times the speed of FAISS, under 1 GB",
+        data,
+        3,
+    )
 
 
 def command(*args: str, cache: str | None = None) -> tuple[float, int, dict]:
@@ -236,9 +260,13 @@ def kmeans():
 
         def theirs(X=X, k=C):
             index = faiss.Kmeans(
-                X.shape[1], k, niter=20, seed=0, max_points_per_centroid=len(X),
+                X.shape[1],
+                k,
+                niter=20,
+                seed=0,
+                max_points_per_centroid=len(X),
                 min_points_per_centroid=1,
-            )  # fmt: skip
+            )
             index.train(X)
             return index.index.search(X, 1)[1]
 
@@ -251,8 +279,16 @@ def kmeans():
             repeats,
         )
         base = done["dmltool"]["seconds"]
-        rows += [[title, name, f"{r['seconds']:.2f}", f"{r['seconds'] / base:.2f}",
-                  f"{r['memory'] / 2**20:,.0f}"] for name, r in done.items()]  # fmt: skip
+        rows += [
+            [
+                title,
+                name,
+                f"{r['seconds']:.2f}",
+                f"{r['seconds'] / base:.2f}",
+                f"{r['memory'] / 2**20:,.0f}",
+            ]
+            for name, r in done.items()
+        ]
     record(
         "k-means, 20 iterations, all points",
         f"{machine(*PACKAGES)}. Training and assignment. Goal: at least as fast as faiss.Kmeans."

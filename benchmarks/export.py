@@ -101,10 +101,15 @@ def throughput(small: bool, dry: bool) -> None:
     base = done["torch eager"]["seconds"]
     goals = {"ONNX Runtime fp32": "1.5", "ONNX Runtime int8": "3"}
     rows = [
-        [each, f"{len(images) / found['seconds']:.1f}", f"{base / found['seconds']:.2f}",
-         goals.get(each, ""), f"{sizes[each.split()[-1]] / 1e6:.1f}" if "ONNX" in each else ""]
+        [
+            each,
+            f"{len(images) / found['seconds']:.1f}",
+            f"{base / found['seconds']:.2f}",
+            goals.get(each, ""),
+            f"{sizes[each.split()[-1]] / 1e6:.1f}" if "ONNX" in each else "",
+        ]
         for each, found in done.items()
-    ]  # fmt: skip
+    ]
     show(
         f"Throughput of models: {name}, {size} x {size}, batch {BATCH}",
         f"{machine(*PACKAGES)}. From images in memory to embeddings of 512 dimensions. The "
@@ -134,13 +139,28 @@ def export_time(small: bool, dry: bool) -> None:
             model = json.loads(done.stdout)["model"]
             found = model["parity"]
         rows.append(
-            [f"{name}, {size} x {size}", f"{np.median(seconds):.1f}", f"under {goal}",
-             f"{found['images']:,}", f"{found['max_abs']:.1e}", f"{found['min_cosine']:.8f}",
-             f"{100 * found['agreement']:.2f} %", f"{model['bytes'] / 1e6:.1f}"]
-        )  # fmt: skip
+            [
+                f"{name}, {size} x {size}",
+                f"{np.median(seconds):.1f}",
+                f"under {goal}",
+                f"{found['images']:,}",
+                f"{found['max_abs']:.1e}",
+                f"{found['min_cosine']:.8f}",
+                f"{100 * found['agreement']:.2f} %",
+                f"{model['bytes'] / 1e6:.1f}",
+            ]
+        )
         print(rows[-1], flush=True)
-    head = ["", "seconds", "goal", "images compared", "largest difference", "lowest cosine",
-            "same neighbour", "MB"]  # fmt: skip
+    head = [
+        "",
+        "seconds",
+        "goal",
+        "images compared",
+        "largest difference",
+        "lowest cosine",
+        "same neighbour",
+        "MB",
+    ]
     show(
         "Export with all parity checks",
         f"{machine(*PACKAGES)}. Time of `dmltool export RUN --no-embeddings`, median of 3, for "
@@ -172,13 +192,28 @@ def int8(runs: list[Path], small: bool, dry: bool) -> None:
             found = compare(models, images, data.labels[tested], provider="cpu", batch_size=32)
         network = f"{data.name}, {member.config.network.backbone}, {member.config.loss.name}"
         rows += [
-            [network, row.precision, f"{len(images):,}", f"{100 * row.recall:.2f}",
-             f"{100 * (row.recall - found[0].recall):+.2f}", f"{100 * row.changed:.1f} %",
-             f"{row.images_per_second:,.0f}", f"{row.bytes / 1e6:.2f}"]
+            [
+                network,
+                row.precision,
+                f"{len(images):,}",
+                f"{100 * row.recall:.2f}",
+                f"{100 * (row.recall - found[0].recall):+.2f}",
+                f"{100 * row.changed:.1f} %",
+                f"{row.images_per_second:,.0f}",
+                f"{row.bytes / 1e6:.2f}",
+            ]
             for row in found
-        ]  # fmt: skip
-    head = ["network", "precision", "test images", "Recall@1", "difference, points",
-            "changed neighbours", "images/s", "MB"]  # fmt: skip
+        ]
+    head = [
+        "network",
+        "precision",
+        "test images",
+        "Recall@1",
+        "difference, points",
+        "changed neighbours",
+        "images/s",
+        "MB",
+    ]
     show(
         "Precision and retrieval",
         f"{machine(*PACKAGES)}. Trained networks, Recall@1 (cos), leave-one-out on the test set; "

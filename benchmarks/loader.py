@@ -25,9 +25,15 @@ ROUNDS = 7
 RECIPE = Input(resize=256, crop=224, scale=(0.16, 1.0), ratio=(0.75, 4 / 3), flip=True)
 STILL = Input(resize=0, crop=32, train_crop="center", flip=False)
 AFFINE = Input(
-    resize=0, crop=32, train_crop="center", flip=False, rotate=10.0, zoom=(0.85, 1.15),
-    shear=6.0, shift=0.06,
-)  # fmt: skip
+    resize=0,
+    crop=32,
+    train_crop="center",
+    flip=False,
+    rotate=10.0,
+    zoom=(0.85, 1.15),
+    shear=6.0,
+    shift=0.06,
+)
 
 
 def photo(seed: int, width: int = 1500, height: int = 1000) -> Image.Image:
@@ -93,9 +99,12 @@ def photographs(width: int, height: int, count: int) -> str:
 
     T = torchvision.transforms
     theirs = T.Compose(
-        [T.Resize(256), T.RandomResizedCrop(224, RECIPE.scale, RECIPE.ratio),
-         T.RandomHorizontalFlip()]
-    )  # fmt: skip
+        [
+            T.Resize(256),
+            T.RandomResizedCrop(224, RECIPE.scale, RECIPE.ratio),
+            T.RandomHorizontalFlip(),
+        ]
+    )
 
     def usual(key: int, path: Path) -> np.ndarray:
         with Image.open(path) as file:

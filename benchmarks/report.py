@@ -82,8 +82,15 @@ def main() -> None:
         ):
             out = folder / f"{title}.html"
             seconds, busy, peak = measured([folder / "sop.h5", "--out", out, *more])
-            rows.append([title, f"{seconds:.0f}", f"{busy:.0f}", f"{peak / 1e6:,.0f}",
-                         f"{out.stat().st_size / 1e6:.1f}"])  # fmt: skip
+            rows.append(
+                [
+                    title,
+                    f"{seconds:.0f}",
+                    f"{busy:.0f}",
+                    f"{peak / 1e6:,.0f}",
+                    f"{out.stat().st_size / 1e6:.1f}",
+                ]
+            )
             print(rows[-1], flush=True)
     text = (
         f"{machine('numpy', 'numba', 'scikit-learn', 'pillow')}.\n\n"

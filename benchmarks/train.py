@@ -59,10 +59,17 @@ def loop(rounds: int = 7) -> None:
     rows = []
     for backbone, crop, batch, images in (("smallcnn", 32, 128, 1280), ("resnet18", 64, 64, 256)):
         settings = [
-            f"network.backbone={backbone}", "network.channels=3", f"input.crop={crop}",
-            f"data.options.size={crop}", f"batches.size={batch}", "run.select=last",
-            "input.rotate=0", "input.zoom=[1, 1]", "input.shear=0", "input.shift=0",
-        ]  # fmt: skip
+            f"network.backbone={backbone}",
+            "network.channels=3",
+            f"input.crop={crop}",
+            f"data.options.size={crop}",
+            f"batches.size={batch}",
+            "run.select=last",
+            "input.rotate=0",
+            "input.zoom=[1, 1]",
+            "input.shear=0",
+            "input.shift=0",
+        ]
         config, _ = resolve("glyphs-ce", None, {}, settings)
         with tempfile.TemporaryDirectory() as folder:
             job = Job(config, Path(folder), alone(), torch.device("cpu"), Watch())
@@ -145,11 +152,14 @@ def glyphs() -> None:
     lines = []
     for name, found in scores.items():
         removed = (found["cos"] - base) / (1 - base) if name in LOSSES else None
-        lines.append([
-            name, *(f"{found[d]:.3f}" for d in DISTANCES),
-            "" if removed is None else f"{removed:.0%}",
-            f"{seconds[name]:.0f}" if name in seconds else "",
-        ])  # fmt: skip
+        lines.append(
+            [
+                name,
+                *(f"{found[d]:.3f}" for d in DISTANCES),
+                "" if removed is None else f"{removed:.0%}",
+                f"{seconds[name]:.0f}" if name in seconds else "",
+            ]
+        )
     header = ["", "Recall@1 l2", "Recall@1 cos", "error removed", "seconds"]
     record(
         "Learning letters",
@@ -190,10 +200,16 @@ def omniglot(zips: Path) -> None:
     for name in LOSSES:
         l2, cos, seconds = np.array([found[name, seed] for seed in SEEDS]).T
         each = ", ".join(f"{value:.3f}" for value in cos)
-        lines.append([
-            name, f"{l2.mean():.3f} ± {l2.std(ddof=1):.3f}",
-            f"{cos.mean():.3f} ± {cos.std(ddof=1):.3f}", each, EPOCHS[name], f"{max(seconds):.0f}",
-        ])  # fmt: skip
+        lines.append(
+            [
+                name,
+                f"{l2.mean():.3f} ± {l2.std(ddof=1):.3f}",
+                f"{cos.mean():.3f} ± {cos.std(ddof=1):.3f}",
+                each,
+                EPOCHS[name],
+                f"{max(seconds):.0f}",
+            ]
+        )
     header = ["", "Recall@1 l2", "Recall@1 cos", "seeds 0, 1, 2", "epochs", "longest run, s"]
     record(
         "Omniglot",
@@ -211,10 +227,21 @@ def one_run(folder: Path, loss: str, seed: int) -> tuple[float, float, float]:
     (folder / f"{name}.toml").write_text(omniglot_config(loss, folder / "images", seed).to_toml())
     began = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "cli", "train", "--config", str(folder / f"{name}.toml"),
-         "--out", str(folder / name), "--json"],
-        stdout=subprocess.PIPE, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "cli",
+            "train",
+            "--config",
+            str(folder / f"{name}.toml"),
+            "--out",
+            str(folder / name),
+            "--json",
+        ],
+        stdout=subprocess.PIPE,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     seconds = time.perf_counter() - began
     scores = json.loads(done.stdout)["test"]["distances"]
     l2, cos = (scores[d]["recall"]["1"] for d in DISTANCES)
@@ -239,11 +266,19 @@ def unpack(zips: Path, folder: Path) -> None:
 def omniglot_config(loss: str, root: Path, seed: int) -> Config:
     """The preset of the letters, on drawings and for longer."""
     settings = [
-        "data.dataset=folder", f"data.root={root}", "data.cache=ram", "data.options={}",
-        "input.resize=32", "run.select=last", f"run.seed={seed}", "input.shear=10",
-        "input.rotate=15", "input.zoom=[0.8, 1.2]", "input.shift=0.1",
+        "data.dataset=folder",
+        f"data.root={root}",
+        "data.cache=ram",
+        "data.options={}",
+        "input.resize=32",
+        "run.select=last",
+        f"run.seed={seed}",
+        "input.shear=10",
+        "input.rotate=15",
+        "input.zoom=[0.8, 1.2]",
+        "input.shift=0.1",
         f"schedule.epochs={EPOCHS[loss]}",
-    ]  # fmt: skip
+    ]
     return resolve(f"glyphs-{loss}", None, {}, settings)[0]
 
 
@@ -264,16 +299,26 @@ def fashion(root: Path, epochs: int = 5) -> None:
             curves[name] = watch.records
     lines = []
     for one, other in zip(curves["ce"], curves["spce"], strict=True):
-        lines.append([
-            one["epoch"], f"{one['loss']:.3f}", f"{one['monitor']['spce']:.3f}",
-            f"{other['loss']:.3f}", f"{one['head']:.2%}", f"{one['means']:.2%}",
-            f"{other['means']:.2%}",
-        ])  # fmt: skip
+        lines.append(
+            [
+                one["epoch"],
+                f"{one['loss']:.3f}",
+                f"{one['monitor']['spce']:.3f}",
+                f"{other['loss']:.3f}",
+                f"{one['head']:.2%}",
+                f"{one['means']:.2%}",
+                f"{other['means']:.2%}",
+            ]
+        )
     header = [
-        "epoch", "CE, training with CE", "SPCE, training with CE", "SPCE, training with SPCE",
-        "accuracy of CE (head)", "accuracy of CE (nearest mean)",
+        "epoch",
+        "CE, training with CE",
+        "SPCE, training with CE",
+        "SPCE, training with SPCE",
+        "accuracy of CE (head)",
+        "accuracy of CE (nearest mean)",
         "accuracy of SPCE (nearest mean)",
-    ]  # fmt: skip
+    ]
     draw_fashion(curves, RESULTS.parent / "fashion.png")
     record(
         "Fashion-MNIST",

@@ -154,8 +154,11 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path):
     before = set(tmp_path.iterdir())
     process = subprocess.Popen(
         [DMLTOOL, "eval", "big.npz", "--out", "out.json", "--threads", "1", *QUICK],
-        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     time.sleep(3)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=30)

@@ -47,10 +47,27 @@ SEPARATORS = {"&&", "||", ";", "|"}
 PLAIN = {"cd", "git", "python3.11", "source"}  # commands that nobody doubts
 
 SMALL = (  # makes seconds of `dmltool train` on photos
-    "--set", "input.resize=0", "--set", "input.crop=16", "--set", "input.train_crop=center",
-    "--backbone", "smallcnn", "--weights", "none", "--batch", "16", "--epochs", "1",
-    "--set", "data.val_fraction=0.2", "--device", "cpu", "--workers", "0",
-)  # fmt: skip
+    "--set",
+    "input.resize=0",
+    "--set",
+    "input.crop=16",
+    "--set",
+    "input.train_crop=center",
+    "--backbone",
+    "smallcnn",
+    "--weights",
+    "none",
+    "--batch",
+    "16",
+    "--epochs",
+    "1",
+    "--set",
+    "data.val_fraction=0.2",
+    "--device",
+    "cpu",
+    "--workers",
+    "0",
+)
 LETTERS = (  # and on letters
     *("--epochs", "1", "--device", "cpu"),
     *("--set", "data.options.size=16", "--set", "input.crop=16"),
@@ -62,8 +79,11 @@ FEWER = 5  # of the letters one in so many
 
 def test_nothing_advises_to_install_dmltool_by_its_name():
     """It is on no package index: whoever takes the name there would be installed."""
-    sources = [file for folder in ("retrieval", "trainer", "exporter") for file in
-               (ROOT / folder).rglob("*.py")]  # fmt: skip
+    sources = [
+        file
+        for folder in ("retrieval", "trainer", "exporter")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
     for file in [*sources, ROOT / "cli.py", *LINKED]:
         assert not re.search(r"pip install [^\n]*?[\"' ]dmltool\b", file.read_text()), file
 

@@ -6,11 +6,20 @@ from exporter.onnx.metadata import to_properties
 
 FLOAT, HALF, UINT8 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8
 OURS = {
-    "schema": 1, "arch": "mean", "embedding_dim": 3, "l2_normalized": False,
-    "input_layout": "nhwc", "input_dtype": "uint8", "normalizes_input": True,
-    "resize": 8, "keep_ratio": True, "crop": 8, "interpolation": "bilinear",
-    "mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0],
-}  # fmt: skip
+    "schema": 1,
+    "arch": "mean",
+    "embedding_dim": 3,
+    "l2_normalized": False,
+    "input_layout": "nhwc",
+    "input_dtype": "uint8",
+    "normalizes_input": True,
+    "resize": 8,
+    "keep_ratio": True,
+    "crop": 8,
+    "interpolation": "bilinear",
+    "mean": [0.0, 0.0, 0.0],
+    "std": [1.0, 1.0, 1.0],
+}
 PROPERTIES = to_properties(OURS)
 
 

@@ -61,10 +61,19 @@ def properties(embedder, size=16, input="uint8-nhwc", normalize=False, **others)
     layout, dtype = {"uint8-nhwc": ("nhwc", "uint8"), "float-nchw": ("nchw", "float32")}[input]
     return to_properties(
         {
-            "schema": 1, "arch": "smallcnn", "embedding_dim": embedder.dim,
-            "l2_normalized": normalize, "input_layout": layout, "input_dtype": dtype,
-            "normalizes_input": True, "resize": 0, "keep_ratio": True, "crop": size,
-            "interpolation": "bilinear", **embedder.preprocessing, "precision": "fp32",
+            "schema": 1,
+            "arch": "smallcnn",
+            "embedding_dim": embedder.dim,
+            "l2_normalized": normalize,
+            "input_layout": layout,
+            "input_dtype": dtype,
+            "normalizes_input": True,
+            "resize": 0,
+            "keep_ratio": True,
+            "crop": size,
+            "interpolation": "bilinear",
+            **embedder.preprocessing,
+            "precision": "fp32",
         }
         | others
-    )  # fmt: skip
+    )

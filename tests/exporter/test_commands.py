@@ -13,10 +13,27 @@ from tests.conftest import call
 from tests.trainer.conftest import draw_pictures
 
 SMALL = (
-    "--set", "input.resize=0", "--set", "input.crop=16", "--set", "input.train_crop=center",
-    "--backbone", "smallcnn", "--weights", "none", "--batch", "16", "--epochs", "2",
-    "--set", "data.val_fraction=0.2", "--device", "cpu", "--workers", "0",
-)  # fmt: skip
+    "--set",
+    "input.resize=0",
+    "--set",
+    "input.crop=16",
+    "--set",
+    "input.train_crop=center",
+    "--backbone",
+    "smallcnn",
+    "--weights",
+    "none",
+    "--batch",
+    "16",
+    "--epochs",
+    "2",
+    "--set",
+    "data.val_fraction=0.2",
+    "--device",
+    "cpu",
+    "--workers",
+    "0",
+)
 
 X = np.random.default_rng(0).standard_normal((12, 5))
 Y = np.arange(12) // 3

@@ -150,8 +150,12 @@ def test_training_is_resumed(tmp_path):
 def test_all_losses_are_trained_exported_evaluated_and_compared(tmp_path):
     names = [step.args[0] for step in steps(tmp_path, ("ce", "spce", "group"), None)]
     assert [names.count(n) for n in ("train", "export", "embed", "compare", "report")] == [
-        3, 3, 3, 2, 1,
-    ]  # fmt: skip
+        3,
+        3,
+        3,
+        2,
+        1,
+    ]
     assert names[-1] == "report"
 
 

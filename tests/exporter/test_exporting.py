@@ -427,10 +427,12 @@ def test_a_file_reproduces_the_embeddings_of_its_images(run):
 
 def start(*args):
     return subprocess.Popen(
-        [sys.executable, "-m", "cli", "export", *map(str, args)], cwd=ROOT,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "cli", "export", *map(str, args)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
 
 
 def test_an_export_killed_at_random_moments_ends_with_the_same_file(run, tmp_path):

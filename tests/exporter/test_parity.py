@@ -46,8 +46,9 @@ def test_a_model_retrieves_as_its_network(embedder, exported):
 def test_every_batch_size_meets_real_and_random_images_and_every_image_is_compared(embedder):
     images, labels = stripes(40)
     model, told = Model(embedder), []
-    check(embedder, model, images, labels, batch_sizes=(1, 3, 16),
-          progress=lambda *a: told.append(a))  # fmt: skip
+    check(
+        embedder, model, images, labels, batch_sizes=(1, 3, 16), progress=lambda *a: told.append(a)
+    )
     assert [len(batch) for batch in model.seen] == [1, 1, 3, 3, 16, 16, 32, 8]
     known = {image.tobytes() for image in images}
     real = [{image.tobytes() for image in batch} <= known for batch in model.seen]

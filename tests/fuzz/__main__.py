@@ -32,7 +32,7 @@ from tests.fuzz.child import (
     Outcome,
     attempt,
     attempts,
-)  # fmt: skip
+)
 from tests.fuzz.targets import Target
 
 FILLS = (0xA5, 0x3C)

@@ -113,8 +113,11 @@ def ties_in_plenty(folder: Path) -> object:
 @case
 def integers_of_eight_bits(folder: Path) -> object:
     rng = np.random.default_rng(8)
-    np.savez("x.npz", embeddings=rng.integers(-9, 9, (120, 16)).astype(np.int8),
-             labels=rng.integers(0, 7, 120))  # fmt: skip
+    np.savez(
+        "x.npz",
+        embeddings=rng.integers(-9, 9, (120, 16)).astype(np.int8),
+        labels=rng.integers(0, 7, 120),
+    )
     return scored("x.npz", "--no-nmi")
 
 
@@ -161,11 +164,15 @@ def tables(folder: Path) -> object:
         ",".join([*(f"{v:.3f}" for v in row), f"c{label}"])
         for row, label in zip(X, labels, strict=True)
     ]
-    Path("x.csv").write_text(",".join([*(f"d{n}" for n in range(5)), "label"]) + "\n"
-                             + "\n".join(lines) + "\n")  # fmt: skip
-    Path("x.jsonl").write_text("".join(
-        json.dumps({"embedding": row.tolist(), "label": int(label)}) + "\n"
-        for row, label in zip(X, labels, strict=True)))  # fmt: skip
+    Path("x.csv").write_text(
+        ",".join([*(f"d{n}" for n in range(5)), "label"]) + "\n" + "\n".join(lines) + "\n"
+    )
+    Path("x.jsonl").write_text(
+        "".join(
+            json.dumps({"embedding": row.tolist(), "label": int(label)}) + "\n"
+            for row, label in zip(X, labels, strict=True)
+        )
+    )
     table = {"embedding": pa.array(X.tolist(), pa.list_(pa.float32())), "label": labels}
     pq.write_table(pa.table(table), "x.parquet")
     torch.save({"embeddings": torch.from_numpy(X), "labels": torch.from_numpy(labels)}, "x.pt")
@@ -219,11 +226,36 @@ def report_view(folder: Path) -> object:
 
 
 # A preset of its own name: the default for own images may change.
-PHOTOS = ("--preset", "photos-ce", "--threads", "1", "--dataset", "folder", "--data", "photos",
-          "--backbone", "smallcnn", "--weights", "none", "--set", "network.dim=16",
-          "--set", "input.resize=0", "--set", "input.crop=16", "--set", "input.train_crop=center",
-          "--epochs", "1", "--workers", "0", "--device", "cpu",
-          "--set", "data.val_fraction=0.2")  # fmt: skip
+PHOTOS = (
+    "--preset",
+    "photos-ce",
+    "--threads",
+    "1",
+    "--dataset",
+    "folder",
+    "--data",
+    "photos",
+    "--backbone",
+    "smallcnn",
+    "--weights",
+    "none",
+    "--set",
+    "network.dim=16",
+    "--set",
+    "input.resize=0",
+    "--set",
+    "input.crop=16",
+    "--set",
+    "input.train_crop=center",
+    "--epochs",
+    "1",
+    "--workers",
+    "0",
+    "--device",
+    "cpu",
+    "--set",
+    "data.val_fraction=0.2",
+)
 
 
 def trained(loss: str, *more: str) -> object:

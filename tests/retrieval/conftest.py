@@ -17,12 +17,32 @@ from pathlib import Path
 import pytest
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--disable-dev-shm-usage", "--disable-extensions", "--disable-sync", "--no-first-run",
-    "--no-default-browser-check", "--hide-scrollbars", "--remote-debugging-pipe",
-)  # fmt: skip
-KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13,
-        "Escape": 27, "Tab": 9, "Home": 36, "End": 35, "+": 187, "-": 189, "0": 48}  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    "--disable-extensions",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
+KEYS = {
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+    "Enter": 13,
+    "Escape": 27,
+    "Tab": 9,
+    "Home": 36,
+    "End": 35,
+    "+": 187,
+    "-": 189,
+    "0": 48,
+}
 
 
 class Browser:
@@ -38,11 +58,23 @@ class Browser:
         start = "import os, sys; a, b, *run = sys.argv[1:]; os.dup2(int(a), 3); os.dup2(int(b), 4)"
         numbers = [str(fd) for fd in theirs]
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-c", f"{start}; os.execv(run[0], run)", *numbers,
-             program, *FLAGS, f"--user-data-dir={folder}", "about:blank"],
-            pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env=os.environ | {"HOME": str(folder)},
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-S",
+                "-c",
+                f"{start}; os.execv(run[0], run)",
+                *numbers,
+                program,
+                *FLAGS,
+                f"--user-data-dir={folder}",
+                "about:blank",
+            ],
+            pass_fds=theirs,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"HOME": str(folder)},
+        )
         for fd in theirs:
             os.close(fd)
         self._buffer, self._number, self._session = b"", 0, None
@@ -79,16 +111,22 @@ class Browser:
         self.wait("document.documentElement?.dataset.ready === ''")
 
     def size(self, width: int, height: int = 900, scale: float = 1, mobile: bool = False) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=scale, mobile=mobile)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=mobile,
+        )
 
     def media(self, kind: str = "", **features: str) -> None:
         named = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
         self.call("Emulation.setEmulatedMedia", media=kind, features=named)
 
     def js(self, expression: str) -> object:
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True,
-                           awaitPromise=True)  # fmt: skip
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -104,11 +142,15 @@ class Browser:
 
     def centre(self, selector: str) -> tuple[float, float]:
         found = json.dumps(selector)
-        self.js(f"document.querySelector({found}).scrollIntoView({{block: 'center', "
-                "behavior: 'instant'})")  # fmt: skip
+        self.js(
+            f"document.querySelector({found}).scrollIntoView({{block: 'center', "
+            "behavior: 'instant'})"
+        )
         self.settle()
-        box = self.js(f"(b => [b.x + b.width / 2, b.y + b.height / 2])"
-                      f"(document.querySelector({found}).getBoundingClientRect())")  # fmt: skip
+        box = self.js(
+            f"(b => [b.x + b.width / 2, b.y + b.height / 2])"
+            f"(document.querySelector({found}).getBoundingClientRect())"
+        )
         return box[0], box[1]
 
     def mouse(self, kind: str, x: float, y: float, **more: object) -> None:
@@ -128,8 +170,7 @@ class Browser:
 
     def press(self, key: str, shift: bool = False) -> None:
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
-        more = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key],
-                "modifiers": 8 * shift}  # fmt: skip
+        more = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": 8 * shift}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **more)
         self.call("Input.dispatchKeyEvent", type="keyUp", **more)
 
@@ -176,8 +217,12 @@ class Browser:
         elif method == "Page.javascriptDialogOpening":
             self.dialogs.append(params["message"])
             self._number += 1
-            closing = {"id": self._number, "method": "Page.handleJavaScriptDialog",
-                       "params": {"accept": True}, "sessionId": self._session}  # fmt: skip
+            closing = {
+                "id": self._number,
+                "method": "Page.handleJavaScriptDialog",
+                "params": {"accept": True},
+                "sessionId": self._session,
+            }
             os.write(self._out, json.dumps(closing).encode() + b"\0")
 
 

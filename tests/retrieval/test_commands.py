@@ -161,8 +161,11 @@ def test_eval_shows_the_scores_before_k_means_and_keeps_them_when_that_is_interr
     endless = ("--nmi", "--seeds", "100000", "--no-map", "--out", "out.json")
     process = subprocess.Popen(
         [DMLTOOL, "eval", "x.npz", *endless, "--per-class", "classes.csv"],
-        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     shown = [process.stdout.readline() for _ in range(8)]
     assert any("Recall@8" in line for line in shown), shown
     time.sleep(0.5)

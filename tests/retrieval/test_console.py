@@ -106,9 +106,12 @@ def on_terminal(folder, *args, **environment):
     """What a command writes to a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [DMLTOOL, *args], cwd=folder, stdout=theirs, stderr=theirs,
+        [DMLTOOL, *args],
+        cwd=folder,
+        stdout=theirs,
+        stderr=theirs,
         env={**os.environ, "TERM": "xterm-256color", **environment},
-    )  # fmt: skip
+    )
     os.close(theirs)
     seen = b""
     try:

@@ -37,9 +37,11 @@ def interrupted(args, seconds, folder):
     """(exit code, stderr, seconds until the end) of a command that is interrupted after a while."""
     process = subprocess.Popen(
         [sys.executable, "-c", STARTED.format(root=str(ROOT)), *args],
-        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert process.stderr.read(7) == b"started"
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)

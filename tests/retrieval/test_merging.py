@@ -54,9 +54,13 @@ def test_rows_are_normalised_and_set_side_by_side(tmp_path):
     assert found.attrs["model"] == "one + two"
     assert not found.attrs["normalized"]
     assert json.loads(found.attrs["merged"])[1] == {
-        "file": "b.h5", "sha256": hashlib.sha256(b.read_bytes()).hexdigest(), "dim": 6,
-        "model": "two", "model_sha256": "2", "dataset": "animals",
-    }  # fmt: skip
+        "file": "b.h5",
+        "sha256": hashlib.sha256(b.read_bytes()).hexdigest(),
+        "dim": 6,
+        "model": "two",
+        "model_sha256": "2",
+        "dataset": "animals",
+    }
 
 
 def test_cosines_are_the_means_of_the_cosines(tmp_path):

@@ -21,10 +21,27 @@ from tests.trainer.conftest import draw_pictures
 from trainer.listing import listing
 
 SMALL = (
-    "--set", "input.resize=0", "--set", "input.crop=16", "--set", "input.train_crop=center",
-    "--backbone", "smallcnn", "--weights", "none", "--batch", "16", "--epochs", "2",
-    "--set", "data.val_fraction=0.2", "--device", "cpu", "--workers", "0",
-)  # fmt: skip
+    "--set",
+    "input.resize=0",
+    "--set",
+    "input.crop=16",
+    "--set",
+    "input.train_crop=center",
+    "--backbone",
+    "smallcnn",
+    "--weights",
+    "none",
+    "--batch",
+    "16",
+    "--epochs",
+    "2",
+    "--set",
+    "data.val_fraction=0.2",
+    "--device",
+    "cpu",
+    "--workers",
+    "0",
+)
 
 
 @pytest.fixture
@@ -55,10 +72,24 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
 
 def test_a_dry_run_prints_settings_that_can_be_used_again(dmltool, tmp_path):
     done = dmltool(
-        "train", "--dataset", "cub", "--loss", "group", "--batch", "6x4", "--lr", "0.5",
-        "--monitor", "spce,pce", "--seed", "0", "--set", "loss.options.temperature=7",
-        "--allow-incomplete", "--dry-run",
-    )  # fmt: skip
+        "train",
+        "--dataset",
+        "cub",
+        "--loss",
+        "group",
+        "--batch",
+        "6x4",
+        "--lr",
+        "0.5",
+        "--monitor",
+        "spce,pce",
+        "--seed",
+        "0",
+        "--set",
+        "loss.options.temperature=7",
+        "--allow-incomplete",
+        "--dry-run",
+    )
     assert done.exit_code == 0, done.output
     tables = tomllib.loads(done.stdout)
     assert tables["loss"]["options"]["temperature"] == 7
@@ -209,8 +240,20 @@ def test_a_broken_image_is_named_before_the_first_epoch(dmltool, photos, tmp_pat
 def test_a_class_with_one_image_cannot_fill_balanced_batches(dmltool, photos):
     for picture in list((photos / "class5").iterdir())[1:]:
         picture.unlink()
-    done = dmltool("train", "--dataset", "folder", "--data", photos, *SMALL, "--batch", "4x4",
-                   "--select", "last", "--set", "data.options.test_fraction=0")  # fmt: skip
+    done = dmltool(
+        "train",
+        "--dataset",
+        "folder",
+        "--data",
+        photos,
+        *SMALL,
+        "--batch",
+        "4x4",
+        "--select",
+        "last",
+        "--set",
+        "data.options.test_fraction=0",
+    )
     assert done.exit_code == 1
     assert "class5 (1)" in done.stderr
     assert "at most 1 images" in done.stderr
@@ -221,8 +264,18 @@ def test_group_and_spce_choose_batches_that_own_photos_can_fill(dmltool, photos,
     for picture in list((photos / "class5").iterdir())[1:]:
         picture.unlink()
     random = SMALL.index("--batch")
-    args = ("train", "--data", photos, *SMALL[:random], *SMALL[random + 2 :], "--select", "last",
-            "--set", "data.options.test_fraction=0", "--loss")  # fmt: skip
+    args = (
+        "train",
+        "--data",
+        photos,
+        *SMALL[:random],
+        *SMALL[random + 2 :],
+        "--select",
+        "last",
+        "--set",
+        "data.options.test_fraction=0",
+        "--loss",
+    )
     done = dmltool(*args, "group", "--out", "group")
     assert done.exit_code == 0, done.output
     batches = tomllib.loads((tmp_path / "group" / "config.toml").read_text())["batches"]
@@ -256,11 +309,30 @@ def test_without_a_network_the_weights_to_fetch_are_named(dmltool, photos, monke
 
 def test_ctrl_c_says_how_to_go_on(photos, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli", "train", "--dataset", "folder", "--data", str(photos), *SMALL,
-         "--epochs", "5000", "--workers", "1", "--out", str(tmp_path / "run")],
-        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "cli",
+            "train",
+            "--dataset",
+            "folder",
+            "--data",
+            str(photos),
+            *SMALL,
+            "--epochs",
+            "5000",
+            "--workers",
+            "1",
+            "--out",
+            str(tmp_path / "run"),
+        ],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     deadline = time.monotonic() + 240
     while not (tmp_path / "run" / "best.pt").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -316,9 +388,11 @@ def test_without_weights_the_settings_that_learn_from_nothing_are_named(dmltool)
 def test_list_fits_the_terminal(columns, tmp_path):
     reader, writer = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli", "list", "presets"], cwd=Path(__file__).parents[2],
-        stdout=writer, env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
-    )  # fmt: skip
+        [sys.executable, "-m", "cli", "list", "presets"],
+        cwd=Path(__file__).parents[2],
+        stdout=writer,
+        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
+    )
     os.close(writer)
     shown = b""
     with suppress(OSError):  # the end of a terminal

@@ -49,8 +49,13 @@ def test_every_preset_loads_has_a_summary_and_names_its_command(name):
 
 def test_all_promised_presets_are_there():
     assert set(preset_names()) >= {
-        *PUBLISHED, *GROUP, "fashion-spce", "glyphs-ce", "glyphs-spce", "glyphs-group",
-    }  # fmt: skip
+        *PUBLISHED,
+        *GROUP,
+        "fashion-spce",
+        "glyphs-ce",
+        "glyphs-spce",
+        "glyphs-group",
+    }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -60,13 +65,17 @@ def test_cross_entropy_presets_are_those_of_the_paper(name):
     assert (config.optimizer.name, config.optimizer.lr) == ("sgd", lr)
     assert (config.optimizer.momentum, config.optimizer.weight_decay) == (momentum, 5e-4)
     assert (config.schedule.epochs, config.schedule.name, config.schedule.warmup) == (
-        epochs, "cosine", 100,
-    )  # fmt: skip
+        epochs,
+        "cosine",
+        100,
+    )
     assert (config.network.backbone, config.network.weights) == ("resnet50", "imagenet")
     assert (config.network.batchnorm, config.network.freeze_batchnorm) == (batchnorm, True)
     assert (config.input.resize, config.input.keep_ratio, config.input.crop) == (
-        256, keep_ratio, 224,
-    )  # fmt: skip
+        256,
+        keep_ratio,
+        224,
+    )
     assert (config.input.jitter, config.input.scale) == (jitter, (0.16, 1.0))
     assert config.input.ratio == ((1.0, 1.0) if name == "cars-ce" else (0.75, 4 / 3))
     assert (config.batches.size, config.batches.classes) == (128, 0)
@@ -182,8 +191,10 @@ def test_several_wrong_names_are_told_together():
 def test_settings_take_bare_words_numbers_and_nested_keys():
     tables = with_settings({}, ["data.root=a b", "loss.options.temperature=3", "run.compile=true"])
     assert tables == {
-        "data": {"root": "a b"}, "loss": {"options": {"temperature": 3}}, "run": {"compile": True},
-    }  # fmt: skip
+        "data": {"root": "a b"},
+        "loss": {"options": {"temperature": 3}},
+        "run": {"compile": True},
+    }
 
 
 def test_another_loss_drops_the_options_of_the_presets_loss():

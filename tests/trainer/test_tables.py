@@ -34,9 +34,14 @@ def test_scores_of_epochs_stand_under_their_distance():
 def test_the_result_has_its_scores_under_their_distance():
     found = {d: {"recall": {"1": s}, "map_at_r": s, "r_precision": s} for d, s in SCORES.items()}
     result = {
-        "run": "runs/x", "best_epoch": 1, "epochs": 1, "select": "val", "scores": SCORES,
-        "baselines": {"pixels": SCORES, "untrained": SCORES}, "test": {"distances": found},
-    }  # fmt: skip
+        "run": "runs/x",
+        "best_epoch": 1,
+        "epochs": 1,
+        "select": "val",
+        "scores": SCORES,
+        "baselines": {"pixels": SCORES, "untrained": SCORES},
+        "test": {"distances": found},
+    }
     console = Console(file=io.StringIO(), width=100)
     console.print(result_table(result))
     lines = [line for line in console.file.getvalue().splitlines() if line.strip()]
@@ -54,9 +59,14 @@ PARTS = {
 
 def record(epoch, parts):
     return {
-        "epoch": epoch, "loss": 123.4567, "parts": parts, "scores": SCORES, "best": True,
-        "images_per_second": 12345.6, "seconds": 321.5,
-    }  # fmt: skip
+        "epoch": epoch,
+        "loss": 123.4567,
+        "parts": parts,
+        "scores": SCORES,
+        "best": True,
+        "images_per_second": 12345.6,
+        "seconds": 321.5,
+    }
 
 
 def shown(width, parts, terminal=True, quiet=10.0):
@@ -120,10 +130,15 @@ def test_numbers_and_nouns_agree():
 def test_the_result_says_of_how_many_classes_its_scores_are():
     found = {d: {"recall": {"1": 0.5}, "map_at_r": 0.1, "r_precision": 0.2} for d in SCORES}
     result = {
-        "run": "runs/mine", "best_epoch": 2, "epochs": 3, "select": "val", "scores": SCORES,
-        "baselines": {"pixels": SCORES}, "test": {"distances": found},
+        "run": "runs/mine",
+        "best_epoch": 2,
+        "epochs": 3,
+        "select": "val",
+        "scores": SCORES,
+        "baselines": {"pixels": SCORES},
+        "test": {"distances": found},
         "counts": {"train": [9, 3], "val": [6, 2], "test": [5, 1]},
-    }  # fmt: skip
+    }
     file = io.StringIO()
     Console(file=file, width=80).print(result_table(result))
     assert "val: 6 images of 2 classes" in file.getvalue()

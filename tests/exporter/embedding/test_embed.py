@@ -69,8 +69,10 @@ def test_a_file_records_how_to_get_its_images_again(model, tmp_path, monkeypatch
     embed(model, "photos", tmp_path / "x.h5")
     said = json.loads(load(tmp_path / "x.h5").attrs["images"])
     assert (said["root"], said["absolute"], said["relative"]) == (
-        "photos", str(tmp_path / "photos"), "photos"
-    )  # fmt: skip
+        "photos",
+        str(tmp_path / "photos"),
+        "photos",
+    )
     assert said["options"]["test_fraction"] == 0
     shutil.copy("x.h5", "y.h5")
     assert invoke("merge", "x.h5", "y.h5", "--out", "both.h5").exit_code == 0

@@ -78,9 +78,12 @@ def test_a_loop_without_end_can_be_interrupted(tmp_path, command):
         ],
     }
     process = subprocess.Popen(
-        [sys.executable, *given[command]], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        [sys.executable, *given[command]],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     try:
         start = time.monotonic()
         patience = 6 if command == "trial" else 60  # the trial comes before the file

@@ -81,8 +81,11 @@ def contents(path):
 def test_the_file_holds_the_embeddings_of_the_images_and_where_they_came_from(data, tmp_path):
     done = call(data, tmp_path / "x.h5")
     assert (done.path, done.splits, done.dim, done.dtype) == (
-        tmp_path / "x.h5", {"test": N}, D, "float32"
-    )  # fmt: skip
+        tmp_path / "x.h5",
+        {"test": N},
+        D,
+        "float32",
+    )
     assert (done.computed, done.skipped, done.recall) == (N, (), None)
     found = load(tmp_path / "x.h5")
     pixels = Source(data, PREPARED.spec()).batch(np.arange(N))

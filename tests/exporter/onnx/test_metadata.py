@@ -29,11 +29,16 @@ def checkpoint_of(config):
     return {
         "config": config.to_dict(),
         "preprocessing": {
-            "mean": list(PLAIN.mean), "std": list(PLAIN.std), "antialias": True,
-            "resize": 256, "keep_ratio": True, "crop": 224, "interpolation": "bilinear",
+            "mean": list(PLAIN.mean),
+            "std": list(PLAIN.std),
+            "antialias": True,
+            "resize": 256,
+            "keep_ratio": True,
+            "crop": 224,
+            "interpolation": "bilinear",
         },
         "versions": {"python": "3.11", "torch": "2.13"},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -134,17 +139,40 @@ def test_another_schema_is_refused(state, schema):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("mean", None), ("resize", None), ("mean", "0.5"), ("mean", "[1, 2]"),
-        ("mean", "[1, 2, "), ("mean", '[1, 2, "3"]'), ("mean", "[NaN, 0, 0]"),
-        ("std", "[1, 0, 1]"), ("std", "[1e999, 1, 1]"), ("crop", "224.5"), ("crop", "true"),
-        ("crop", "99999999"), ("crop", "1" * 5000), ("crop", "-8"), ("keep_ratio", "yes"),
-        ("interpolation", "cubic"), ("input_layout", "chw"), ("input_dtype", "float64"),
-        ("embedding_dim", "many"), ("versions", "[]"), ("parity", "{"), ("mean", "[" * 900),
-        ("versions", "[" * 100_000), ("l2_normalized", "maybe"), ("draft", "-1"), ("draft", "9"),
-        ("scale", "2"), ("color", "GBR"), ("background", "[0, 0, 256]"), ("background", "white"),
-        ("background", "[0, 0]"), ("background", "[0, 0, 0.5]"),
+        ("mean", None),
+        ("resize", None),
+        ("mean", "0.5"),
+        ("mean", "[1, 2]"),
+        ("mean", "[1, 2, "),
+        ("mean", '[1, 2, "3"]'),
+        ("mean", "[NaN, 0, 0]"),
+        ("std", "[1, 0, 1]"),
+        ("std", "[1e999, 1, 1]"),
+        ("crop", "224.5"),
+        ("crop", "true"),
+        ("crop", "99999999"),
+        ("crop", "1" * 5000),
+        ("crop", "-8"),
+        ("keep_ratio", "yes"),
+        ("interpolation", "cubic"),
+        ("input_layout", "chw"),
+        ("input_dtype", "float64"),
+        ("embedding_dim", "many"),
+        ("versions", "[]"),
+        ("parity", "{"),
+        ("mean", "[" * 900),
+        ("versions", "[" * 100_000),
+        ("l2_normalized", "maybe"),
+        ("draft", "-1"),
+        ("draft", "9"),
+        ("scale", "2"),
+        ("color", "GBR"),
+        ("background", "[0, 0, 256]"),
+        ("background", "white"),
+        ("background", "[0, 0]"),
+        ("background", "[0, 0, 0.5]"),
     ],
-)  # fmt: skip
+)
 def test_damaged_properties_are_an_error_of_ours(state, key, value):
     properties = describe_checkpoint(state, "")
     if value is None:

@@ -54,8 +54,14 @@ def test_head_tail_and_last_are_found(exported, unit):
     assert sorted(kinds(tail(short))) == ["Clip", "Div", "Expand", "ReduceL2"]
     assert kinds(last(plain)) == ["Gemm", "Reshape", "AveragePool"]
     assert sorted(kinds(last(short))) == [
-        "AveragePool", "Clip", "Div", "Expand", "Gemm", "ReduceL2", "Reshape",
-    ]  # fmt: skip
+        "AveragePool",
+        "Clip",
+        "Div",
+        "Expand",
+        "Gemm",
+        "ReduceL2",
+        "Reshape",
+    ]
 
 
 def test_only_one_projection_is_spared():

@@ -152,7 +152,7 @@ def two_inputs(*_):
         (mean_model(("n", 8, 8, 4)), ["does not take images", "red, green and blue"]),
         (mean_model(("n", 8, 8, 3), 9), ["does not take images", "uint8"]),  # booleans
     ],
-)  # fmt: skip
+)
 def test_what_takes_no_images_is_refused(saved, made, words):
     with pytest.raises(DmlError) as caught:
         describe(saved(made))

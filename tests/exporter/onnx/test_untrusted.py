@@ -146,8 +146,10 @@ def weighted(location, place="initializer", **span):
     else:  # in a branch
         branch = helper.make_graph(
             [helper.make_node("Constant", [], ["c"], value=tensor)],
-            "branch", [], [helper.make_tensor_value_info("c", FLOAT, [3])],
-        )  # fmt: skip
+            "branch",
+            [],
+            [helper.make_tensor_value_info("c", FLOAT, [3])],
+        )
         yes = numpy_helper.from_array(np.array(True), "yes")
         weights = [yes]
         nodes.insert(
@@ -172,9 +174,18 @@ def folder(tmp_path):
 @pytest.mark.parametrize("place", ["initializer", "constant", "branch"])
 @pytest.mark.parametrize(
     "location",
-    ["../secret", "sub/../../secret", "/etc/passwd", "..\\secret", "C:\\secret", "\\\\host\\x", "",
-     "link", "linked/secret"],
-)  # fmt: skip
+    [
+        "../secret",
+        "sub/../../secret",
+        "/etc/passwd",
+        "..\\secret",
+        "C:\\secret",
+        "\\\\host\\x",
+        "",
+        "link",
+        "linked/secret",
+    ],
+)
 def test_weights_outside_the_folder_are_refused(folder, location, place):
     (folder / "link").symlink_to("../secret")
     (folder / "linked").symlink_to("..")

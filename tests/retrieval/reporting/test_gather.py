@@ -341,8 +341,15 @@ def test_sop_is_beyond_what_k_means_is_waited_for():
 # Texts
 
 
-HOSTILE = ["<script>alert(1)</script>", "../../etc/passwd", "x" * 10_000, "a\x00b\u202ec", "\udcff",
-           "</script><!--", ""]  # fmt: skip
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "../../etc/passwd",
+    "x" * 10_000,
+    "a\x00b\u202ec",
+    "\udcff",
+    "</script><!--",
+    "",
+]
 
 
 def test_hostile_labels_and_paths_are_carried_as_text(rng):
@@ -504,8 +511,14 @@ def photos(tmp_path, clustered):
     Image.new("RGB", (80, 60), (255, 0, 0)).save(tmp_path / "secret.png")
     (root / "link.png").symlink_to(tmp_path / "secret.png")
     (root / "deep").mkdir()
-    paths[50:56] = ["../secret.png", str(tmp_path / "secret.png"), "link.png", "a\x00b", "deep",
-                    "deep/../000.png"]  # fmt: skip
+    paths[50:56] = [
+        "../secret.png",
+        str(tmp_path / "secret.png"),
+        "link.png",
+        "a\x00b",
+        "deep",
+        "deep/../000.png",
+    ]
     target = tmp_path / "a.h5"
     write(target, {"test": Split(X, labels, np.array(paths))}, None, {"model": "m"})
     return target
@@ -536,8 +549,9 @@ def test_the_command_writes_one_page_and_prints_its_path(photos, tmp_path):
 
 def test_images_outside_the_folder_are_never_shown(photos, tmp_path):
     out = tmp_path / "page.html"
-    result = call("report", photos, "--out", out, "--no-nmi", "--map", "none",
-                  "--images", tmp_path / "photos")  # fmt: skip
+    result = call(
+        "report", photos, "--out", out, "--no-nmi", "--map", "none", "--images", tmp_path / "photos"
+    )
     view = page_view(out)
     pictured = {
         path
@@ -595,10 +609,20 @@ def test_queries_and_gallery_may_come_from_two_files(tmp_path, clustered):
         np.save(tmp_path / f"{name}_labels.npy", labels[part])
     out = tmp_path / "page.html"
     result = call(
-        "report", tmp_path / "q.npy", "--labels", tmp_path / "q_labels.npy", "--gallery",
-        tmp_path / "g.npy", "--gallery-labels", tmp_path / "g_labels.npy", "--out", out,
-        "--no-nmi", "--map", "none",
-    )  # fmt: skip
+        "report",
+        tmp_path / "q.npy",
+        "--labels",
+        tmp_path / "q_labels.npy",
+        "--gallery",
+        tmp_path / "g.npy",
+        "--gallery-labels",
+        tmp_path / "g_labels.npy",
+        "--out",
+        out,
+        "--no-nmi",
+        "--map",
+        "none",
+    )
     assert result.exit_code == 0, result.stderr
     view = page_view(out)
     assert view["result"]["protocol"] == "query-gallery"

@@ -48,11 +48,18 @@ def scores(base: float, intervals: bool) -> dict:
     span = {k: [v - 0.03, v + 0.02] if intervals else None for k, v in recall.items()}
     seeds = {"mean": 0.8, "std": 0.02, "values": [0.78, 0.8, 0.82]}
     return {
-        "recall": recall, "recall_ci": span,
-        "mrr": 0.81, "mrr_ci": [0.8, 0.82] if intervals else None,
-        "r_precision": 0.5, "r_precision_ci": None, "map_at_r": None, "map_at_r_ci": None,
-        "nmi": seeds, "ami": seeds | {"std": None, "values": [0.8]}, "tied_queries": 0,
-    }  # fmt: skip
+        "recall": recall,
+        "recall_ci": span,
+        "mrr": 0.81,
+        "mrr_ci": [0.8, 0.82] if intervals else None,
+        "r_precision": 0.5,
+        "r_precision_ci": None,
+        "map_at_r": None,
+        "map_at_r_ci": None,
+        "nmi": seeds,
+        "ami": seeds | {"std": None, "values": [0.8]},
+        "tied_queries": 0,
+    }
 
 
 def make_view(
@@ -78,8 +85,12 @@ def make_view(
         "created": "2026-11-16 10:00 UTC",
         "dmltool": "0.1.0",
         "result": {
-            "version": 1, "protocol": "leave-one-out", "queries": items, "gallery": items,
-            "classes": C, "dim": 64,
+            "version": 1,
+            "protocol": "leave-one-out",
+            "queries": items,
+            "gallery": items,
+            "classes": C,
+            "dim": 64,
             "distances": {"cos": scores(0.78, intervals), "l2": scores(0.68, intervals)},
             "checks": {"nonfinite_rows": 0, "tied_queries": 2, "conflicting_duplicates": None},
             "settings": {"level": 0.95, "recall_at": [1, 2, 4, 8]},
@@ -88,55 +99,86 @@ def make_view(
         "warnings": ["2 queries are decided by a tie, which counts against them."],
         "provenance": [["model", "glyphs-ce"], ["model_sha256", "9f" * 32]],
         "curve": {
-            d: {"k": ks, "recall": [c - drop for c in curve],
+            d: {
+                "k": ks,
+                "recall": [c - drop for c in curve],
                 "low": [c - drop - 0.03 for c in curve] if intervals else None,
-                "high": [c - drop + 0.03 for c in curve] if intervals else None}
+                "high": [c - drop + 0.03 for c in curve] if intervals else None,
+            }
             for d, drop in (("cos", 0.0), ("l2", 0.1))
         },
         "distance": "cos",
         "classes": {
-            "name": names, "items": [items // C] * C,
+            "name": names,
+            "items": [items // C] * C,
             "recall": [None, *(n / C for n in range(1, C))],
             "spread": [0.2 + 0.05 * n for n in range(C)],
             "nearest": [(n + 1) % C if C > 1 else -1 for n in range(C)],
             "gap": [0.5 - 0.1 * n if C > 1 else None for n in range(C)],
         },
         "items": {
-            "class": [n % C for n in range(items)], "path": list(paths),
+            "class": [n % C for n in range(items)],
+            "path": list(paths),
             "thumb": list(range(items)) if images else [-1] * items,
-            "row": list(range(items)), "side": [0] * items,
+            "row": list(range(items)),
+            "side": [0] * items,
         },
         "queries": queries,
         "tabs": {
-            "random": list(range(30)), "worst": [n for n in range(items) if ranks[n] > 1],
+            "random": list(range(30)),
+            "worst": [n for n in range(items) if ranks[n] > 1],
             "best": [n for n in range(items) if ranks[n] == 1][:10],
         },
         "total_queries": 60_502,
-        "confused": [{"a": 0, "b": C - 1, "count": 12, "share": 0.3,
-                      "examples": [[0, 1, 0.91], [4, 5, 0.9], [8, 9, 0.88]]}],
+        "confused": [
+            {
+                "a": 0,
+                "b": C - 1,
+                "count": 12,
+                "share": 0.3,
+                "examples": [[0, 1, 0.91], [4, 5, 0.9], [8, 9, 0.88]],
+            }
+        ],
         "duplicates": [[0, 1, 0.999], [2, 3, 0.99]],
         "histograms": {
-            "cos": {"edges": [-0.2, 0, 0.2, 0.4, 0.6, 0.8, 1.0], "positive": bins,
-                    "negative": bins[::-1], "overlap": 0.07},
-            "l2": {"edges": [0, 1, 2, 3, 4, 5, 6], "positive": bins, "negative": [0] * 6,
-                   "overlap": None},
+            "cos": {
+                "edges": [-0.2, 0, 0.2, 0.4, 0.6, 0.8, 1.0],
+                "positive": bins,
+                "negative": bins[::-1],
+                "overlap": 0.07,
+            },
+            "l2": {
+                "edges": [0, 1, 2, 3, 4, 5, 6],
+                "positive": bins,
+                "negative": [0] * 6,
+                "overlap": None,
+            },
         },
         "map": {
-            "method": "t-SNE", "query": list(range(items)),
-            "x": [(n % 8) / 7 for n in range(items)], "y": [(n // 8) / 7 for n in range(items)],
+            "method": "t-SNE",
+            "query": list(range(items)),
+            "x": [(n % 8) / 7 for n in range(items)],
+            "y": [(n // 8) / 7 for n in range(items)],
         },
         "thumbs": {"side": 16, "images": [png(n) for n in range(items)] if images else []},
         "compare": [],
         "run": None,
-    }  # fmt: skip
+    }
 
 
 def with_everything(view: dict) -> dict:
     row = {"a": 0.7, "b": 0.78, "difference": 0.08, "ci": [0.05, 0.1], "p": 0.0004}
     unsure = {"a": 0.7, "b": 0.69, "difference": -0.01, "ci": [-0.05, 0.03], "p": 0.4}
     unknown = {"a": 0.7, "b": 0.6, "difference": -0.1, "ci": None, "p": None}
-    flip = {"item": 0, "ours": [4, 1, 2, 3, 5, 6, 7, 9], "theirs": [1, 2, 3, 5, 6, 7, 9, 10],
-            "rank": 1, "their_rank": 12, "score": [0.9] * 8, "their_score": [0.8] * 8}  # fmt: skip
+    flip = {
+        "item": 0,
+        "ours": [4, 1, 2, 3, 5, 6, 7, 9],
+        "theirs": [1, 2, 3, 5, 6, 7, 9, 10],
+        "rank": 1,
+        "their_rank": 12,
+        "score": [0.9] * 8,
+        "their_score": [0.8] * 8,
+    }
     view["compare"] = [
         {
             "file": "early.h5",
@@ -150,10 +192,17 @@ def with_everything(view: dict) -> dict:
         }
     ]
     view["run"] = {
-        "name": "glyphs-ce", "epochs": [1, 2, 3], "scores_of": "val", "settings": 'loss = "ce"\n',
-        "lines": {"loss": [3.1, None, 1.2], "parts": {"pull": [1, 2, 3], "push": [3, 2, 1]},
-                  "recall_cos": [0.4, 0.6, 0.7], "recall_l2": [None, None, None]},
-    }  # fmt: skip
+        "name": "glyphs-ce",
+        "epochs": [1, 2, 3],
+        "scores_of": "val",
+        "settings": 'loss = "ce"\n',
+        "lines": {
+            "loss": [3.1, None, 1.2],
+            "parts": {"pull": [1, 2, 3], "push": [3, 2, 1]},
+            "recall_cos": [0.4, 0.6, 0.7],
+            "recall_l2": [None, None, None],
+        },
+    }
     return view
 
 
@@ -203,23 +252,38 @@ VIEWS = {
     "no images": lambda: make_view(images=False),
     "no intervals": lambda: make_view(intervals=False),
     "one class": lambda: make_view(names=["only"], intervals=False),
-    "no paths": lambda: make_view(images=False) | {
-        "items": make_view()["items"] | {"path": [None] * 60, "thumb": [-1] * 60}
-    },
+    "no paths": lambda: (
+        make_view(images=False)
+        | {"items": make_view()["items"] | {"path": [None] * 60, "thumb": [-1] * 60}}
+    ),
     "no map": lambda: make_view() | {"map": None},
-    "bare": lambda: make_view() | {
-        "map": None, "queries": [], "tabs": {}, "confused": [], "duplicates": [],
-        "histograms": None, "curve": None, "warnings": [], "provenance": [],
-        "classes": {k: [] for k in ("name", "items", "recall", "spread", "nearest", "gap")},
-    },
+    "bare": lambda: (
+        make_view()
+        | {
+            "map": None,
+            "queries": [],
+            "tabs": {},
+            "confused": [],
+            "duplicates": [],
+            "histograms": None,
+            "curve": None,
+            "warnings": [],
+            "provenance": [],
+            "classes": {k: [] for k in ("name", "items", "recall", "spread", "nearest", "gap")},
+        }
+    ),
     "hostile": lambda: hostile_view(),
-}  # fmt: skip
+}
 
 
 def hostile_view() -> dict:
-    view = with_everything(make_view(
-        names=HOSTILE, images=False, paths=[f"{HOSTILE[n % 5]}/{HOSTILE[n % 4]}" for n in range(60)]
-    ))  # fmt: skip
+    view = with_everything(
+        make_view(
+            names=HOSTILE,
+            images=False,
+            paths=[f"{HOSTILE[n % 5]}/{HOSTILE[n % 4]}" for n in range(60)],
+        )
+    )
     view["title"] = view["compare"][0]["file"] = view["run"]["name"] = HOSTILE[1]
     view["run"]["settings"] = HOSTILE[0]
     view["warnings"] = HOSTILE
@@ -287,10 +351,18 @@ def test_sections_without_data_are_left_out():
 def test_numbers_are_in_the_html_with_intervals_and_spread():
     text = Reader(render(with_everything(make_view()))).text()
     for wanted in (
-        "Recall@1 · cosine 78.00 %", "95% interval 75.00 to 80.00", "68.00 65.00 to 70.00",
-        "± 2.00 (3 seeds)", "R-precision 50.00", "decided by a tie", "overlap by 7.0 %",
-        "+8.00 +5.00 to +10.00", "< 0.001", "gains 120 queries and loses 80", "Validation Recall@1",
-    ):  # fmt: skip
+        "Recall@1 · cosine 78.00 %",
+        "95% interval 75.00 to 80.00",
+        "68.00 65.00 to 70.00",
+        "± 2.00 (3 seeds)",
+        "R-precision 50.00",
+        "decided by a tie",
+        "overlap by 7.0 %",
+        "+8.00 +5.00 to +10.00",
+        "< 0.001",
+        "gains 120 queries and loses 80",
+        "Validation Recall@1",
+    ):
         assert wanted.replace(" ", "") in text.replace(" ", ""), wanted
     assert "MAP@R 0" not in text
 
@@ -298,8 +370,10 @@ def test_numbers_are_in_the_html_with_intervals_and_spread():
 def test_sure_differences_are_told_from_unsure_ones():
     page = render(with_everything(make_view()))
     assert re.findall(r'<tr class="(\w*)"><th scope="row">(?:Recall@1|MRR|NMI)', page) == [
-        "", "better", "unsure",
-    ]  # fmt: skip
+        "",
+        "better",
+        "unsure",
+    ]
 
 
 def test_lone_surrogates_do_not_stop_the_page():
@@ -319,7 +393,7 @@ def test_query_gallery_is_said_in_a_sentence():
         (0.66, 1, [0.6, 0.7, 0.8, 0.9, 1]),
         (0, 47, [0, 10, 20, 30, 40, 50]),
     ],
-)  # fmt: skip
+)
 def test_ticks_are_round_and_cover_the_values(low, high, wanted):
     assert charts.ticks(low, high) == pytest.approx(wanted)
 
@@ -346,8 +420,10 @@ def test_every_class_is_counted_once_by_its_recall():
     titles = re.findall("<title>(.*?)</title>", charts.recall_of_classes([0, 0.5, 0.51, 1, None]))
     counted = {t.split(":")[0]: int(t.split(":")[1]) for t in titles}
     assert {k: n for k, n in counted.items() if n} == {
-        "0 to 5%": 1, "50 to 55%": 2, "95 to 100%": 1,
-    }  # fmt: skip
+        "0 to 5%": 1,
+        "50 to 55%": 2,
+        "95 to 100%": 1,
+    }
 
 
 def test_whisker_of_a_gain_lies_right_of_zero():
@@ -391,8 +467,10 @@ def point(browser, view: dict, n: int) -> tuple[float, float]:
         "(document.querySelector('#map-canvas').getBoundingClientRect())"
     )
     side = min(width, height) - 2 * MARGIN
-    return (x + width / 2 + (view["map"]["x"][n] - 0.5) * side,
-            y + height / 2 + (view["map"]["y"][n] - 0.5) * side)  # fmt: skip
+    return (
+        x + width / 2 + (view["map"]["x"][n] - 0.5) * side,
+        y + height / 2 + (view["map"]["y"][n] - 0.5) * side,
+    )
 
 
 def test_page_opens_without_error_request_or_alert(opened, view):

@@ -229,9 +229,17 @@ def test_exif_data_that_cannot_be_parsed_say_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("short_side", "size"),
-    [(None, (300, 200)), (200, (300, 200)), (101, (300, 200)), (100, (150, 100)),
-     (50, (75, 50)), (25, (38, 25)), (1, (38, 25)), (500, (300, 200))],
-)  # fmt: skip
+    [
+        (None, (300, 200)),
+        (200, (300, 200)),
+        (101, (300, 200)),
+        (100, (150, 100)),
+        (50, (75, 50)),
+        (25, (38, 25)),
+        (1, (38, 25)),
+        (500, (300, 200)),
+    ],
+)
 def test_a_jpeg_is_decoded_smaller_but_never_below_the_short_side(tmp_path, short_side, size):
     path = save(tmp_path / "a.jpg", Image.fromarray(gradient(300, 200)), quality=95)
     assert read_rgb(path, short_side).shape == (*size[::-1], 3)
@@ -401,14 +409,22 @@ def flat(path: Path, mode: str, size: tuple[int, int], **options) -> Path:
 @pytest.mark.parametrize(
     ("name", "mode", "options"),
     [
-        ("a.png", "RGBA", {}), ("a.png", "RGB", {}), ("a.png", "L", {}), ("a.png", "LA", {}),
-        ("a.png", "P", {"transparency": 9}), ("a.png", "I;16", {}), ("a.gif", "P", {}),
-        ("a.jpg", "RGB", {}), ("a.jpg", "RGB", {"progressive": True}), ("a.webp", "RGB", {}),
+        ("a.png", "RGBA", {}),
+        ("a.png", "RGB", {}),
+        ("a.png", "L", {}),
+        ("a.png", "LA", {}),
+        ("a.png", "P", {"transparency": 9}),
+        ("a.png", "I;16", {}),
+        ("a.gif", "P", {}),
+        ("a.jpg", "RGB", {}),
+        ("a.jpg", "RGB", {"progressive": True}),
+        ("a.webp", "RGB", {}),
         ("a.tif", "RGB", {"compression": "tiff_deflate"}),
         ("a.tif", "F", {"compression": "tiff_lzw"}),
-        ("a.jp2", "RGB", {}), ("a.avif", "RGB", {"speed": 10}),
+        ("a.jp2", "RGB", {}),
+        ("a.avif", "RGB", {"speed": 10}),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("side", [3000, 6000])
 def test_an_image_takes_bounded_memory_or_is_refused(tmp_path, name, mode, options, side):
     if side > 3000 and name.endswith(("webp", "avif", "jp2")):

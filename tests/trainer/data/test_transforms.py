@@ -204,9 +204,17 @@ def test_without_random_changes_training_sees_what_evaluation_sees(picture):
 
 @pytest.mark.parametrize(
     "change",
-    [{"flip": True}, {"train_crop": "random"}, {"train_crop": "resized"}, {"shift": 0.1},
-     {"jitter": (0.1, 0.0, 0.0, 0.0)}, {"rotate": 5.0}, {"zoom": (0.9, 1.0)}, {"shear": 5.0}],
-)  # fmt: skip
+    [
+        {"flip": True},
+        {"train_crop": "random"},
+        {"train_crop": "resized"},
+        {"shift": 0.1},
+        {"jitter": (0.1, 0.0, 0.0, 0.0)},
+        {"rotate": 5.0},
+        {"zoom": (0.9, 1.0)},
+        {"shear": 5.0},
+    ],
+)
 def test_every_random_change_is_known_as_such(picture, change):
     spec, image = replace(PLAIN, **change), picture(100, 80)
     assert transforms.is_random(spec)
@@ -274,9 +282,15 @@ def test_what_is_not_jittered_is_not_touched(monkeypatch, picture):
 
 @pytest.mark.parametrize(
     ("angle", "zoom", "shear", "right", "down"),
-    [(0, 1, 0, 0, 0), (17, 1, 0, 0, 0), (0, 0.8, 0, 0, 0), (0, 1, 14, 0, 0), (0, 1, 0, 5, -3),
-     (-23, 1.3, -8, -2, 6)],
-)  # fmt: skip
+    [
+        (0, 1, 0, 0, 0),
+        (17, 1, 0, 0, 0),
+        (0, 0.8, 0, 0, 0),
+        (0, 1, 14, 0, 0),
+        (0, 1, 0, 5, -3),
+        (-23, 1.3, -8, -2, 6),
+    ],
+)
 def test_an_affine_change_is_that_of_torchvision(picture, angle, zoom, shear, right, down):
     from trainer.data.resampling import warp
 
@@ -297,9 +311,15 @@ def test_a_plain_background_stays_plain(background):
     image[10:22, 12:20] = 128
     image[31, 8:24] = 128  # touches the border
     spec = Input(
-        resize=0, crop=32, train_crop="center", flip=False, rotate=45.0, zoom=(0.5, 0.9),
-        shear=20.0, shift=0.2,
-    )  # fmt: skip
+        resize=0,
+        crop=32,
+        train_crop="center",
+        flip=False,
+        rotate=45.0,
+        zoom=(0.5, 0.9),
+        shear=20.0,
+        shift=0.2,
+    )
     for key in range(50):
         out = transforms.for_training(image, spec, random.Random(key))
         assert (out[[0, 0, -1, -1], [0, -1, 0, -1]] == background).all()

@@ -124,9 +124,15 @@ def test_loss_and_gradients_are_finite_for(kind, negatives, objective, temperatu
     for anchors in (0, 1, 2):
         z = EMBEDDINGS[kind].clone().requires_grad_()
         loss = build(
-            "group", 8, 4, anchors=anchors, iterations=5, negatives=negatives,
-            objective=objective, temperature=temperature,
-        )  # fmt: skip
+            "group",
+            8,
+            4,
+            anchors=anchors,
+            iterations=5,
+            negatives=negatives,
+            objective=objective,
+            temperature=temperature,
+        )
         value = loss(z, y)
         value.backward()
         assert value.isfinite()
@@ -158,9 +164,15 @@ def test_no_batch_makes_it_nan(n, dim, scale, temperature, iterations, anchors, 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("anchors", -1), ("temperature", 0), ("iterations", -1), ("negatives", "drop"),
-     ("objective", "mse"), ("ce_weight", -1)],
-)  # fmt: skip
+    [
+        ("anchors", -1),
+        ("temperature", 0),
+        ("iterations", -1),
+        ("negatives", "drop"),
+        ("objective", "mse"),
+        ("ce_weight", -1),
+    ],
+)
 def test_impossible_option_values_are_named(option, value):
     with pytest.raises(DmlError) as caught:
         build("group", 3, 4, **{option: value})

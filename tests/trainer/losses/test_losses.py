@@ -391,8 +391,9 @@ def test_snca_is_the_softmax_over_cosines_to_the_others():
     cosines = torch.nn.functional.normalize(z) @ torch.nn.functional.normalize(z).T / 0.05
     cosines.fill_diagonal_(-torch.inf)
     same = labels[:, None] == labels
-    expected = -(torch.logsumexp(cosines.masked_fill(~same, -torch.inf), 1)
-                 - torch.logsumexp(cosines, 1)).mean()  # fmt: skip
+    expected = -(
+        torch.logsumexp(cosines.masked_fill(~same, -torch.inf), 1) - torch.logsumexp(cosines, 1)
+    ).mean()
     assert torch.allclose(build("snca", CLASSES, DIM)(z, labels), expected, rtol=1e-4)
 
 

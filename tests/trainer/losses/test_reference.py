@@ -90,9 +90,12 @@ def loop_lambda(z, p):
     lowest = math.inf
     for k in range(len(p[0])):
         a = [
-            [sum((q[k] - q[k] ** 2) * r[s] * r[t] for q, r in zip(p, z, strict=True)) / n
-             for t in range(d)] for s in range(d)
-        ]  # fmt: skip
+            [
+                sum((q[k] - q[k] ** 2) * r[s] * r[t] for q, r in zip(p, z, strict=True)) / n
+                for t in range(d)
+            ]
+            for s in range(d)
+        ]
         lowest = min(
             lowest, torch.linalg.eigvals(torch.tensor(a, dtype=torch.float64)).real.min().item()
         )
@@ -219,9 +222,15 @@ def test_group_is_algorithm_1(batch, anchors, iterations, negatives, batch_class
     logits = head_logits(loss, z)
     classes = sorted(set(LABELS)) if batch_classes else list(range(CLASSES))
     x = loop_group(
-        z.tolist(), LABELS, logits, mask, temperature=2.5, iterations=iterations,
-        negatives=negatives, classes=classes,
-    )  # fmt: skip
+        z.tolist(),
+        LABELS,
+        logits,
+        mask,
+        temperature=2.5,
+        iterations=iterations,
+        negatives=negatives,
+        classes=classes,
+    )
     if objective == "ce":
         expected = -sum(math.log(x[i][classes.index(y)]) for i, y in enumerate(LABELS)) / len(x)
     else:

@@ -122,9 +122,12 @@ with torch.no_grad():
     torch.nn.Conv2d(16, 16, 3)(torch.rand(2, 16, 8, 8))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[3], text=True,
-        capture_output=True, env=os.environ | {"ONEDNN_VERBOSE": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[3],
+        text=True,
+        capture_output=True,
+        env=os.environ | {"ONEDNN_VERBOSE": "1"},
+    )
     assert done.returncode == 0, done.stderr
     if "isa:" not in done.stdout:
         pytest.skip("torch without oneDNN")

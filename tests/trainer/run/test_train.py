@@ -82,9 +82,14 @@ def test_a_run_leaves_a_complete_folder(config, tmp_path):
     result = train.train(config, folder)
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "curves.png",
+        "last.pt",
+        "best.pt",
         "result.json",
-    }  # fmt: skip
+    }
     start, *records = read_metrics(folder)
     assert start["epoch"] == 0
     assert [record["epoch"] for record in records] == [1, 2, 3]
@@ -209,9 +214,13 @@ def test_a_run_interrupted_anywhere_goes_on_bit_for_bit(loss, change, tmp_path):
 def start(*args):
     command = [sys.executable, "-m", "cli", "train", *args]
     return subprocess.Popen(
-        command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        command,
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_a_run_killed_at_random_moments_ends_with_the_same_weights(change, tmp_path):
@@ -315,8 +324,10 @@ except Exception as error:
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
-        cwd=Path(__file__).parents[3], capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "checkpoint of epoch 7 cannot be written" in done.stdout
     assert "File too large. Earlier checkpoints are intact." in done.stdout
@@ -403,9 +414,11 @@ train.train(from_dict(toml.read(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder.parent / "config.toml"), str(folder)],
-        cwd=Path(__file__).parents[3], capture_output=True, text=True,
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 9, done.stderr
 
 
@@ -432,9 +445,14 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(
     train.train(begun, folder, resume=resume)
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "config.toml", "environment.json", "metrics.jsonl", "curves.png", "last.pt", "best.pt",
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "curves.png",
+        "last.pt",
+        "best.pt",
         "result.json",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
@@ -540,8 +558,9 @@ def two_threads(monkeypatch):
 def test_a_resumed_run_keeps_its_number_of_threads(config, tmp_path, two_threads):
     texts = []
     with pytest.raises(Interruption):
-        train.train(replace(config, run=replace(config.run, threads=1)), tmp_path / "run",
-                  Interrupting(4))  # fmt: skip
+        train.train(
+            replace(config, run=replace(config.run, threads=1)), tmp_path / "run", Interrupting(4)
+        )
     train.train(config, tmp_path / "run", told_by(texts), resume=True)
     assert checkpoint.load(tmp_path / "run")["threads"] == 1
     assert not any("threads" in text for text in texts)
@@ -682,13 +701,26 @@ def test_two_processes_train_as_one(change, tmp_path):
     train.train(config, tmp_path / "one")
     done = subprocess.run(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-            "-m", "cli", "train", "--config", str(tmp_path / "config.toml"),
-            "--out", str(tmp_path / "two"), "--json",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "cli",
+            "train",
+            "--config",
+            str(tmp_path / "config.toml"),
+            "--out",
+            str(tmp_path / "two"),
+            "--json",
         ],
-        cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=600,
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=600,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # one process tells it
     chosen = read_metrics(tmp_path / "two")[result["best_epoch"]]
@@ -724,13 +756,26 @@ def test_a_rank_that_ends_ends_the_others_and_its_reason_is_told_once(moment, co
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, moment, "train", "--config", str(tmp_path / "config.toml"),
-             "--out", str(tmp_path / "run"), *more],
-            cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
+            [
+                sys.executable,
+                "-c",
+                RANK,
+                moment,
+                "train",
+                "--config",
+                str(tmp_path / "config.toml"),
+                "--out",
+                str(tmp_path / "run"),
+                *more,
+            ],
+            cwd=Path(__file__).parents[3],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
         )
         for rank in ("0", "1")
-    ]  # fmt: skip
+    ]
     told = [rank.communicate(timeout=120)[1] for rank in ranks]
     lost, survivor = (1, 0) if moment == "training" else (0, 1)
     assert ranks[survivor].returncode == 1, told

@@ -240,10 +240,13 @@ def test_small_classes_can_be_left_out_of_training():
     data = build(
         "made",
         None,
-        [("1", "small", "train"), *((f"{i}", "big", "train") for i in range(4)),
-         ("9", "small", "test")],
+        [
+            ("1", "small", "train"),
+            *((f"{i}", "big", "train") for i in range(4)),
+            ("9", "small", "test"),
+        ],
         reader=print,
-    )  # fmt: skip
+    )
     less = without_small_classes(data, 2)
     assert less.counts() == {"train": (4, 1), "test": (1, 1)}
     assert "1 class with fewer than 2 images" in less.notes[0]
