@@ -24,7 +24,9 @@ def load_faiss() -> ModuleType:
     try:
         import faiss
     except ImportError as error:
-        raise DmlError("FAISS is not installed.", "k-means needs it.", install("cpu")) from error
+        raise DmlError(
+            "FAISS is not installed.", "Clustering by k-means needs it.", install("cpu")
+        ) from error
     return faiss
 
 
