@@ -21,6 +21,8 @@ from trainer.losses import LOSSES, PML, options_of
 from trainer.resolve import preset_names, resolve
 
 ROOT = Path(__file__).parent.parent
+WIDTH = 30
+"""Columns of the names in the tree of files."""
 
 
 def cli_reference() -> str:
@@ -202,7 +204,37 @@ def loss_reference() -> str:
     return "\n".join(parts) + "\n"
 
 
+def tree() -> str:
+    """Every file of the packages with the first line of its docstring."""
+    lines = []
+    for room in ("cli.py", "retrieval", "trainer", "exporter"):
+        for path in [ROOT / room] if room.endswith(".py") else _in_order(ROOT / room):
+            indent = "    " * (len(path.relative_to(ROOT).parts) - 1)
+            if path.is_dir():
+                lines.append(
+                    f"{indent}{path.name + '/':{WIDTH - len(indent)}} {_summary(path / '__init__.py')}"
+                )
+            elif path.name != "__init__.py":
+                lines.append(f"{indent}{path.name:{WIDTH - len(indent)}} {_summary(path)}")
+    return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n"
+
+
+def _in_order(folder: Path) -> list[Path]:
+    """The folder itself, its files, and the rooms in it."""
+    inside = [path for path in sorted(folder.iterdir()) if not path.name.startswith(("_", "."))]
+    rooms = [path for path in inside if (path / "__init__.py").exists()]
+    files = [path for path in inside if path.suffix == ".py"]
+    return [folder, *files, *(path for room in rooms for path in _in_order(room))]
+
+
+def _summary(path: Path) -> str:
+    return (
+        (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].replace("\n", " ")
+    )
+
+
 FILES = {
+    "docs/architecture.md": lambda: filled("docs/architecture.md", tree=tree()),
     "docs/cli.md": cli_reference,
     "docs/settings.md": settings,
     "docs/losses.md": loss_reference,
