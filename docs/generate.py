@@ -228,9 +228,8 @@ def _in_order(folder: Path) -> list[Path]:
 
 
 def _summary(path: Path) -> str:
-    return (
-        (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].replace("\n", " ")
-    )
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(text.split("\n\n")[0].split())
 
 
 FILES = {
