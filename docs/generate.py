@@ -209,13 +209,12 @@ def tree() -> str:
     lines = []
     for room in ("cli.py", "retrieval", "trainer", "exporter"):
         for path in [ROOT / room] if room.endswith(".py") else _in_order(ROOT / room):
+            if path.name == "__init__.py":
+                continue
             indent = "    " * (len(path.relative_to(ROOT).parts) - 1)
-            if path.is_dir():
-                lines.append(
-                    f"{indent}{path.name + '/':{WIDTH - len(indent)}} {_summary(path / '__init__.py')}"
-                )
-            elif path.name != "__init__.py":
-                lines.append(f"{indent}{path.name:{WIDTH - len(indent)}} {_summary(path)}")
+            room_of = path / "__init__.py" if path.is_dir() else path
+            name = indent + path.name + "/" * path.is_dir()
+            lines.append(f"{name:{WIDTH}} {_summary(room_of)}")
     return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n"
 
 
