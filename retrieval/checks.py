@@ -13,9 +13,9 @@ MESSAGES = {
     "nonfinite_rows": "rows with NaN or Inf, left out: {n}",
     "zero_norm_rows": "rows of zeros, which have no direction (their cosine is taken as 0): {n}",
     "conflicting_duplicates": "rows identical to a row with another label: {n}",
-    "tied_queries": "queries with a wrong item exactly as near as the nearest right one, "
+    "tied_queries": "queries with a negative exactly as near as their nearest positive, "
     "counted against them: {n} of {queries}",
-    "lone_queries": "queries without any right item to find, scored as misses: {n} of {queries}",
+    "lone_queries": "queries without any positive to find, scored as misses: {n} of {queries}",
     "single_item_classes": "classes of a single item: {n} of {classes}",
     "queries_in_gallery": "queries that are also in the gallery, identical in every number: {n}",
 }

@@ -289,7 +289,7 @@ def _beyond(problem: Problem, settings: Settings) -> list[str]:
     if not names:
         return []
     return [
-        f"{names}: a query has only {candidates:,} candidates, so every one with a right item "
+        f"{names}: a query has only {candidates:,} candidates, so every one with a positive "
         "finds it"
     ]
 

@@ -166,7 +166,7 @@ def test_checks_of_queries_and_gallery_look_at_both():
 
 
 def test_a_tie_under_either_distance_is_counted():
-    # Parallel to the right item: tied for cos alone.
+    # Parallel to the positive: tied for cos alone.
     X = np.array([[1.0, 0], [2, 0], [3, 0], [0, 1], [0, 1.5]])
     result = evaluate(X, [0, 0, 1, 2, 2], nmi=False, map_at_r=False)
     assert result["distances"]["l2"]["tied_queries"] == 1  # 2 lies between 1 and 3

@@ -65,7 +65,7 @@ def test_per_class_recall_weighted_by_counts_is_recall():
 
 
 def test_r_precision_and_map_at_r_by_hand():
-    # R = 4, right items at 1, 3, 4; a lone query; R = 2, none within 2; R = 1, at once.
+    # R = 4, positives at 1, 3, 4; a lone query; R = 2, none within 2; R = 1, at once.
     right = places([1, 3, 4], [], [], [1], counts=[4, 0, 2, 1])
     each = metrics.r_precision(right)
     assert each.tolist() == [3 / 4, 0, 0, 1]
