@@ -43,6 +43,7 @@ COMMANDS = {  # heading of the help -> name -> where the command is
         "demo": "exporter.commands:demo",
     },
 }
+HIDDEN = {"baselines": "exporter.commands:baselines"}  # a step of the demo
 
 
 class LazyCommands(Mapping[str, click.Command]):
@@ -52,7 +53,7 @@ class LazyCommands(Mapping[str, click.Command]):
         self.paths = {name: path for group in COMMANDS.values() for name, path in group.items()}
 
     def __getitem__(self, name: str) -> click.Command:
-        module, _, attribute = self.paths[name].partition(":")
+        module, _, attribute = (self.paths | HIDDEN)[name].partition(":")
         return getattr(import_module(module), attribute)
 
     def __iter__(self) -> Iterator[str]:

@@ -26,6 +26,7 @@ from retrieval.console import (
 )
 from retrieval.options import Numbers, force_option, json_option, labels_option, options
 
+DMLTOOL = (sys.executable, "-P", "-m", "cli")  # -P: no module of the current folder is imported
 TO_GO_ON = "To go on, run the demo again: what is finished is kept."
 
 three_numbers = Numbers("R,G,B", "three numbers such as 0.485,0.456,0.406", float, 3)
@@ -368,10 +369,20 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
             if step.shown:
                 click.secho(f"\n$ dmltool {join(args)}", bold=True)
             sys.stdout.flush()
-            if code := interrupts.run_child([*step.program, *args]):
+            if code := interrupts.run_child([*DMLTOOL, *args]):
                 click.echo(TO_GO_ON, err=True)
                 ctx.exit(code)
     click.echo()
     stdout_console().print(summary(folder, losses))
     click.echo(f"{(folder / 'report.html').resolve()}")
     click.echo("Open it in a browser. Next, your own images: dmltool train --help", err=True)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def baselines(folder: Path) -> None:
+    """Write the embeddings of the demo's baselines."""
+    from exporter.demo import write_baselines
+
+    with ProgressBar() as report:
+        write_baselines(folder, report)

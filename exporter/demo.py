@@ -1,13 +1,9 @@
-"""Run the demo: real commands on letters drawn from fonts.
-
-`python -m exporter.demo baselines FOLDER` writes the embeddings of its baselines.
-"""
+"""Run the demo: real commands on letters drawn from fonts."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,6 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from retrieval.console import ProgressBar
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.metrics import DISTANCES
@@ -36,17 +31,11 @@ class Step:
     needs: tuple[Path, ...] = ()
     also: tuple[Path, ...] = ()
     """Other files that it makes for later steps."""
-    module: str = "cli"
 
     @property
     def shown(self) -> bool:
-        """Whether it is a command that a user could run."""
-        return self.module == "cli"
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """How to run it; -P: no module of the current folder is imported."""
-        return (sys.executable, "-P", "-m", self.module)
+        """Whether it is a command that the help lists."""
+        return self.args[0] != "baselines"
 
     def finished(self) -> bool:
         there = all(path.exists() for path in self.also)
@@ -69,6 +58,8 @@ class Step:
     def command(self) -> tuple[str, ...]:
         """The arguments to run it with now: resumed, or with permission to overwrite old files."""
         run = self.made.parent
+        if not self.shown:
+            return self.args
         if self.args[0] == "train":
             return ("train", "--resume", str(run)) if (run / "last.pt").exists() else self.args
         if self.made.exists():
@@ -128,7 +119,7 @@ def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Ste
     """All steps in order, the baselines first."""
     first, *others = (folder / f"{name}.h5" for name in BASELINES)
     args: tuple[str, ...] = ("baselines", str(folder))
-    found = [Step(args, first, also=tuple(others), module="exporter.demo")]
+    found = [Step(args, first, also=tuple(others))]
     found += [_evaluate(folder / f"{name}.h5", folder / f"{name}.json") for name in BASELINES]
     for loss in losses:
         run = folder / loss
@@ -239,8 +230,3 @@ def _scores(result: dict[str, Any]) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
-
-
-if __name__ == "__main__":
-    with ProgressBar() as report:
-        write_baselines(Path(sys.argv[2]), report)

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from cli import main
 from exporter.demo import Step, steps
 
 DMLTOOL = str(Path(sys.executable).parent / "dmltool")
@@ -166,3 +168,14 @@ def test_a_folder_that_is_called_as_a_command_is_not_removed(tmp_path):
     for step in steps(folder, ("ce",), 1):
         step.clear()
     assert (folder / "demo.json").exists()
+
+
+def test_a_baseline_that_fails_says_why_without_a_traceback(tmp_path, monkeypatch):
+    step = steps(tmp_path, ("ce",), 1)[0]
+    step.made.touch()  # the other file is missing, so both are written again
+    assert not step.finished()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = CliRunner().invoke(main, step.command())
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: This command needs torch.")
+    assert step.args[0] not in CliRunner().invoke(main, ["--help"]).stdout
