@@ -7,7 +7,10 @@ file; those of the others are found by path, or by position where a file has no 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +70,7 @@ def merge(
         sum(dims),
         "float32",
         data[0].label_names,
-        _attrs(data, dims, hashes),
+        _attrs(data, dims, hashes) | _images(data, target.parent),
         force=force,
         resume=not force,
         lengths=lengths,
@@ -120,10 +123,24 @@ def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> 
         "merged": sources,
         "normalized": False,
     }
-    for key in ("dataset", "images"):
-        named = {str(each.attrs[key]) for each in data if key in each.attrs}
-        attrs |= {key: named.pop()} if len(named) == 1 else {}
-    return attrs
+    named = {str(each.attrs["dataset"]) for each in data if "dataset" in each.attrs}
+    return attrs | ({"dataset": named.pop()} if len(named) == 1 else {})
+
+
+def _images(data: list[Embeddings], folder: Path) -> dict[str, object]:
+    """Where the images are (docs/files.md), if the files agree; `relative` is from this folder."""
+    found = []
+    for each in data:
+        with suppress(ValueError, AttributeError, RecursionError):  # the file may be anyone's
+            images = json.loads(str(each.attrs.get("images", "")))
+            # As seen from the old file, and from the folder that it was made in.
+            found.append({k: v for k, v in images.items() if k not in ("relative", "root")})
+    if not found or any(images != found[0] for images in found):
+        return {}
+    if absolute := found[0].get("absolute"):
+        with suppress(ValueError):  # another drive on Windows
+            found[0]["relative"] = os.path.relpath(str(absolute), folder)
+    return {"images": found[0]}
 
 
 def _write(

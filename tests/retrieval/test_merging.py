@@ -63,6 +63,28 @@ def test_rows_are_normalised_and_set_side_by_side(tmp_path):
     }
 
 
+def test_images_are_found_from_the_folder_of_the_merged_file(tmp_path):
+    photos = str(tmp_path / "photos")
+    places = {"run/1/a.h5": "../../photos", "b.h5": "photos", "c.h5": "photos"}
+    (tmp_path / "run" / "1").mkdir(parents=True)
+    for name, relative in places.items():
+        images = {"files": True, "absolute": photos, "relative": relative, "root": relative}
+        put(tmp_path / name, A, images=images)
+    put(tmp_path / "other.h5", A, images={"files": True, "absolute": str(tmp_path / "other")})
+    put(tmp_path / "odd.h5", A, images="[1]")
+    (tmp_path / "new").mkdir()
+    for names, root in (
+        (["run/1/a.h5", "b.h5"], "../photos"),
+        (["b.h5", "c.h5", "odd.h5"], "../photos"),
+        (["b.h5", "other.h5"], None),
+    ):
+        target = tmp_path / "new" / "merged.h5"
+        merge([tmp_path / name for name in names], target, force=True)
+        found = json.loads(load(target).attrs.get("images", "{}"))
+        assert found.get("relative") == root, names
+        assert found.get("absolute") == (photos if root else None)
+
+
 def test_cosines_are_the_means_of_the_cosines(tmp_path):
     merge([put(tmp_path / "a.h5", A), put(tmp_path / "b.h5", B)], tmp_path / "c.h5")
     x = unit(load(tmp_path / "c.h5").splits["test"].vectors)
