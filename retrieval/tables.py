@@ -43,7 +43,7 @@ def _score_table(result: Result, width: int, *reads: str, header: bool) -> Rende
     titles = [metric.title.format(k=k) for metric in metrics.METRICS for k in settings["recall_at"]]
     table.add_column("", no_wrap=True, min_width=max(map(len, titles)))
     wide = width >= 20 + 25 * len(distances)
-    span = max(len("00.00 to 100.00"), len(f"± 0.00 ({settings['seeds']} seeds)"))
+    span = max(len("00.00 to 100.00"), len(f"± 00.00 ({settings['seeds']} seeds)"))
     for d in distances:
         table.add_column(f"{d}, %", justify="right", no_wrap=True, min_width=6)
         if wide:

@@ -7,7 +7,7 @@ import click
 import pytest
 from rich.console import Console
 
-from retrieval.tables import evaluation_table
+from retrieval.tables import evaluation_table, nmi_table
 from tests.conftest import call
 
 QUICK = ("--no-nmi", "--no-map")
@@ -47,6 +47,19 @@ def test_comparisons_show_whole_numbers_in_narrow_terminals(files, width, monkey
     whole = wide.split()
     assert all(cell in whole for row in rows for cell in row)
     assert not any("…" in line for line in lines)
+
+
+@pytest.mark.parametrize("std", [0.0159, 0.1234])
+def test_the_rows_of_nmi_stand_in_the_columns_of_the_scores(files, std):
+    result = json.loads(call("eval", files / "a.h5", "--json", "--seeds", 3).stdout)
+    for scores in result["distances"].values():
+        scores["nmi"]["std"] = scores["ami"]["std"] = std
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(evaluation_table(result, 80))
+    console.print(nmi_table(result, 80))
+    lines = console.export_text().splitlines()
+    found = [next(x for x in lines if title in x).rstrip() for title in ("Recall@1", "NMI", "AMI")]
+    assert len(set(map(len, found))) == 1
 
 
 def test_tables_name_percent_and_show_l2_before_cos(files):
