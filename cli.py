@@ -128,7 +128,7 @@ def show_error(error: DmlError) -> None:
     if why:
         click.echo(f"  {console.indented(why, 2)}", err=True)
     if fix:  # not folded: a command that spans lines cannot be copied
-        click.echo(f"  Fix: {fix}", err=True)
+        click.echo("  Fix: " + fix.replace("\n", "\n  "), err=True)
 
 
 @click.group(cls=Cli, commands=LazyCommands(), context_settings=CONTEXT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ def check_origin(model: Model, members: Sequence[Member]) -> Metadata:
     own = model.metadata
     if own is None or own.checkpoints() != [member.sha256 for member in members]:
         names = ", ".join(str(member.path) for member in members)
+        runs = [str(m.path.parent if m.path.name == "best.pt" else m.path) for m in members]
+        again = shlex.join(runs) + (" --out FOLDER" if len(runs) > 1 else "") + " --force"
         raise DmlError(
             f"{model.path} is not the model of {names}.",
             "It was exported from another checkpoint, so its embeddings are different.",
-            "Export it again: --onnx --force",
+            f"Name the run it was exported from, or export again: dmltool export {again}",
         )
     return own
 

@@ -102,6 +102,8 @@ def test_messages_are_folded_between_words_on_a_terminal_and_whole_elsewhere(mon
     assert all(line.startswith(("! ", "  ", "Error: ")) for line in lines)
     assert " ".join(shown.split()).count(words.strip()) == 3
     assert error.fix in shown  # a command can be copied
+    cli.show_error(DmlError("What.", "Why.", "Do this\nor do that"))
+    assert click.unstyle(capsys.readouterr().err).endswith("  Fix: Do this\n  or do that\n")
 
 
 def test_the_commands_are_summarised_in_full_at_80_columns():

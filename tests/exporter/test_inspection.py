@@ -91,6 +91,7 @@ def test_a_model_of_another_run_is_not_compared(run, tmp_path):
     done = invoke("inspect", path, "--run", run)
     assert done.exit_code == 1
     assert "is not the model of" in done.stderr
+    assert "dmltool export" in done.stderr  # a whole command
 
 
 def test_a_foreign_model_is_shown_and_checked(tmp_path):

@@ -23,7 +23,7 @@ def smallcnn(entry: Entry, source: str, image_size: int) -> Backbone:
         raise DmlError(
             f"{entry.name} has no ImageNet weights.",
             "It is trained from scratch.",
-            "Train from scratch: --set network.weights=none",
+            "Train from scratch: --weights none",
         )
     if source != "none":
         path = weights.existing(source)
@@ -138,7 +138,7 @@ def _timm_file(model: str, published: Any) -> Path:
         raise DmlError(
             f"The library timm has no published weights of {model}.",
             "It can be trained from scratch, or from a file.",
-            "Train from scratch: --set network.weights=none",
+            "Train from scratch: --weights none",
         )
     repository, _, revision = published.hf_hub_id.partition("@")
     file = published.hf_hub_filename or "model.safetensors"

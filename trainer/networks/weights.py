@@ -157,8 +157,8 @@ def _download(url: str, path: Path, digits: str | None) -> None:
             f"The weights {path.name} could not be downloaded.",
             f"{url} says: {getattr(error, 'reason', None) or error}.",
             f"Fetch that address elsewhere and put the file here: {path}\n"
-            "or name it: --set network.weights=FILE\n"
-            "or train from scratch: --set network.weights=none",
+            "or name it: --weights FILE\n"
+            "or train from scratch: --weights none",
         ) from error
 
 

@@ -365,8 +365,8 @@ def test_without_a_network_the_error_says_which_file_to_fetch_and_where_to_put_i
     assert "https://download.pytorch.org/models/resnet50-0676ba61.pth" in why  # IMAGENET1K_V1
     assert "Name or service not known" in why
     assert str(hub / "resnet50-0676ba61.pth") in fix
-    assert "--set network.weights=FILE" in fix
-    assert "--set network.weights=none" in fix
+    assert "--weights FILE" in fix
+    assert "--weights none" in fix  # as an option: it also chooses the preset for scratch
     assert seen == [weights.TIMEOUT]
     assert socket.getdefaulttimeout() is None
     assert not list(hub.iterdir())  # no half of a file
