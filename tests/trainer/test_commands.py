@@ -234,7 +234,7 @@ def test_a_broken_image_is_named_before_the_first_epoch(dmltool, photos, tmp_pat
     assert not (tmp_path / "runs").exists()
     done = dmltool(*args, "--skip-bad")
     assert done.exit_code == 0, done.output
-    assert "1 image that cannot be read is left out" in done.stderr
+    assert "1 unreadable image left out" in done.stderr
 
 
 def test_a_class_with_one_image_cannot_fill_balanced_batches(dmltool, photos):

@@ -12,9 +12,7 @@ import json
 import os
 import shutil
 import struct
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,17 +24,16 @@ import PIL
 
 from retrieval.errors import DmlError
 from retrieval.files import remove_leftovers, whole_file
-from retrieval.resources import available_memory, processors
+from retrieval.resources import available_memory
 from trainer.config import Input
 from trainer.data.datasets.records import DataSet
-from trainer.data.images import Progress, check_images
+from trainer.data.images import Progress, check_images, in_threads
 from trainer.data.transforms import resized, resized_size
 
 VERSION = 1
 _HEADER = struct.Struct("<16sIIQQQ16x")
 _MAGIC = b"dmltool images"
-_CHUNK = 16  # images in one task of a thread
-_SAMPLE = 256  # images after which the size of all is estimated
+_SAMPLE = 256  # the size of all images is estimated after every so many
 _SURELY = 0.8  # refuse only if this share of the estimate does not fit
 
 Bad = list[tuple[int, str]]  # (row, reason), as of images.check_images
@@ -85,46 +82,26 @@ class Store:
         self.__dict__.update(state)
 
 
-def in_memory(
-    data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
-) -> tuple[Store, Bad]:
+def in_memory(data: DataSet, spec: Input, progress: Progress | None = None) -> tuple[Store, Bad]:
     """Read and resize all images into memory; DmlError as soon as they will not fit."""
-    pixels, used, bad = np.empty(0, np.uint8), 0, []
-    shapes = np.zeros((len(data), 2), np.int32)
-    for row, image in enumerate(_read_all(data, spec, workers, progress)):
-        if isinstance(image, str):
-            bad.append((row, image))
-            continue
-        if used + image.size > len(pixels):
-            # Memory that is not written to costs nothing: all of it is asked for early.
-            wanted = used + image.size if row < _SAMPLE else int(1.1 * used * len(data) / row)
-            larger = np.empty(max(wanted, 2 * used), np.uint8)
-            larger[:used] = pixels[:used]
-            pixels = larger
-        pixels[used : used + image.size] = image.reshape(-1)
-        used += image.size
-        shapes[row] = image.shape[:2]
-        if (row + 1) % _SAMPLE == 0:
-            left = used * (len(data) / (row + 1) - 1)
-            if _SURELY * left > available_memory():
-                raise DmlError(
-                    f"The resized images of {data.name} do not fit into memory.",
-                    f"They take about {_gigabytes(used + left)}; "
-                    f"{_gigabytes(used + available_memory())} are free.",
-                    "Keep them in a file: --cache disk",
-                )
-    return _store(pixels[:used], shapes), bad
+    pixels = bytearray()
+
+    def full(why: str) -> DmlError:
+        what = f"The resized images of {data.name} do not fit into memory."
+        return DmlError(what, why, "Keep them in a file: --cache disk")
+
+    images = _read_all(data, spec, progress)
+    shapes, bad = _collect(images, len(data), pixels.extend, available_memory, full)
+    return _store(np.frombuffer(pixels, np.uint8), shapes), bad
 
 
-def on_disk(
-    data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
-) -> tuple[Store, Bad]:
+def on_disk(data: DataSet, spec: Input, progress: Progress | None = None) -> tuple[Store, Bad]:
     """Open the file that an earlier run has written, or write a new one."""
     path = cache_folder() / f"{fingerprint(data, spec)}.images"
     found = _opened(path, len(data))
     if found is None or not _still_bad(data, spec, found[1]):
         with _new_file(path) as file:
-            _write(file, data, spec, _read_all(data, spec, workers, progress))
+            _write(file, _read_all(data, spec, progress), len(data))
         found = _opened(path, len(data))
         assert found is not None
     elif progress is not None:
@@ -132,29 +109,47 @@ def on_disk(
     return found
 
 
-def _write(file: BinaryIO, data: DataSet, spec: Input, images: Iterator[np.ndarray | str]) -> None:
-    shapes, bad, used = np.zeros((len(data), 2), "<i4"), [], 0
+def _write(file: BinaryIO, images: Iterator[np.ndarray | str], N: int) -> None:
+    folder = Path(file.name).parent
     file.write(bytes(_HEADER.size))
+    shapes, bad = _collect(
+        images,
+        N,
+        file.write,
+        lambda: shutil.disk_usage(folder).free,
+        lambda why: _no_room(folder, why),
+    )
+    used, notes = file.tell() - _HEADER.size, json.dumps(bad).encode()
+    file.write(shapes.tobytes() + notes)
+    file.seek(0)
+    file.write(_HEADER.pack(_MAGIC, VERSION, 0, N, used, len(notes)))
+
+
+def _collect(
+    images: Iterator[np.ndarray | str],
+    N: int,
+    add: Callable[[memoryview], object],
+    free: Callable[[], int],
+    full: Callable[[str], DmlError],
+) -> tuple[np.ndarray, Bad]:
+    """Add the pixels of N images; return their shapes (N, 2), and the images that are bad.
+
+    free: the bytes that are left. full: the error if the images will surely not fit.
+    """
+    shapes, bad, used = np.zeros((N, 2), "<i4"), [], 0
     for row, image in enumerate(images):
         if isinstance(image, str):
             bad.append((row, image))
             continue
-        file.write(np.ascontiguousarray(image).data)
+        add(image.reshape(-1).data)
         used += image.size
         shapes[row] = image.shape[:2]
-        if row + 1 == _SAMPLE:
-            left = used * (len(data) / (row + 1) - 1)
-            free = shutil.disk_usage(file.name).free
-            if _SURELY * left > free:
-                raise _no_room(
-                    Path(file.name).parent,
-                    f"They take about {_gigabytes(used + left)}; {_gigabytes(used + free)} "
-                    "are free.",
-                )
-    notes = json.dumps(bad).encode()
-    file.write(shapes.tobytes() + notes)
-    file.seek(0)
-    file.write(_HEADER.pack(_MAGIC, VERSION, 0, len(data), used, len(notes)))
+        if (row + 1) % _SAMPLE == 0:
+            left, room = used * (N / (row + 1) - 1), free()
+            if _SURELY * left > room:
+                needed, there = ((used + more) / 1e9 for more in (left, room))
+                raise full(f"They take about {needed:,.1f} GB; {there:,.1f} GB are free.")
+    return shapes, bad
 
 
 def _opened(path: Path, N: int) -> tuple[Store, Bad] | None:
@@ -191,46 +186,22 @@ def _store(pixels: np.ndarray, shapes: np.ndarray, file: Path | None = None) -> 
     return Store(pixels, shapes, np.cumsum(sizes) - sizes, file)
 
 
-def _read_all(
-    data: DataSet, spec: Input, workers: int | None, progress: Progress | None
-) -> Iterator[np.ndarray | str]:
+def _read_all(data: DataSet, spec: Input, progress: Progress | None) -> Iterator[np.ndarray | str]:
     """Yield each image resized, or the reason why it cannot be read, in order."""
 
-    def chunk(start: int) -> list[np.ndarray | str]:
-        rows = range(start, min(start + _CHUNK, len(data)))
-        return [_resized_or_reason(data, spec, row) for row in rows]
-
-    done, starts = 0, range(0, len(data), _CHUNK)
-    # Decoders of files run outside Python's lock; other readers need not bear threads at all.
-    chunks = map(chunk, starts) if data.files() is None else _ahead(chunk, starts, workers)
-    for images in chunks:
-        yield from images
-        done += len(images)
-        if progress is not None:
-            progress(done, len(data))
-
-
-def _ahead(task: Callable[[int], list], starts: range, workers: int | None) -> Iterator[list]:
-    """Yield results of threads in order; few run ahead, so that memory does not fill up."""
-    workers = workers or processors()
-    with ThreadPoolExecutor(workers) as pool:
-        running: deque[Future[list]] = deque()
+    def read(row: int) -> np.ndarray | str:
         try:
-            for start in starts:
-                running.append(pool.submit(task, start))
-                if len(running) > 2 * workers:
-                    yield running.popleft().result()
-            while running:
-                yield running.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+            return resized(data.image(row, spec.short_side), spec)
+        except DmlError as error:
+            return error.why or error.what
 
-
-def _resized_or_reason(data: DataSet, spec: Input, row: int) -> np.ndarray | str:
-    try:
-        return resized(data.image(row, spec.short_side), spec)
-    except DmlError as error:
-        return error.why or error.what
+    rows = range(len(data))
+    # Decoders of files run outside Python's lock; other readers need not bear threads at all.
+    images = map(read, rows) if data.files() is None else in_threads(read, rows)
+    for row, image in enumerate(images):
+        yield image
+        if progress is not None:
+            progress(row + 1, len(data))
 
 
 # The folder of the files
@@ -242,10 +213,10 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "dmltool"
 
 
-def fingerprint(data: DataSet, spec: Input | None = None) -> str:
+def fingerprint(data: DataSet, spec: Input) -> str:
     """The name of a cache file: it changes with the images and with how they are resized."""
     digest = hashlib.sha256()
-    resize = () if spec is None else (spec.resize, spec.keep_ratio, spec.interpolation, spec.draft)
+    resize = (spec.resize, spec.keep_ratio, spec.interpolation, spec.draft)
     root = None if data.root is None else str(data.root.resolve())
     options = json.dumps(dict(data.options), default=str, sort_keys=True)
     head = (VERSION, PIL.__version__, data.name, root, repr(data.reader), options, resize)
@@ -293,23 +264,17 @@ def _no_room(folder: Path, why: str) -> DmlError:
     )
 
 
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:,.1f} GB"
-
-
 # Checks of images that are not kept
 
 
-def check(
-    data: DataSet, spec: Input, workers: int | None = None, progress: Progress | None = None
-) -> Bad:
+def check(data: DataSet, spec: Input, progress: Progress | None = None) -> Bad:
     """List images that cannot be read or resized; the result of an earlier check is reused."""
     path = cache_folder() / f"{fingerprint(data, spec)}.checked"
     with suppress(OSError, ValueError, TypeError):
         bad = [(int(row), str(why)) for row, why in json.loads(path.read_text())]
         if _still_bad(data, spec, bad):
             return bad
-    bad = check_images(data.files() or (), workers, progress, spec.short_side, _fits(spec))
+    bad = _check(data.files() or (), spec, progress)
     # So that the next run, or a resumed one, starts at once. A read-only disk does no harm.
     with suppress(DmlError), _new_file(path) as file:
         file.write(json.dumps(bad).encode())
@@ -321,9 +286,11 @@ def _still_bad(data: DataSet, spec: Input, bad: Bad) -> bool:
     files = data.files()
     if files is None:
         return True
-    again = [files[row] for row, _ in bad]
-    return len(check_images(again, None, None, spec.short_side, _fits(spec))) == len(bad)
+    return len(_check([files[row] for row, _ in bad], spec)) == len(bad)
 
 
-def _fits(spec: Input) -> Callable[[int, int], object]:
-    return lambda width, height: resized_size(width, height, spec)
+def _check(files: Sequence[str], spec: Input, progress: Progress | None = None) -> Bad:
+    def fits(width: int, height: int) -> None:
+        resized_size(width, height, spec)
+
+    return check_images(files, progress=progress, short_side=spec.short_side, fits=fits)

@@ -6,10 +6,13 @@ import io
 import os
 import stat
 import warnings
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -32,6 +35,9 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 WHITE = (255, 255, 255)
 Colour = tuple[int, int, int]
 Progress = Callable[[int, int], None]  # files done, files in all
+Fits = Callable[[int, int], object]
+T = TypeVar("T")
+R = TypeVar("R")
 
 _UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by EXIF orientation
     2: lambda image: image[:, ::-1],
@@ -42,37 +48,30 @@ _UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by EXIF orientati
     7: lambda image: image[::-1, ::-1].transpose(1, 0, 2),
     8: lambda image: np.rot90(image),
 }
-_BATCH = 32
 _STRIP = 1 << 20  # pixels that are converted at a time
 # Bytes a pixel as measured: of decoders, beside Pillow's image, and of that image by its mode.
 _DECODERS = {"JPEG2000": 14, "WEBP": 12, "AVIF": 8, "TIFF": 4, "GIF": 4}
 _DEPTHS = {"1": 1, "L": 1, "P": 1, "I;16": 8, "I;16B": 8, "I": 14, "F": 16}
 _CONSTANT = 20_000_000  # strips, and the decoders themselves
 
-Fits = Callable[[int, int], object]
-"""Gets width and height before an image is decoded, raises a DmlError if they are of no use."""
-
 
 def read_rgb(
-    path: str | Path, short_side: int | None = None, background: Colour = WHITE
+    path: str | Path,
+    short_side: int | None = None,
+    background: Colour = WHITE,
+    *,
+    fits: Fits | None = None,
+    quick: bool = False,
 ) -> np.ndarray:
     """(H, W, 3) uint8, upright. Transparency shows the background; of an animation the first frame
     is read.
 
     With short_side a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if its short side stays at
     least that long: a large photograph costs a fraction, and the caller resizes to the exact size.
+
+    fits: called with width and height before the image is decoded; raises a DmlError if they are
+    of no use. quick: accept and refuse the same files, but return the smallest image possible.
     """
-    return _read(path, short_side, background)
-
-
-def _read(
-    path: str | Path,
-    short_side: int | None,
-    background: Colour = WHITE,
-    fits: Fits | None = None,
-    quick: bool = False,
-) -> np.ndarray:
-    """quick: accepts and refuses the same files, but returns the smallest image that it can."""
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
@@ -208,35 +207,41 @@ def check_images(
 
     short_side: as of `read_rgb` when the images are read for use.
 
-    Decoders run outside Python's lock, so threads suffice. JPEGs are decoded at 1/8 of their size:
-    that reads the whole file, at half the price.
+    JPEGs are decoded at 1/8 of their size: that reads the whole file, at half the price.
     """
-    bad: list[tuple[int, str]] = []
-    starts = range(0, len(paths), _BATCH)
-    with ThreadPoolExecutor(workers or processors()) as pool:
+
+    def fault(path: str | Path) -> str:
         try:
-            for start, found in zip(
-                starts, pool.map(lambda s: _faults(paths, s, short_side, fits), starts), strict=True
-            ):
-                bad += found
-                if progress is not None:
-                    progress(min(start + _BATCH, len(paths)), len(paths))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+            read_rgb(path, short_side, fits=fits, quick=True)
+        except DmlError as error:
+            return error.why
+        return ""
+
+    bad = []
+    for place, why in enumerate(in_threads(fault, paths, workers)):
+        if why:
+            bad.append((place, why))
+        if progress is not None:
+            progress(place + 1, len(paths))
     return bad
 
 
-def _faults(
-    paths: Sequence[str | Path], start: int, short_side: int | None, fits: Fits | None
-) -> list[tuple[int, str]]:
-    found = []
-    for place in range(start, min(start + _BATCH, len(paths))):
+def in_threads(
+    task: Callable[[T], R], items: Iterable[T], workers: int | None = None
+) -> Iterator[R]:
+    """Yield the results in order; few run ahead, so that memory does not fill up.
+
+    Decoders of images run outside Python's lock, so threads suffice.
+    """
+    workers, waiting = workers or processors(), iter(items)
+    with ThreadPoolExecutor(workers) as pool:
         try:
-            _read(paths[place], short_side, fits=fits, quick=True)
-        except DmlError as error:
-            found.append((place, error.why))
-    return found
+            running = deque(pool.submit(task, item) for item in islice(waiting, 16 * workers))
+            while running:
+                yield running.popleft().result()
+                running.extend(pool.submit(task, item) for item in islice(waiting, 1))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def bad_images(paths: Sequence[str | Path], bad: Sequence[tuple[int, str]]) -> DmlError:

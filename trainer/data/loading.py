@@ -12,13 +12,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from retrieval.errors import DmlError
 from retrieval.resources import processors
@@ -105,7 +104,7 @@ class _Pool:
         self.source, spec = source, source.spec
         self.workers = chosen_workers(source, device) if workers < 0 else workers
         self.pin = device.type == "cuda"
-        self.tasks = _Tasks()
+        self.tasks: list[Task] = []
         self.loader: DataLoader | None = None
         if self.workers:  # compiled here, once, where no folder can keep what was compiled
             for size in (spec.crop + 1, max(spec.resize, spec.crop)):
@@ -123,11 +122,11 @@ class _Pool:
     def _remote(self, tasks: list[Task]) -> Iterator[Tensor]:
         if not tasks:
             return
-        self.tasks.tasks = tasks
+        self.tasks[:] = tasks
         try:
             for result in self._iterator():
-                if isinstance(result, _Failure):
-                    raise DmlError(result.what, result.why, result.fix)
+                if isinstance(result, DmlError):
+                    raise result
                 yield result
         except RuntimeError as error:
             if "exited unexpectedly" not in str(error) and "killed by signal" not in str(error):
@@ -138,7 +137,7 @@ class _Pool:
                 "Use fewer of them, --workers 1, or none, --workers 0; docker takes --shm-size.",
             ) from error
 
-    def _iterator(self) -> Iterator[Tensor | _Failure]:
+    def _iterator(self) -> Iterator[Tensor | DmlError]:
         if self.loader is not None:
             return iter(self.loader)
         with _same_handler(), warnings.catch_warnings():
@@ -149,7 +148,6 @@ class _Pool:
                 batch_size=None,
                 sampler=self.tasks,
                 num_workers=self.workers,
-                collate_fn=_as_it_is,
                 pin_memory=self.pin,
                 worker_init_fn=_start_worker,
                 persistent_workers=True,
@@ -166,39 +164,16 @@ class _Pool:
         self.loader = None
 
 
-class _Tasks(Sampler):
-    def __init__(self) -> None:
-        self.tasks: list[Task] = []
-
-    def __iter__(self) -> Iterator[Task]:
-        return iter(self.tasks)
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A DmlError on its way; DataLoader would fold it into a text with a traceback."""
-
-    what: str
-    why: str
-    fix: str
-
-
 class _Batches(Dataset):
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    def __getitem__(self, task: Task) -> Tensor | _Failure:
+    def __getitem__(self, task: Task) -> Tensor | DmlError:
+        """The batch, or its error: DataLoader would fold one that is raised into a text."""
         try:
             return torch.from_numpy(self.source.batch(*task))
         except DmlError as error:
-            return _Failure(error.what, error.why, error.fix)
-
-
-def _as_it_is(batch: Tensor | _Failure) -> Tensor | _Failure:
-    return batch
+            return error
 
 
 def _start_worker(_: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from retrieval.errors import DmlError
 from trainer.config import Input
 from trainer.data import image_cache, images, transforms
-from trainer.data.datasets.records import SPLITS, DataSet, listed
+from trainer.data.datasets.records import SPLITS, DataSet, counted, listed
 from trainer.data.image_cache import Store
 from trainer.data.images import Progress
 
@@ -59,7 +59,6 @@ def open_images(
     *,
     cache: str = "auto",
     skip_bad: bool = False,
-    workers: int | None = None,
     progress: Progress | None = None,
 ) -> Source:
     """Read every image once; those that cannot be read are an error, or left out with skip_bad.
@@ -72,27 +71,24 @@ def open_images(
     kept: Store | None = None
     bad: image_cache.Bad = []
     if cache == "ram":
-        kept, bad = image_cache.in_memory(data, spec, workers, progress)
+        kept, bad = image_cache.in_memory(data, spec, progress)
     elif cache == "disk":
-        kept, bad = image_cache.on_disk(data, spec, workers, progress)
+        kept, bad = image_cache.on_disk(data, spec, progress)
     elif files is not None:
-        bad = image_cache.check(data, spec, workers, progress)
+        bad = image_cache.check(data, spec, progress)
     if bad:
         if not skip_bad:
             raise images.bad_images(files or data.paths, bad)
-        whole, keep = data, np.ones(len(data), dtype=bool)
-        keep[[row for row, _ in bad]] = False
-        data = data.take(np.flatnonzero(keep), _left_out(bad, files or data.paths))
+        whole, rows = data, np.delete(np.arange(len(data)), [row for row, _ in bad])
+        data = data.take(rows, _left_out(bad, files or data.paths))
         _check_left(whole, data)
-        kept = None if kept is None else kept.take(np.flatnonzero(keep))
+        kept = None if kept is None else kept.take(rows)
     return Source(data, spec, kept)
 
 
 def _left_out(bad: image_cache.Bad, paths: Sequence[str]) -> str:
     names = listed((str(paths[row]) for row, _ in bad), 3)
-    if len(bad) == 1:
-        return f"1 image that cannot be read is left out: {names}."
-    return f"{len(bad):,} images that cannot be read are left out: {names}."
+    return f"{counted(len(bad), 'unreadable image')} left out: {names}."
 
 
 def _check_left(whole: DataSet, left: DataSet) -> None:

@@ -43,7 +43,7 @@ def spoil(data, *rows):
 
 
 def forbid_reading(monkeypatch):
-    def forbidden(*_):
+    def forbidden(*_, **__):
         raise AssertionError("an image was read")
 
-    monkeypatch.setattr(images, "_read", forbidden)
+    monkeypatch.setattr(images, "read_rgb", forbidden)

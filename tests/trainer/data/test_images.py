@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from retrieval.errors import DmlError
+from trainer.data import images
 from trainer.data.images import MAX_PIXELS, bad_images, check_images, read_rgb, to_rgb
 
 
@@ -353,25 +354,20 @@ def test_progress_reaches_the_end_and_never_goes_back(tmp_path):
     path = save(tmp_path / "a.png", Image.fromarray(gradient()))
     seen = []
     assert check_images([path] * 70, 2, lambda done, total: seen.append((done, total))) == []
-    assert seen == [(32, 70), (64, 70), (70, 70)]
+    assert seen == [(done, 70) for done in range(1, 71)]
     assert check_images([]) == []
 
 
-def test_an_interrupted_check_stops_its_threads(tmp_path):
-    path = save(tmp_path / "a.png", Image.fromarray(gradient()))
+def test_an_interrupted_check_stops_its_threads(monkeypatch):
     read = []
-
-    class Paths(list):
-        def __getitem__(self, place):
-            read.append(place)
-            return super().__getitem__(place)
+    monkeypatch.setattr(images, "read_rgb", lambda path, *_, **__: read.append(path))
 
     def interrupt(done, total):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        check_images(Paths([path] * 5_000), 1, interrupt)
-    assert len(read) < 4_000
+        check_images(["a.png"] * 5_000, 1, interrupt)
+    assert len(read) < 100
     assert not [t for t in threading.enumerate() if "ThreadPool" in t.name]
 
 

@@ -58,7 +58,7 @@ def test_bad_images_are_left_out_on_request(data, kept):
     for _ in range(2):  # the second time by what the first has found
         source = open_images(data, SPEC, cache=kept, skip_bad=True)
         assert source.data.paths == tuple(data.paths[row] for row in good)
-        assert "2 images that cannot be read are left out" in source.data.notes[-1]
+        assert "2 unreadable images left out" in source.data.notes[-1]
         assert data.paths[3] in source.data.notes[-1]
         for row, old in enumerate(good):
             expected = transforms.resized(data.image(old, SPEC.short_side), SPEC)

@@ -13,18 +13,9 @@ from pathlib import Path
 from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
-from trainer.data.datasets.records import SPLITS, DataSet, Record
+from trainer.data.datasets.records import SPLITS, DataSet
 
-__all__ = [
-    "DATASETS",
-    "SPLITS",
-    "DataSet",
-    "Entry",
-    "Record",
-    "check",
-    "load",
-    "options_of",
-]
+__all__ = ["DATASETS", "SPLITS", "DataSet", "Entry", "check", "load", "options_of"]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -44,15 +44,6 @@ class Drawing(Protocol):
         """The reader of the same images with sides of `size` pixels."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """One row: where the image is, the name of its class, and the split."""
-
-    path: str
-    label: str
-    split: str
-
-
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """N images in columns: 60,000 of them cost little more than their paths."""
@@ -69,13 +60,6 @@ class DataSet:
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    def __iter__(self) -> Iterator[Record]:
-        return map(self.record, range(len(self)))
-
-    def record(self, row: int) -> Record:
-        label = self.label_names[self.labels[row]]
-        return Record(self.paths[row], label, SPLITS[self.splits[row]])
 
     def rows(self, split: str) -> np.ndarray:
         """(n,) rows of a split, in order; none where the data set has no such split."""
@@ -129,12 +113,6 @@ class DataSet:
             splits=self.splits[rows],
             notes=(*self.notes, note) if note else self.notes,
         )
-
-    def without(self, rows: Iterable[int], note: str = "") -> DataSet:
-        """All rows but these, as after a check that found bad files."""
-        keep = np.ones(len(self), dtype=bool)
-        keep[np.fromiter(rows, dtype=np.int64)] = False
-        return self.take(np.flatnonzero(keep), note)
 
 
 def unlabelled(data: DataSet) -> DataSet:

@@ -148,4 +148,4 @@ def without_small_classes(data: DataSet, images: int) -> DataSet:
         )
     classes = counted(int(np.count_nonzero(small)), "class", "classes")
     note = f"{classes} with fewer than {images} images left out."
-    return data.without(rows[small[data.labels[rows]]], note)
+    return data.take(np.delete(np.arange(len(data)), rows[small[data.labels[rows]]]), note)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from retrieval.errors import DmlError
-from trainer.data.datasets import DATASETS, DataSet, Record, load, options_of
+from trainer.data.datasets import DATASETS, DataSet, load, options_of
 from trainer.data.datasets.records import SPLITS, build
 from trainer.data.datasets.splitting import (
     check_batches,
@@ -36,10 +36,16 @@ def made(sizes: dict[str, int], split: str = "train") -> DataSet:
     return build("made", Path("nowhere"), rows)
 
 
+def records(data: DataSet) -> list[tuple[str, str, str]]:
+    """Path, label and split of each row."""
+    labels = [data.label_names[label] for label in data.labels]
+    return list(zip(data.paths, labels, [SPLITS[code] for code in data.splits], strict=True))
+
+
 def splits_of(data: DataSet) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for record in data:
-        found.setdefault(record.split, set()).add(record.label)
+    for _, label, split in records(data):
+        found.setdefault(split, set()).add(label)
     return found
 
 
@@ -109,7 +115,7 @@ def test_rows_classes_and_targets_agree_with_the_records():
         Path("r"),
         [("a", "x", "test"), ("b", "y", "train"), ("c", "z", "train"), ("d", "y", "train")],
     )
-    assert list(data)[1] == Record("b", "y", "train")
+    assert records(data)[1] == ("b", "y", "train")
     assert data.label_names == ("x", "y", "z")
     assert data.rows("train").tolist() == [1, 2, 3]
     assert data.classes("train").tolist() == [1, 2]
@@ -121,7 +127,7 @@ def test_rows_classes_and_targets_agree_with_the_records():
 
 def test_leaving_rows_out_keeps_label_numbers_and_adds_a_note():
     data = made({"a": 2, "b": 2})
-    less = data.without([0, 1], "two were bad")
+    less = data.take(np.array([2, 3]), "two were bad")
     assert less.paths == ("b/0.png", "b/1.png")
     assert less.labels.tolist() == [1, 1]
     assert less.notes == ("two were bad",)
@@ -367,10 +373,10 @@ def test_a_table_with_splits_is_read_as_it_says(tmp_path):
         'gallery,"3, with comma.png",b\n',
     )
     data = load("csv", listed)
-    assert list(data) == [
-        Record("1.png", "Zoë", "train"),
-        Record("deep/2.png", "b", "query"),
-        Record("3, with comma.png", "b", "gallery"),
+    assert records(data) == [
+        ("1.png", "Zoë", "train"),
+        ("deep/2.png", "b", "query"),
+        ("3, with comma.png", "b", "gallery"),
     ]
     assert data.image(1).shape == (4, 6, 3)
     assert load("csv", tmp_path).paths == data.paths
@@ -380,7 +386,7 @@ def test_a_table_with_splits_is_read_as_it_says(tmp_path):
 def test_separators_and_byte_order_marks_of_spreadsheets_are_understood(tmp_path, mark):
     picture(tmp_path / "1.png")
     listed = table(tmp_path, f"\ufefffilename{mark}class{mark}split\r\n1.png{mark}a{mark}train\r\n")
-    assert list(load("csv", listed)) == [Record("1.png", "a", "train")]
+    assert records(load("csv", listed)) == [("1.png", "a", "train")]
 
 
 def test_a_table_without_splits_is_divided_by_class(tmp_path):

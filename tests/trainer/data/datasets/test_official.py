@@ -17,7 +17,7 @@ def picture(path: Path, colour: int = 0) -> None:
 
 
 def labels_in(data, split):
-    return {record.label for record in data if record.split == split}
+    return {data.label_names[label] for label in data.classes(split)}
 
 
 # CUB
