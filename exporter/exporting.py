@@ -21,8 +21,11 @@ from exporter.networks import (
     Member,
     Together,
     check_same_images,
+    earlier_model,
+    earlier_result,
     load_member,
     load_training_data,
+    resumed_model,
 )
 from exporter.onnx import precision, trace
 from exporter.onnx.metadata import (
@@ -33,12 +36,11 @@ from exporter.onnx.metadata import (
 )
 from exporter.onnx.model import Model
 from exporter.onnx.session import Session
-from exporter.reuse import earlier_model, earlier_result, resumed_model
 from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DataSet
-from trainer.run.threads import use_threads
+from trainer.run.device import use_threads
 
 MODEL, EMBEDDINGS, RESULT = "model.onnx", "embeddings.h5", "export.json"
 SCRATCH = ".export-"  # how the names of folders begin that an export works in

@@ -158,8 +158,13 @@ def _against_runs(
     """Repeat the comparison of the export on the same images; a DmlError if it fails."""
     from exporter import parity
     from exporter.image_samples import comparison_images
-    from exporter.networks import Together, check_same_images, load_member, load_training_data
-    from exporter.reuse import check_origin
+    from exporter.networks import (
+        Together,
+        check_origin,
+        check_same_images,
+        load_member,
+        load_training_data,
+    )
 
     members = [load_member(path) for path in runs]
     own = check_origin(model, members)

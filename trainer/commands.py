@@ -26,6 +26,7 @@ from retrieval.console import (
 from retrieval.options import force_option, gallery_options, json_option
 
 if TYPE_CHECKING:
+    from retrieval.registry import Registry
     from trainer.config import Config
 
 FLAGS = {  # options of `dmltool train` that are keys of the configuration
@@ -262,6 +263,23 @@ def new_folder(parent: Path, name: str) -> Path:
     return folder
 
 
+def listing(kind: str) -> dict[str, str]:
+    """The summary of each entry of a table by its name. Nothing heavy is imported."""
+    from trainer.data.datasets import DATASETS
+    from trainer.losses import LOSSES
+    from trainer.networks.backbones import BACKBONES
+    from trainer.resolve import preset_names, preset_summary
+
+    if kind == "presets":
+        return {name: preset_summary(name) for name in preset_names()}
+    tables: dict[str, Registry[Any]] = {
+        "losses": LOSSES,
+        "datasets": DATASETS,
+        "backbones": BACKBONES,
+    }
+    return tables[kind].summaries()
+
+
 @click.command("list")
 @click.argument("kind", type=click.Choice(["presets", "losses", "datasets", "backbones"]))
 @json_option
@@ -272,8 +290,6 @@ def list_command(kind: str, as_json: bool) -> None:
     Example:
       dmltool list losses
     """
-    from trainer.listing import listing
-
     found = listing(kind)
     if as_json:
         print_json(found)

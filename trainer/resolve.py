@@ -193,25 +193,19 @@ def with_settings(base: Mapping[str, Any], settings: Iterable[str]) -> dict[str,
         dotted, equals, text = setting.partition("=")
         path = dotted.strip().split(".")
         if not equals or not all(path):
-            raise DmlError(
-                f"--set {setting} is not understood.",
-                "It takes the form table.key=value.",
-                "Write it so: --set optimizer.lr=0.01",
-            )
+            raise _wrong_setting(setting, "It takes the form table.key=value.")
         if len(path) == 1:
-            raise DmlError(
-                f"--set {setting} names no table.",
-                unknown_key(path[0], get_type_hints(Config)).text,
-                "Write it so: --set optimizer.lr=0.01",
-            )
+            why = f"It names no table: {unknown_key(path[0], get_type_hints(Config)).text}."
+            raise _wrong_setting(setting, why)
         place = result
         for name in path[:-1]:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise DmlError(
-                    f"--set {setting} is not understood.",
-                    f"{name} is not a table.",
-                    "Write it so: --set optimizer.lr=0.01",
-                )
+                raise _wrong_setting(setting, f"{name} is not a table.")
         place[path[-1]] = toml.parse_value(text.strip())
     return result
+
+
+def _wrong_setting(setting: str, why: str) -> DmlError:
+    fix = "Write it so: --set optimizer.lr=0.01"
+    return DmlError(f"--set {setting} is not understood.", why, fix)

@@ -29,8 +29,8 @@ from retrieval.loading import load
 from tests.trainer.conftest import draw_pictures, small_config
 from trainer.data import datasets
 from trainer.run import checkpoint, train
+from trainer.run.device import CHOSEN
 from trainer.run.setup import load_data
-from trainer.run.threads import CHOSEN
 
 ROOT = Path(__file__).parents[2]
 

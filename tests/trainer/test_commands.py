@@ -18,7 +18,7 @@ from PIL import Image
 
 from cli import main
 from tests.trainer.conftest import draw_pictures
-from trainer.listing import listing
+from trainer.commands import listing
 
 SMALL = (
     "--set",

@@ -1,8 +1,9 @@
-"""Choose the device and the precision of a run."""
+"""Choose the device, the precision and the threads of a run."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +11,12 @@ import torch
 from torch import Tensor
 
 from retrieval.errors import DmlError
+from retrieval.resources import allowed, faster_threads, told_allowed, told_threads
 from trainer.config import Config
+from trainer.run.scoring import Embeds, embed
+
+CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # whoever sets them has decided
+PIXELS = 16 * 64 * 64  # of all images of a trial: a fraction of a second for a ResNet-50
 
 
 def to_input(images: Tensor, device: torch.device) -> Tensor:
@@ -58,3 +64,34 @@ def determinism(wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before)
         torch.backends.cudnn.benchmark = benchmark
+
+
+def use_threads(network: Embeds, size: int, wanted: int = 0, before: int = 0) -> str:
+    """Set the threads of torch; return a note for the user, or nothing.
+
+    size: sides of the images. wanted: by the user, 0: not said. before: those of a run that is
+    resumed; others would change the last bits of its result.
+    """
+    if wanted:
+        torch.set_num_threads(allowed(wanted))
+        return told_allowed(wanted)
+    if before:
+        torch.set_num_threads(allowed(before))
+        return ""
+    if any(os.environ.get(name) for name in CHOSEN):
+        return ""
+    most = allowed(torch.get_num_threads())
+    device = torch.device("cpu")
+    images = torch.zeros(max(2, PIXELS // size**2), 3, size, size, dtype=torch.uint8)
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        began = time.perf_counter()
+        embed(network, [images], lambda batch: to_input(batch, device))
+        return time.perf_counter() - began
+
+    if most > 1:
+        seconds(most)  # the first run allocates
+    threads, gain = faster_threads(seconds, most)
+    torch.set_num_threads(threads)
+    return told_threads(threads, gain, most) if most > 1 else ""

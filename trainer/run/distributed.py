@@ -34,14 +34,9 @@ START = "torchrun --nproc-per-node=2 $(which dmltool) train ..."
 class World:
     """The processes of a run. `local_rank` is the place on this machine, and the GPU there."""
 
-    rank: int
-    size: int
-    local_rank: int
-
-
-def alone() -> World:
-    """The world of a single process."""
-    return World(rank=0, size=1, local_rank=0)
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
 
 
 def join(device_type: str) -> World:
@@ -50,11 +45,7 @@ def join(device_type: str) -> World:
     if world.size == 1:
         return world
     if not distributed.is_available():
-        raise DmlError(
-            f"{world.size} processes cannot work together.",
-            "This build of torch has no torch.distributed.",
-            "Train with one process, or install a build that has it.",
-        )
+        raise apart(f"{world.size} processes", "This build of torch has no torch.distributed.")
     backend = backend_for(device_type, world)
     try:
         store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=JOIN))
@@ -106,7 +97,7 @@ def together(world: World) -> Iterator[None]:
 def from_environment() -> World:
     """Read the variables that torchrun sets."""
     if not any(name in os.environ for name in ("RANK", "WORLD_SIZE")):
-        return alone()
+        return World()
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing:
         raise inconsistent(f"Without a value: {', '.join(missing)}.")
@@ -140,20 +131,18 @@ def backend_for(device_type: str, world: World) -> str:
                 f"Start fewer: torchrun --nproc-per-node={max(found, 1)}, or --device cpu",
             )
         if not distributed.is_nccl_available():
-            raise DmlError(
-                "Several GPUs cannot work together.",
-                "This build of torch has no NCCL.",
-                "Train with one process, or with --device cpu.",
-            )
+            raise apart("Several GPUs", "This build of torch has no NCCL.")
         torch.cuda.set_device(world.local_rank)
         return "nccl"
     if device_type != "cpu":
-        raise DmlError(
-            f"Several processes cannot share the device {device_type}.",
-            "They work together on cuda and on cpu.",
-            "Train with one process, or with --device cpu.",
-        )
+        raise apart(f"Processes on {device_type}", "Only those on cuda and on cpu can.")
     return "gloo"
+
+
+def apart(who: str, why: str) -> DmlError:
+    """The error for processes that cannot send each other tensors."""
+    fix = "Train with one process, or with --device cpu."
+    return DmlError(f"{who} cannot work together.", why, fix)
 
 
 def leave(world: World) -> None:
@@ -226,16 +215,10 @@ def gather_rows(own: Tensor, total: int, world: World) -> Tensor:
     assert len(own) == len(range(world.rank, total, world.size))
     if world.size == 1:
         return own
-    carrier = own.to(carrier_device(world))
-    shares = all_gather(padded(carrier, -(-total // world.size)), world)
-    return torch.stack(shares, dim=1).flatten(0, 1)[:total].to(own.device)
-
-
-def padded(rows: Tensor, size: int) -> Tensor:
-    """Append rows of zeros: collectives take the same number of rows from each rank."""
-    if len(rows) == size:
-        return rows
-    return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
+    most = -(-total // world.size)  # collectives take the same number of rows from each rank
+    padded = own.new_zeros(most, *own.shape[1:], device=carrier_device(world))
+    padded[: len(own)] = own
+    return torch.stack(all_gather(padded, world), dim=1).flatten(0, 1)[:total].to(own.device)
 
 
 def all_gather(own: Tensor, world: World) -> list[Tensor]:
@@ -251,14 +234,10 @@ def average_gradients(module: nn.Module, world: World) -> None:
 
     Every rank has the same gradient already, but for the rounding of GPUs; so they stay in step.
     """
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    if world.size == 1 or not gradients:
-        return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    distributed.all_reduce(flat)
-    flat /= world.size
-    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+    for parameter in module.parameters() if world.size > 1 else ():
+        if parameter.grad is not None:
+            distributed.all_reduce(parameter.grad)
+            parameter.grad /= world.size
 
 
 def agree(flag: bool, world: World) -> bool:

@@ -19,7 +19,7 @@ from trainer.losses.monitor import build_monitors
 from trainer.resolve import resolve
 from trainer.run import checkpoint, distributed, metrics_log, optimizers
 from trainer.run import folder as run_folder
-from trainer.run.device import determinism, pick_device, precision
+from trainer.run.device import determinism, pick_device, precision, use_threads
 from trainer.run.epoch import epoch_plan, own_columns, train_epoch
 from trainer.run.half_precision import allow_half
 from trainer.run.scoring import verdict
@@ -33,7 +33,6 @@ from trainer.run.setup import (
     wrapped,
 )
 from trainer.run.state import Job, Training
-from trainer.run.threads import use_threads
 from trainer.run.validation import baselines, check_sound, score_baselines, score_test, validate
 from trainer.run.watch import Watch
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from retrieval.errors import DmlError
 from trainer.losses import build
-from trainer.losses.group import correlation, draw_anchors
-from trainer.losses.replicator import step_
+from trainer.losses.group import correlation, draw_anchors, step_
 
 
 @pytest.fixture(autouse=True)

@@ -233,7 +233,7 @@ def environment(monkeypatch):
 
 def test_without_torchrun_a_process_is_alone(environment):
     environment(MASTER_ADDR="somewhere")  # some clusters set it for everything
-    assert distributed.join("cpu") == distributed.alone() == World(0, 1, 0)
+    assert distributed.join("cpu") == World() == World(0, 1, 0)
 
 
 def test_one_process_of_torchrun_needs_no_group(environment):
@@ -243,7 +243,7 @@ def test_one_process_of_torchrun_needs_no_group(environment):
 
 
 def test_alone_nothing_is_copied():
-    world = distributed.alone()
+    world = World()
     z, labels = torch.randn(4, 3), torch.arange(4)
     network = nn.Linear(3, 2)
     assert distributed.gather_batch(z, labels, world) == (z, labels)
@@ -323,7 +323,7 @@ def test_only_the_end_of_another_rank_is_told_as_such():
     ended = pytest.raises(DmlError, match="another process of this run has ended")
     with ended, distributed.together(World(1, 2, 1)):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
-    for world in (World(1, 2, 1), distributed.alone()):
+    for world in (World(1, 2, 1), World()):
         with pytest.raises(RuntimeError, match="shapes"), distributed.together(world):
             raise RuntimeError("shapes do not fit")
 

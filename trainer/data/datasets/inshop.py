@@ -26,11 +26,8 @@ def read(root: Path, *, allow_incomplete: bool = False) -> DataSet:
         elif line > 2:  # the second line is the header
             path, label, split = layout.fields(source, line, text, 3, FORM)
             if split not in EXPECTED:
-                raise DmlError(
-                    f"{source}, line {line}: {split[:40]!r} is not train, query or gallery.",
-                    "The file is not the official one, or was cut short.",
-                    "Get the file from its source again.",
-                )
+                what = f"{split[:40]!r} is not train, query or gallery."
+                raise layout.unofficial(source, line, what)
             rows.append((layout.relative(path, source, line), label, split))
     if count != len(rows) and not allow_incomplete:
         raise DmlError(

@@ -75,11 +75,7 @@ def fields(path: Path, line: int, text: str, count: int, form: str) -> list[str]
     """The words of a line; the last may hold spaces."""
     words = text.split(maxsplit=count - 1)
     if len(words) != count:
-        raise DmlError(
-            f"{path}, line {line}: {text[:80]!r} is not `{form}`.",
-            "The file is not the official one, or was cut short.",
-            "Get the file from its source again.",
-        )
+        raise unofficial(path, line, f"{text[:80]!r} is not `{form}`.")
     return words
 
 
@@ -87,11 +83,16 @@ def number(path: Path, line: int, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise DmlError(
-            f"{path}, line {line}: {text[:40]!r} is not a whole number.",
-            "The file is not the official one, or was cut short.",
-            "Get the file from its source again.",
-        ) from None
+        raise unofficial(path, line, f"{text[:40]!r} is not a whole number.") from None
+
+
+def unofficial(path: Path, line: int, what: str) -> DmlError:
+    """The error for a line that the official file does not have."""
+    return DmlError(
+        f"{path}, line {line}: {what}",
+        "The file is not the official one, or was cut short.",
+        "Get the file from its source again.",
+    )
 
 
 def unreadable(path: Path, error: Exception) -> DmlError:

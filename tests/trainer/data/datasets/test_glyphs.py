@@ -16,20 +16,18 @@ import pytest
 from retrieval.errors import DmlError
 from trainer.data.datasets import load
 from trainer.data.datasets.glyphs import (
+    CLOSE,
+    CURVE,
     FACES,
     FEWEST_FACES,
     LIKENESS,
     LIKENESS_OF_CASES,
-    TEST,
-    TRAIN,
-    UPRIGHT,
-)
-from trainer.data.datasets.outlines import (
-    CLOSE,
-    CURVE,
     LINE,
     MOVE,
     SAMPLES,
+    TEST,
+    TRAIN,
+    UPRIGHT,
     _flatten,
     covered,
     fill,
