@@ -79,7 +79,7 @@ def pml(G, gl, ks, Q=None, ql=None):
 
 def ours(G, gl, ks, Q=None, ql=None, positions=False):
     from retrieval.problem import from_arrays
-    from retrieval.ranking import count_ranks
+    from retrieval.ranking.ranks import count_ranks
 
     given = (G, gl) if Q is None else (Q, ql, G, gl)
     ranks = count_ranks(from_arrays(*given), positions=positions)
@@ -299,7 +299,7 @@ def kmeans():
 def hard():
     """Data that float32 cannot decide: what exactness costs at its worst."""
     from retrieval.problem import from_arrays
-    from retrieval.ranking import count_ranks
+    from retrieval.ranking.ranks import count_ranks
 
     N, D, C = 20_000, 128, 2000
     X, labels = clustered(N, D, C, 2.0)

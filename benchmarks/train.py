@@ -25,7 +25,7 @@ import torch
 from benchmarks.measure import RESULTS, machine, record, table
 from retrieval.metrics import DISTANCES
 from retrieval.problem import from_arrays
-from retrieval.ranking import count_ranks
+from retrieval.ranking.ranks import count_ranks
 from trainer import losses
 from trainer.config import Config
 from trainer.data.datasets import load

@@ -89,11 +89,10 @@ def eval_command(
       dmltool eval features.npy --labels labels.txt --recall-at 1,10,100
       dmltool eval query.npz --gallery gallery.npz --json > result.json
     """
+    from retrieval.embeddings import provenance
     from retrieval.evaluation import score
     from retrieval.files import check_target, write_text
     from retrieval.formats.opening import Sources
-    from retrieval.ground_truth import has_lists
-    from retrieval.inspection import provenance
     from retrieval.loading import load
     from retrieval.problem import from_embeddings
     from retrieval.tables import evaluation_table, evaluation_warnings, nmi_table, per_class_csv
@@ -106,10 +105,10 @@ def eval_command(
         raise click.UsageError("--out and --per-class name the same file.")
     with ProgressBar() as report:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
-        if not has_lists(data):
+        if not data.has_only_neighbours:
             problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
             evaluation = score(problem, settings, report)
-    if has_lists(data):
+    if data.has_only_neighbours:
         if per_class:
             raise click.UsageError("--per-class needs labels, and the file has none.")
         _compare_lists(data, settings, sources, output)
@@ -165,8 +164,8 @@ def _with_nmi(
 
 def _compare_lists(data: Embeddings, settings: Settings, sources: Sources, output: Output) -> None:
     """Evaluate a file that lists neighbours and has no labels."""
+    from retrieval.embeddings import provenance
     from retrieval.ground_truth import agreement, warnings
-    from retrieval.inspection import provenance
     from retrieval.tables import neighbours_table
 
     with ProgressBar() as report:

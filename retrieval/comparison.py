@@ -14,7 +14,7 @@ from retrieval.loading import comparable, loaded
 from retrieval.matching import match_rows
 from retrieval.metrics import cluster_metrics
 from retrieval.problem import from_embeddings
-from retrieval.resources import StageProgress
+from retrieval.resources import StageProgress, of_file
 from retrieval.results import Comparison, Difference, Flip
 
 VERSION = 1
@@ -48,7 +48,7 @@ def compare(
     a, b = comparable(loaded(a), loaded(b))
     b = align(a, b)
     first, second = (
-        run(from_embeddings(data), settings, _named(progress, name))
+        run(from_embeddings(data), settings, of_file(progress, name))
         for name, data in (("A", a), ("B", b))
     )
     return {
@@ -122,9 +122,3 @@ def _listed(split: Split, rows: np.ndarray) -> list[Flip]:
         for flip in flips:
             flip["path"] = str(split.paths[flip["row"]])
     return flips
-
-
-def _named(progress: StageProgress | None, name: str) -> StageProgress | None:
-    if progress is None:
-        return None
-    return lambda stage, done, total: progress(f"{name}: {stage}", done, total)

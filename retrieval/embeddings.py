@@ -1,11 +1,19 @@
-"""Embeddings and Split: what an embedding file holds, once read."""
+"""Embeddings and Split: what an embedding file holds, once read, and notes on reading it."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+from retrieval.results import Source
+
+_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 
 
 @dataclass(frozen=True)
@@ -31,3 +39,51 @@ class Embeddings:
     attrs: dict[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what came up while reading, for people
     neighbours: np.ndarray | None = None  # (Q, K) gallery rows that the file lists for its queries
+
+    @property
+    def has_only_neighbours(self) -> bool:
+        """Whether there are listed neighbours to compare with, and no labels to score by."""
+        unlabelled = all(split.labels is None for split in self.splits.values())
+        return self.neighbours is not None and unlabelled
+
+
+def provenance(data: Embeddings) -> Source:
+    """Where embeddings came from: the file, what was taken of it and its own metadata."""
+    return {
+        "file": str(data.source),
+        "format": data.format,
+        "attrs": {name: plain(value) for name, value in data.attrs.items()},
+        "taken": {name: split.taken for name, split in data.splits.items()},
+        "notes": list(data.notes),
+    }
+
+
+def plain(value: object) -> object:
+    """A metadata value as JSON knows it."""
+    if isinstance(value, np.ndarray):
+        return [plain(item) for item in value.tolist()]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | list | None) else str(value)
+
+
+def note(text: str) -> None:
+    """Add a remark, such as on a file's encoding, to those that `collected` gathers."""
+    notes = _notes.get()
+    if notes is not None and text not in notes:
+        notes.append(text)
+
+
+@contextmanager
+def collected() -> Iterator[list[str]]:
+    """The list of remarks made inside the block."""
+    notes: list[str] = []
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)

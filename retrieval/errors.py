@@ -17,6 +17,11 @@ class DmlError(Exception):
         return "\n".join(part for part in (self.what, self.why, self.fix) if part)
 
 
+def damaged(what: str, why: str = "The file is damaged.") -> DmlError:
+    """The error for a file that is cut short, or holds what its format does not allow."""
+    return DmlError(what, why, "Copy or write the file again.")
+
+
 def install(extra: str) -> str:
     """The line that installs one of the extras of pyproject.toml.
 

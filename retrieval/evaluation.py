@@ -26,12 +26,13 @@ from retrieval.problem import (
     require_common_label,
     sample,
 )
-from retrieval.ranking import count_ranks
-from retrieval.resources import Progress, StageProgress, allowed
+from retrieval.ranking.ranks import count_ranks
+from retrieval.resources import StageProgress, allowed, stage
 from retrieval.results import Result, Scores
 
 VERSION = 1
-LEAST_MEMORY = 64 << 20
+LEAST = {"seeds": 1, "kmeans_iterations": 1, "kmeans_restarts": 1, "queries": 1, "threads": 1}
+LEAST |= {"seed": 0, "memory": 64 << 20}
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,10 @@ class Settings:
                 ),
                 "wants whole numbers from 1",
             ),
-            "seeds": (self.seeds >= 1, "wants at least 1"),
-            "queries": (self.queries is None or self.queries >= 1, "wants at least 1"),
-            "kmeans_iterations": (self.kmeans_iterations >= 1, "wants at least 1"),
-            "kmeans_restarts": (self.kmeans_restarts >= 1, "wants at least 1"),
-            "memory": (self.memory >= LEAST_MEMORY, f"wants at least {LEAST_MEMORY >> 20} MB"),
-            "seed": (self.seed >= 0, "wants 0 or more"),
-            "threads": (self.threads is None or self.threads >= 1, "wants at least 1"),
         }
+        for name, low in LEAST.items():
+            value = getattr(self, name)
+            rules[name] = (value is None or value >= low, f"wants at least {low:,}")
         wrong = [
             f"{name} = {getattr(self, name)!r}: {rule}"
             for name, (good, rule) in rules.items()
@@ -207,7 +204,7 @@ def score(
         positions=settings.map_at_r,
         memory=settings.memory,
         threads=settings.threads and allowed(settings.threads),
-        progress=_stage(progress, "ranks"),
+        progress=stage(progress, "ranks"),
     )
     per_query = {
         d: metrics.query_scores(r.rank, r.positions, settings.recall_at) for d, r in ranked.items()
@@ -328,7 +325,7 @@ def _clusters(
         list(range(settings.seeds)),
         iterations=settings.kmeans_iterations,
         restarts=settings.kmeans_restarts,
-        progress=_stage(progress, f"k-means ({d})"),
+        progress=stage(progress, f"k-means ({d})"),
     )
     return {
         name: {
@@ -350,7 +347,3 @@ def _recorded(settings: Settings, nmi: bool, classes: int) -> dict[str, Any]:
         faiss = clustering.load_faiss().__version__
         used |= {"kmeans_k": classes, "nmi_average": "arithmetic", "faiss": faiss}
     return used | {"distances": list(settings.distances), "recall_at": list(settings.recall_at)}
-
-
-def _stage(progress: StageProgress | None, name: str) -> Progress | None:
-    return None if progress is None else lambda done, total: progress(name, done, total)

@@ -15,17 +15,12 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
 from retrieval.problem import from_arrays
-from retrieval.resources import StageProgress, slices
+from retrieval.resources import StageProgress, slices, stage
 from retrieval.results import Agreement
 
 VERSION = 1
 EQUAL = 1e-6  # relative; the lists were made in float32
 OWN = {"angular": "cos", "euclidean": "l2", "hamming": "l2"}  # how ann-benchmarks calls distances
-
-
-def has_lists(data: Embeddings) -> bool:
-    """Whether a file has neighbours to compare with, and no labels to score by."""
-    return data.neighbours is not None and all(s.labels is None for s in data.splits.values())
 
 
 def agreement(
@@ -35,7 +30,7 @@ def agreement(
     from retrieval.neighbours import POSITIVE, nearest  # compiled, and needed here alone
 
     queries, gallery = (data.splits[name].vectors for name in ("query", "gallery"))
-    assert data.neighbours is not None, "has_lists"
+    assert data.neighbours is not None
     listed, most = data.neighbours, max(settings.recall_at)
     if most > listed.shape[1]:
         raise DmlError(
@@ -53,9 +48,7 @@ def agreement(
     problem = from_arrays(asking, one, gallery, other)
     distances = {}
     for d in settings.distances:
-        report = None
-        if progress is not None:
-            report = lambda done, total, d=d: progress(f"neighbours ({d})", done, total)  # noqa: E731
+        report = stage(progress, f"neighbours ({d})")
         found = nearest(problem, min(most, len(gallery)), d, report).ids[:, POSITIVE]
         hits = _hits(asking, gallery, listed, found, settings.recall_at, d)
         distances[d] = {"recall": {str(n): float(share.mean()) for n, share in hits.items()}}

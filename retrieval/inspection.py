@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from retrieval.checks import conflicting_rows, zero_rows
-from retrieval.embeddings import Embeddings, Split
+from retrieval.embeddings import Embeddings, Split, plain
 from retrieval.formats.labels import is_text
 from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import StageProgress, blocks
-from retrieval.results import Inspection, LabelSummary, Source, SplitSummary, Spread
+from retrieval.results import Inspection, LabelSummary, SplitSummary, Spread
 
 
 def inspect(data: Embeddings, progress: StageProgress | None = None) -> Inspection:
@@ -23,17 +21,6 @@ def inspect(data: Embeddings, progress: StageProgress | None = None) -> Inspecti
         "attrs": {name: plain(value) for name, value in data.attrs.items()},
         "label_names": None if data.label_names is None else len(data.label_names),
         "splits": {name: _split(split, name, progress) for name, split in data.splits.items()},
-        "notes": list(data.notes),
-    }
-
-
-def provenance(data: Embeddings) -> Source:
-    """Where embeddings came from: the file, what was taken of it and its own metadata."""
-    return {
-        "file": str(data.source),
-        "format": data.format,
-        "attrs": {name: plain(value) for name, value in data.attrs.items()},
-        "taken": {name: split.taken for name, split in data.splits.items()},
         "notes": list(data.notes),
     }
 
@@ -95,16 +82,3 @@ def _spread(values: np.ndarray) -> Spread | None:
         for x in (values.min(), np.median(values), values.max())
     )
     return {"min": low, "median": middle, "max": high}
-
-
-def plain(value: object) -> object:
-    """A metadata value as JSON knows it."""
-    if isinstance(value, np.ndarray):
-        return [plain(item) for item in value.tolist()]
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, str | int | float | bool | list | None) else str(value)

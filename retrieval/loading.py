@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split
+from retrieval.embeddings import Embeddings, Split, collected
 from retrieval.errors import DmlError
 from retrieval.formats import labels as label_arrays
 from retrieval.formats import opening
-from retrieval.formats.notes import collected
 
 
 def load(

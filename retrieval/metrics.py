@@ -50,10 +50,9 @@ def per_class_recall(
     ranks: np.ndarray, labels: np.ndarray, k: int = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Classes (C,) in ascending order, Recall@k of each (C,), queries of each (C,)."""
-    ranks = np.asarray(ranks)
     classes, member, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    hits = np.bincount(member[(ranks > 0) & (ranks <= k)], minlength=len(classes))
-    return classes, hits / counts, counts
+    found = np.bincount(member[hits(ranks, k)], minlength=len(classes))
+    return classes, found / counts, counts
 
 
 def r_precision(found: PositivePositions) -> np.ndarray:

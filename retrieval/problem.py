@@ -9,8 +9,9 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
+from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
-from retrieval.formats.arrays import KEPT, allocate
+from retrieval.formats.arrays import allocate
 from retrieval.formats.labels import alike
 from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import blocks
@@ -178,19 +179,8 @@ def require_common_label(problem: Problem) -> None:
 
 
 def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
-    vectors, labels = _unmasked(vectors, what), _label_array(labels, what)
-    if vectors.ndim != 2 or 0 in vectors.shape:
-        raise DmlError(
-            f"The {what} have shape {vectors.shape}.",
-            "One row per item and one column per dimension are wanted, at least one of each.",
-            "Reshape to (items, dimensions).",
-        )
-    if vectors.dtype.name not in KEPT:
-        raise DmlError(
-            f"The {what} are of type {vectors.dtype}.",
-            f"Accepted are {', '.join(KEPT)}.",
-            "Convert them, for example with `.astype('float32')`.",
-        )
+    vectors = arrays.vectors(_unmasked(vectors, what), f"The array of {what}")
+    labels = _label_array(labels, what)
     if labels.shape != (len(vectors),):
         raise DmlError(
             f"{len(vectors)} {what} but labels of shape {labels.shape}.",

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,7 @@ from threadpoolctl import threadpool_limits
 
 Progress = Callable[[int, int], None]  # done, total
 StageProgress = Callable[[str, int, int], None]  # stage, done, total
-
-
 TRIALS = 3
-
 
 _blas_lock = threading.Lock()
 _blas_users: list[threadpool_limits] = []
@@ -35,6 +33,16 @@ def single_blas_thread() -> Iterator[None]:
             limits = _blas_users.pop()
             if not _blas_users:
                 limits.restore_original_limits()
+
+
+def stage(progress: StageProgress | None, name: str) -> Progress | None:
+    """The progress of one stage."""
+    return None if progress is None else partial(progress, name)
+
+
+def of_file(progress: StageProgress | None, file: str) -> StageProgress | None:
+    """The progress of work on one of several files, with its name before each stage."""
+    return progress and (lambda stage, *count: progress(f"{file}: {stage}", *count))
 
 
 CGROUP = Path("/sys/fs/cgroup")

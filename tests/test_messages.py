@@ -55,9 +55,10 @@ def _fault(pieces: list[str | None], fix: bool) -> str | None:
 
 def _faults(path: Path) -> Iterator[str]:
     for call in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(call, ast.Call) or getattr(call.func, "id", "") != "DmlError":
+        kind = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
+        if kind not in ("DmlError", "damaged"):  # the latter has a fix and may have a reason
             continue
-        names = ("what", "why", "fix")
+        names = ("what", "why", "fix") if kind == "DmlError" else ("what",)
         if isinstance(call.args[0], ast.Starred):  # another error's parts
             continue
         given = dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords}

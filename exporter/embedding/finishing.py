@@ -142,7 +142,7 @@ def _taken(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def _recall(
     vectors: Vectors, labels: Vectors, stage: str, progress: StageProgress | None
 ) -> dict[str, float]:
-    from retrieval.ranking import count_ranks  # its kernels take a second to load
+    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
 
     splits = ["query", "gallery"]
     if not {*splits} <= set(vectors):

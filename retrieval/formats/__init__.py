@@ -1,15 +1,24 @@
 """The table of embedding formats. A module is imported when a file of its kind is read.
 
-A module has `read(path, key, with_labels) -> Embeddings` and `read_labels(path, key) -> array`;
-one that holds labels only has just the second. One that rests on a library in C++ also has
-`trial(path)`, which returns what a child process is to try before the file is opened here.
+A module of named arrays has `catalogue(path) -> dict of Entry`. Others have `read(path, key,
+with_labels) -> Embeddings` and `read_labels(path, key) -> array`; one that holds labels only has
+just the second. One that rests on a library in C++ also has `trial(path)`, which returns what a
+child process is to try before the file is opened here.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from pathlib import Path
 
 from retrieval import registry
-from retrieval.formats import hdf5
 from retrieval.registry import Registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import numpy as np
+
+    from retrieval.embeddings import Embeddings
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,24 @@ class Format(registry.Entry):
     extra: str = ""
     """and the extra of pyproject.toml that installs it."""
 
+    def read(self, path: Path, key: str | None, with_labels: bool) -> Embeddings:
+        """Read a file; `key` is what follows its name after `::`."""
+        module = self.load()
+        if not hasattr(module, "catalogue"):
+            return module.read(path, key, with_labels)
+        from retrieval.formats import named_arrays
+
+        return named_arrays.read(module.catalogue(path), key, path, with_labels, self.name)
+
+    def read_labels(self, path: Path, key: str | None) -> np.ndarray:
+        """Read a file of labels."""
+        module = self.load()
+        if not hasattr(module, "catalogue"):
+            return module.read_labels(path, key)
+        from retrieval.formats import named_arrays
+
+        return named_arrays.read_labels(module.catalogue(path), key, path)
+
 
 FORMATS = Registry(
     "format",
@@ -34,7 +61,7 @@ FORMATS = Registry(
         "hdf5",
         "retrieval.formats.hdf5.reading",
         "embedding files of dmltool, ann-benchmarks files, other vectors with labels",
-        hdf5.SUFFIXES,
+        (".h5", ".hdf5", ".he5"),
         (b"\x89HDF\r\n\x1a\n",),
         offsets=(0, 512, 1024, 2048),
     ),

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, damaged
 from retrieval.resources import available_memory
 
 KEPT = ("float16", "float32", "float64", "int8", "uint8")
 BLOCK_BYTES = 1 << 26
 # Reading takes at most ten times the file and 200 MB. This much of it is for the arrays.
 ROOM_RATIO, ROOM_BYTES = 8, 1 << 27
+EXACT = 2**53  # float64 holds every whole number up to here
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16; ml_dtypes saves it under this name
 
 _compressed: ContextVar[int | None] = ContextVar("compressed", default=None)
@@ -90,6 +91,15 @@ def stored_size(path: Path) -> int:
     return _compressed.get() or os.path.getsize(path)
 
 
+def rounded(where: str) -> DmlError:
+    """The error about a whole number that float64 does not hold."""
+    return DmlError(
+        f"{where} is beyond 2^53.",
+        "It cannot be converted to float64 without rounding.",
+        "Scale such numbers, or rename the column if it is not part of the vector.",
+    )
+
+
 def refuse_bomb(where: str, stored: int, expanded: int) -> None:
     """Raise if `stored` bytes claim to hold implausibly many."""
     if expanded > ROOM_RATIO * stored + ROOM_BYTES:
@@ -105,10 +115,9 @@ def refuse_bomb(where: str, stored: int, expanded: int) -> None:
 def refuse_overrun(where: str, claimed: int, present: int) -> None:
     """Raise if a header claims more bytes than the file has left."""
     if claimed > present:
-        raise DmlError(
+        raise damaged(
             f"{where} claims {claimed:,} bytes of data but only {present:,} are there.",
             "The file is truncated or its header is damaged.",
-            "Copy or write the file again.",
         )
 
 
@@ -143,7 +152,7 @@ def vectors(array: np.ndarray, where: str) -> np.ndarray:
     if dtype.newbyteorder("=").name in KEPT:
         return _convert(array, dtype.newbyteorder("="), where)
     if dtype.kind in "iu":
-        return _convert(array, np.dtype(np.float64), where, _exact_float64)
+        return _convert(array, np.dtype(np.float64), where)
     raise DmlError(
         f"{where} has the dtype {dtype}.",
         "Embeddings are float16, bfloat16, float32, float64 or integers.",
@@ -155,18 +164,14 @@ def _convert(
     array: np.ndarray,
     dtype: np.dtype,
     where: str,
-    change: Callable[[np.ndarray], np.ndarray] | None = None,
+    change: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> np.ndarray:
     out = allocate(array.shape, dtype)
     for rows in blocks(len(array), array.shape[1] * 8):
-        try:
-            out[rows] = change(array[rows]) if change else array[rows]
-        except ArithmeticError as error:
-            raise DmlError(
-                f"{where} holds {array.dtype} values beyond 2^53.",
-                "They cannot be converted to float64 without rounding.",
-                "Scale them, or save them as floats.",
-            ) from error
+        block = array[rows]
+        if array.dtype.kind in "iu" and (int(block.max()) > EXACT or int(block.min()) < -EXACT):
+            raise rounded(f"{where}: a value of the dtype {array.dtype}")
+        out[rows] = change(block)
     return out
 
 
@@ -174,9 +179,3 @@ def _widen_bfloat16(block: np.ndarray) -> np.ndarray:
     # bfloat16 is the upper half of a float32: a shift is exact.
     bits = np.ascontiguousarray(block).view("<u2").astype(np.uint32) << 16
     return bits.view(np.float32)
-
-
-def _exact_float64(block: np.ndarray) -> np.ndarray:
-    if block.size and (int(block.max()) > 2**53 or int(block.min()) < -(2**53)):
-        raise ArithmeticError
-    return block.astype(np.float64)

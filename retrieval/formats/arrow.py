@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retrieval.embeddings import Embeddings
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, damaged
 from retrieval.formats import labels
-from retrieval.formats.arrays import allocate, refuse_bomb
+from retrieval.formats.arrays import EXACT, allocate, refuse_bomb, rounded
 from retrieval.formats.arrow_sizes import sizes
 from retrieval.formats.columns import Column, Roles, assemble, label_column, roles
 
@@ -41,14 +41,13 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
         columns = table.columns()
         found = roles(columns, key, path, with_labels)
         rows = _vectors(path, table, [columns[n].name for n in found.vectors], found)
-        values = {
+        beside = {
             role: _text_or_numbers(path, table, columns[at].name)
-            for role in ("label", "path", "split")
-            if (at := getattr(found, role)) is not None
+            for role, at in found.beside.items()
         }
-    label = labels.labels(values["label"], str(path)) if "label" in values else None
-    paths, split = values.get("path"), values.get("split")
-    return assemble(path, "arrow", rows, label, paths, split, found.taken)
+    if "labels" in beside:
+        beside["labels"] = labels.labels(beside["labels"], str(path))
+    return assemble(path, "arrow", rows, beside, found.taken)
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
@@ -181,11 +180,7 @@ def _vectors(path: Path, table: Table, names: list[str], found: Roles) -> np.nda
         out[at : at + len(part)] = part
         at += len(part)
     if at != table.rows:
-        raise DmlError(
-            f"{path} claims {table.rows:,} rows and holds {at:,}.",
-            "It is damaged.",
-            "Copy or write the file again.",
-        )
+        raise damaged(f"{path} claims {table.rows:,} rows and holds {at:,}.")
     return out
 
 
@@ -220,12 +215,8 @@ def _refuse_rounded(where: str, column: pa.Array) -> None:
     whole = column.drop_null().to_numpy(zero_copy_only=False)
     if whole.dtype.kind in "iu" and len(whole):
         low, high = int(whole.min()), int(whole.max())
-        if low < -(2**53) or high > 2**53:
-            raise DmlError(
-                f"{where} holds {low if low < -(2**53) else high}, which is beyond 2^53.",
-                "Beside columns of floats it cannot be kept without rounding.",
-                "Scale it, or rename the column if it is not part of the vector.",
-            )
+        if low < -EXACT or high > EXACT:
+            raise rounded(f"{where}: {low if low < -EXACT else high}")
 
 
 def _lists(path: Path, column: pa.Array, at: int) -> np.ndarray:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split
+from retrieval.embeddings import Embeddings, Split, note
 from retrieval.errors import DmlError
 from retrieval.formats.arrays import allocate, blocks, vectors
 from retrieval.formats.named_arrays import (
@@ -20,7 +20,6 @@ from retrieval.formats.named_arrays import (
     SPLIT_NAMES,
     VECTOR_NAMES,
 )
-from retrieval.formats.notes import note
 
 NUMBERS = ("number", "integer")
 SPLIT_COLUMNS = frozenset(["split", "subset", "partition", "evaluation_status"])
@@ -45,9 +44,7 @@ class Roles:
 
     vectors: list[int]
     is_list: bool
-    label: int | None
-    path: int | None
-    split: int | None
+    beside: dict[str, int]  # labels, paths and split, as far as there are such columns
     taken: dict[str, str]  # role -> names, for people
 
 
@@ -98,35 +95,37 @@ def roles(
         label = find(columns, label_key, source)
     elif with_labels:
         label = _known_label(columns, source)
-    taken = {label} | {
+    known = {label} | {
         n for n, c in enumerate(columns) if c.key in LABEL_NAMES and c.kind != "list"
     }
-    path = _named(columns, PATH_NAMES, taken, ("text",))
-    split = _named(columns, SPLIT_COLUMNS, taken, ("text",))
-    taken |= {path, split}
-    free = [n for n, c in enumerate(columns) if n not in taken and c.key not in ROW_NUMBERS]
+    path, split = (_text_column(columns, names, known) for names in (PATH_NAMES, SPLIT_COLUMNS))
+    known |= {path, split}
+    free = [n for n, c in enumerate(columns) if n not in known and c.key not in ROW_NUMBERS]
     chosen, is_list = _vectors(columns, free, wanted, source)
     if with_labels and label is None:
         used = set(chosen)
         label = _left_over(columns, [n for n in free if n not in used], source, wanted)
-    return _told(columns, Roles(chosen, is_list, label, path, split, {}), source, free, key)
+    single = {"labels": label, "paths": path, "split": split}
+    beside = {role: n for role, n in single.items() if n is not None}
+    taken = {"vectors": listed([columns[n].name for n in chosen])}
+    taken |= {role: listed([columns[n].name]) for role, n in beside.items()}
+    if not key:
+        used = {*chosen, *beside.values()}
+        _note_unused([columns[n] for n in free if n not in used], source)
+    return Roles(chosen, is_list, beside, taken)
 
 
-def _told(
-    columns: Sequence[Column], found: Roles, source: Path, free: list[int], key: str | None
-) -> Roles:
-    """The roles with the names of their columns; says which columns are not used."""
-    single = {"labels": found.label, "paths": found.path, "split": found.split}
-    parts = {"vectors": found.vectors} | {role: [n] for role, n in single.items() if n is not None}
-    taken = {role: listed([columns[n].name for n in numbers]) for role, numbers in parts.items()}
-    used = {n for numbers in parts.values() for n in numbers}
-    unused = [columns[n] for n in free if n not in used]
-    if unused and not key:
-        names = listed([column.name for column in unused if column.kind != "text"])
-        texts = listed([column.name for column in unused if column.kind == "text"])
+def _note_unused(unused: Sequence[Column], source: Path) -> None:
+    names = listed([column.name for column in unused if column.kind != "text"])
+    texts = listed([column.name for column in unused if column.kind == "text"])
+    if unused:
         shown = [names] * bool(names) + [f"{texts} (text)"] * bool(texts)
         note(f"{source}: not used: {', '.join(shown)}")
-    return replace(found, taken=taken)
+
+
+def bad_line(path: Path, line: int, what: str, why: str) -> DmlError:
+    """The error about one line of a text file."""
+    return DmlError(f"{path}, line {line}: {what}.", f"{why}.", "Mend the line or remove it.")
 
 
 def find(columns: Sequence[Column], name: str, source: Path) -> int:
@@ -165,12 +164,10 @@ def _known_label(columns: Sequence[Column], source: Path) -> int | None:
     return fits[0] if fits else None
 
 
-def _named(
-    columns: Sequence[Column], names: frozenset[str], taken: set, kinds: tuple[str, ...]
-) -> int | None:
-    fits = [
-        n for n, c in enumerate(columns) if c.key in names and c.kind in kinds and n not in taken
-    ]
+def _text_column(columns: Sequence[Column], names: frozenset[str], known: set) -> int | None:
+    """The one column of text with such a name."""
+    text = [n for n, c in enumerate(columns) if c.kind == "text" and c.key in names]
+    fits = [n for n in text if n not in known]
     return fits[0] if len(fits) == 1 else None
 
 
@@ -286,15 +283,17 @@ def assemble(
     source: Path,
     format: str,
     rows: np.ndarray,
-    labels: np.ndarray | None,
-    paths: np.ndarray | None,
-    split: np.ndarray | None,
+    beside: dict[str, np.ndarray],
     taken: dict[str, str],
 ) -> Embeddings:
-    """One split called test, or those that the split column names."""
+    """One split called test, or those that the split column names.
+
+    beside: (N,) labels, paths and split, as far as there are such columns.
+    """
     rows = vectors(rows, str(source))
+    split = beside.pop("split", None)
     if split is None:
-        return Embeddings(source, format, {"test": Split(rows, labels, paths, taken)})
+        return Embeddings(source, format, {"test": Split(rows, **beside, taken=taken)})
     splits = {}
     for name in sorted(set(split.tolist())):
         if name.strip().lower() not in SPLIT_NAMES:
@@ -304,12 +303,9 @@ def assemble(
                 "Rename it, or rename the split column if it means something else.",
             )
         at = np.flatnonzero(split == name)
-        splits[SPLIT_NAMES[name.strip().lower()]] = Split(
-            _gather(rows, at),
-            None if labels is None else labels[at],
-            None if paths is None else paths[at],
-            taken,
-        )
+        parts = {role: values[at] for role, values in beside.items()}
+        known = SPLIT_NAMES[name.strip().lower()]
+        splits[known] = Split(_gather(rows, at), **parts, taken=taken)
     return Embeddings(source, format, splits)
 
 

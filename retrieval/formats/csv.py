@@ -18,10 +18,18 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
-from retrieval.formats.arrays import allocate, refuse_bomb, stored_size
-from retrieval.formats.columns import SPLIT_COLUMNS, Column, Roles, assemble, label_column, roles
-from retrieval.formats.encodings import open_text
+from retrieval.formats.arrays import EXACT, allocate, refuse_bomb, rounded, stored_size
+from retrieval.formats.columns import (
+    SPLIT_COLUMNS,
+    Column,
+    Roles,
+    assemble,
+    bad_line,
+    label_column,
+    roles,
+)
 from retrieval.formats.named_arrays import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES
+from retrieval.formats.text import open_text
 
 NUMBER = re.compile(
     r"\s*[-+]?(?:(?:[0-9]++\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf|infinity)\s*\Z", re.I
@@ -34,7 +42,6 @@ ENCLOSED = re.compile(r'"[^"]*"|\[[^\]]*\]')
 SAMPLE_ROWS, BLOCK_ROWS = 1000, 2048
 BLOCK_CELLS = 1 << 19  # a cell takes some 60 bytes until it is a number
 FIELD_CHARS = 1 << 22  # a list of 4,096 numbers is longer than the csv module's own limit
-EXACT = 2**53  # float64 holds every whole number up to here
 
 Row = tuple[int, list[str]]  # line number and cells
 
@@ -158,11 +165,8 @@ def _rows(reader: Any, path: Path) -> Iterator[Row]:
             if row:
                 yield reader.line_num, row
     except csv.Error as error:
-        raise DmlError(
-            f"{path}, line {reader.line_num}: the line is not valid CSV.",
-            f"The reader says: {error}.",
-            "Mend the line.",
-        ) from error
+        what, why = "the line is not valid CSV", f"The reader says: {error}"
+        raise bad_line(path, reader.line_num, what, why) from error
 
 
 def _header(sample: list[Row], comma: bool) -> list[str] | None:
@@ -237,7 +241,7 @@ class _Reader:
         rows = min(rows, lines)
         refuse_bomb(str(path), stored_size(path), 8 * rows * self.dim)
         self.out = allocate((rows, self.dim), np.float64)
-        self.kept: dict[str, list[str]] = {"label": [], "path": [], "split": []}
+        self.kept: dict[str, list[str]] = {role: [] for role in found.beside}
         self.seen: dict[str, str] = {}  # one object for each distinct label
         self.first_line = table.sample[0][0]
 
@@ -247,19 +251,14 @@ class _Reader:
         try:
             values = [self._floats(line, row) for line, row in block]
         except ValueError:
-            self._blame(block)
-            values = [
-                [float(text.strip() or "nan") for text in self._texts(row)] for _, row in block
-            ]
+            values = [self._checked_floats(line, row) for line, row in block]
         target = self.out[self.count : self.count + len(block)]
         target[:] = values
         if (np.abs(target) >= EXACT).any():
             self._refuse_rounded(block, target)
         self.count += len(block)
-        for role, kept in self.kept.items():
-            at = getattr(self.roles, role)
-            if at is not None:
-                kept.extend(self.seen.setdefault(row[at], row[at]) for _, row in block)
+        for role, at in self.roles.beside.items():
+            self.kept[role].extend(self.seen.setdefault(row[at], row[at]) for _, row in block)
 
     def _texts(self, row: list[str]) -> Sequence[str]:
         """The numbers of a row as text, with decimal points."""
@@ -276,53 +275,45 @@ class _Reader:
             raise ValueError
         values = list(map(float, texts))
         if len(values) != self.dim:
-            raise DmlError(
-                f"{self.path}, line {line}: the vector has {len(values)} numbers.",
-                f"The first vector has {self.dim}.",
-                "Mend the line or remove it.",
-            )
+            what, why = f"the vector has {len(values)} numbers", f"The first vector has {self.dim}"
+            raise bad_line(self.path, line, what, why)
         return values
 
-    def _blame(self, block: list[Row]) -> None:
-        """Raise for the first cell that is not a number; pandas leaves NaN empty."""
-        for line, row in block:
-            for at in self.roles.vectors:
-                for text in _numbers(row[at]) if self.roles.is_list else [row[at]]:
-                    mixed = self.comma and "." in text and not self.roles.is_list
-                    if text.strip() and (
-                        mixed or not NUMBER.match(_pointed([text], self.comma)[0])
-                    ):
-                        raise DmlError(
-                            f"{self.path}, line {line}, column {at + 1} "
-                            f"({self.columns[at].name}): {text[:40]!r} is not a number.",
-                            "Other numbers have a decimal comma."
-                            if mixed
-                            else "Every item needs all numbers of its vector.",
-                            "Mend the cell, or leave it empty for NaN.",
-                        )
+    def _checked_floats(self, line: int, row: list[str]) -> list[float]:
+        """The numbers of a row, NaN for empty cells, which pandas leaves; raises for other text."""
+        is_list = self.roles.is_list
+        raw = _numbers(row[self.roles.vectors[0]]) if is_list else self.cells(row)
+        texts = self._texts(row)
+        for n, (text, pointed) in enumerate(zip(raw, texts, strict=True)):
+            mixed = self.comma and "." in text and not is_list
+            if text.strip() and (mixed or not NUMBER.match(pointed)):
+                at = self.roles.vectors[0 if is_list else n]
+                raise DmlError(
+                    f"{self.path}, line {line}, column {at + 1} ({self.columns[at].name}): "
+                    f"{text[:40]!r} is not a number.",
+                    "Other numbers have a decimal comma."
+                    if mixed
+                    else "Every item needs all numbers of its vector.",
+                    "Mend the cell, or leave it empty for NaN.",
+                )
+        return [float(text.strip() or "nan") for text in texts]
 
     def _refuse_rounded(self, block: list[Row], values: np.ndarray) -> None:
         for row, at in np.argwhere(np.abs(values) >= EXACT):
             line, cells = block[row]
             text, value = self._texts(cells)[at].strip(), values[row, at]
             if WHOLE.match(text) and (np.isinf(value) or int(text) != int(value)):
-                raise DmlError(
-                    f"{self.path}, line {line}: {text[:40]} is beyond 2^53.",
-                    "It cannot be converted to float64 without rounding.",
-                    "Scale such numbers, or rename the column if it is not part of the vector.",
-                )
+                raise rounded(f"{self.path}, line {line}: {text[:40]}")
 
     def result(self) -> Embeddings:
-        where, kept = str(self.path), self.kept
-        label = paths = split = None
-        if self.roles.label is not None:
-            label = labels.parsed(kept["label"], where, self.first_line)
-        if self.roles.path is not None:
-            paths = labels.text(kept["path"], where)
-        if self.roles.split is not None:
-            split = labels.text(kept["split"], where)
-        rows = self.out[: self.count]
-        return assemble(self.path, "csv", rows, label, paths, split, self.roles.taken)
+        where = str(self.path)
+        beside = {
+            role: labels.parsed(cells, where, self.first_line)
+            if role == "labels"
+            else labels.text(cells, where)
+            for role, cells in self.kept.items()
+        }
+        return assemble(self.path, "csv", self.out[: self.count], beside, self.roles.taken)
 
 
 def _numbers(cell: str) -> list[str]:

@@ -14,11 +14,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings
+from retrieval.embeddings import Embeddings, note
 from retrieval.errors import DmlError
 from retrieval.formats import labels, named_arrays
 from retrieval.formats.arrays import mapped, refuse_overrun
-from retrieval.formats.notes import note
 from retrieval.formats.refused import python_line, quoted
 
 FLAT = (b"IxF2", b"IxFI", b"IxFl")

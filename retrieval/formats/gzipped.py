@@ -14,15 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings
-from retrieval.errors import DmlError
-from retrieval.formats import FORMATS
+from retrieval.embeddings import Embeddings, collected, note
+from retrieval.errors import DmlError, damaged
+from retrieval.formats import FORMATS, Format
 from retrieval.formats.arrays import inflated_from
-from retrieval.formats.notes import collected, note
 
 INSIDE = (".npy", ".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
 BLOCK = 1 << 20
@@ -32,25 +30,25 @@ ROOM_RATIO, ROOM_BYTES = 8, 1 << 25
 
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    module = _module(path)
-    if not hasattr(module, "read"):
+    format = _format(path)
+    if format.labels_only:
         raise DmlError(
             f"{path} holds labels only.",
             "A file of embeddings comes first.",
             f"Give both: dmltool eval embeddings.npy --labels {shlex.quote(str(path))}",
         )
     with inflated(path) as file:
-        found = module.read(file, key, with_labels)
+        found = format.read(file, key, with_labels)
     return replace(found, source=path)
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
-    module = _module(path)
+    format = _format(path)
     with inflated(path) as file:
-        return module.read_labels(file, key)
+        return format.read_labels(file, key)
 
 
-def _module(path: Path) -> ModuleType:
+def _format(path: Path) -> Format:
     suffix = Path(path.stem).suffix.lower()
     if suffix not in INSIDE:
         raise DmlError(
@@ -59,7 +57,7 @@ def _module(path: Path) -> ModuleType:
             f"Unpack it: gunzip -k {shlex.quote(str(path))}",
         )
     (format,) = (format for format in FORMATS if suffix in format.suffixes)
-    return format.load()
+    return format
 
 
 @contextmanager
@@ -102,9 +100,7 @@ def _inflate(path: Path, target: Path) -> None:
                     )
                 out.write(block)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DmlError(
-            f"{path} cannot be inflated.", f"{error}.", "Copy or write the file again."
-        ) from error
+        raise damaged(f"{path} cannot be inflated.", f"{error}.") from error
     except OSError as error:
         raise DmlError(
             f"{path} cannot be inflated in {tempfile.gettempdir()}.",

@@ -14,12 +14,11 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
-from retrieval.formats.arrays import allocate, refuse_bomb, stored_size
-from retrieval.formats.columns import Column, assemble, label_column, roles
-from retrieval.formats.encodings import open_text
+from retrieval.formats.arrays import EXACT, allocate, refuse_bomb, rounded, stored_size
+from retrieval.formats.columns import Column, assemble, bad_line, label_column, roles
+from retrieval.formats.text import open_text
 
 BLOCK_ROWS, BLOCK_VALUES = 2048, 1 << 19
-EXACT = 2**53  # float64 holds every whole number up to here
 
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
@@ -34,11 +33,7 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
         most = os.path.getsize(path) // (2 * size) + 1
         refuse_bomb(str(path), stored_size(path), 8 * most * size)
         out = allocate((most, size), np.float64)
-        keep = {
-            role: columns[at].name
-            for role in ("label", "path", "split")
-            if (at := getattr(found, role)) is not None
-        }
+        keep = {role: columns[at].name for role, at in found.beside.items()}
         kept: dict[str, list] = {role: [] for role in keep}
         count = 0
         height = max(1, min(BLOCK_ROWS, BLOCK_VALUES // size))
@@ -47,12 +42,13 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
             count += len(block)
             for role, name in keep.items():
                 kept[role].extend(_field(r, name, path, line) for _, r, line in block)
-    label = labels.from_values(kept["label"], str(path)) if "label" in kept else None
-    paths, split = (
-        labels.text([str(value) for value in kept[role]], str(path)) if role in kept else None
-        for role in ("path", "split")
-    )
-    return assemble(path, "jsonl", out[:count], label, paths, split, found.taken)
+    beside = {
+        role: labels.from_values(values, str(path))
+        if role == "labels"
+        else labels.text([str(value) for value in values], str(path))
+        for role, values in kept.items()
+    }
+    return assemble(path, "jsonl", out[:count], beside, found.taken)
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
@@ -80,17 +76,11 @@ def _records(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict]]:
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise DmlError(
-                f"{path}, line {line}: the line is not valid JSON.",
-                f"The reader says: {error}.",
-                "Mend the line or remove it.",
-            ) from error
+            what, why = "the line is not valid JSON", f"The reader says: {error}"
+            raise bad_line(path, line, what, why) from error
         if not isinstance(record, dict):
-            raise DmlError(
-                f"{path}, line {line}: this is not a JSON object.",
-                "Every line is one object: {...}.",
-                "Mend the line.",
-            )
+            what, why = "this is not a JSON object", "Every line is one object: {...}"
+            raise bad_line(path, line, what, why)
         yield line, record
 
 
@@ -102,18 +92,12 @@ def _vectors(
         values = fields[0] if is_list else fields
         if not isinstance(values, list) or len(values) != size:
             found = f"a list of {len(values)}" if isinstance(values, list) else "not a list"
-            raise DmlError(
-                f"{path}, line {line}: {names[0]} is {found}.",
-                f"The first has {size} numbers.",
-                "Mend the line or remove it.",
-            )
+            what, why = f"{names[0]} is {found}", f"The first has {size} numbers"
+            raise bad_line(path, line, what, why)
         kinds = set(map(type, values))
         if not kinds <= {float, int}:
-            raise DmlError(
-                f"{path}, line {line}: {names[0]} holds values that are not numbers.",
-                "A vector is a list of numbers.",
-                "Mend the line or remove it.",
-            )
+            what = f"{names[0]} holds values that are not numbers"
+            raise bad_line(path, line, what, "A vector is a list of numbers")
         if int in kinds:
             _refuse_rounded(values, f"{path}, line {line}")
         yield values, record, line
@@ -123,21 +107,13 @@ def _refuse_rounded(values: list, where: str) -> None:
     for value in values:
         whole = type(value) is int and abs(value) > EXACT
         if whole and (abs(value) >= 2**1023 or int(float(value)) != value):
-            raise DmlError(
-                f"{where}: {str(value)[:40]} is beyond 2^53.",
-                "It cannot be converted to float64 without rounding.",
-                "Scale such numbers.",
-            )
+            raise rounded(f"{where}: {str(value)[:40]}")
 
 
 def _field(record: dict, name: str, path: Path, line: int) -> object:
     value = record.get(name)
     if value is None:
-        raise DmlError(
-            f"{path}, line {line}: {name} is missing.",
-            "Every line needs it.",
-            "Add it, or remove the line.",
-        )
+        raise bad_line(path, line, f"{name} is missing", "Every line needs it")
     return value
 
 

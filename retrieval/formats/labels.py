@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, damaged
 from retrieval.formats.arrays import blocks, reserve
 
 # Canonical, so that "07" and "7", or "-0" and "0", stay different.
@@ -101,10 +101,9 @@ def _check_characters(array: np.ndarray, where: str) -> None:
         codes = part.view(array.dtype.byteorder + "u4").reshape(len(part), -1)
         if int(codes.max()) > sys.maxunicode:
             row = rows.start + int(np.argmax(codes.max(axis=1) > sys.maxunicode))
-            raise DmlError(
+            raise damaged(
                 f"{where} holds {hex(int(codes.max()))} as a character, in row {row}.",
                 f"The last character of Unicode is {hex(sys.maxunicode)}: the file is damaged.",
-                "Copy or write the file again.",
             )
 
 

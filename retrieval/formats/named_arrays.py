@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
 from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
+from retrieval.registry import nearest
 
 
 def _words(text: str) -> frozenset[str]:
@@ -150,8 +150,8 @@ def _choose_by_key(
 def _existing(entries: dict[str, Entry], key: str, source: Path) -> str:
     if key in entries:
         return key
-    near = difflib.get_close_matches(key, entries, 1)
-    hint = f"Did you mean {near[0]}?" if near else f"Choose one of these: {source}::KEY"
+    near = nearest(key, entries)
+    hint = f"Did you mean {near}?" if near else f"Choose one of these: {source}::KEY"
     raise DmlError(f"{source} has no array called {key}.", describe(entries), hint)
 
 
@@ -249,7 +249,11 @@ def read(
 def read_labels(entries: dict[str, Entry], key: str | None, source: Path) -> np.ndarray:
     """Choose the one array of labels and read it."""
     name = choose_labels(entries, key, source)
-    return label_arrays.labels(entries[name].read(), f"{source}::{name}")
+    return label_arrays.labels(entries[name].read(), _where(source, name))
+
+
+def _where(source: Path, name: str) -> str:
+    return f"{source}::{name}" if name else str(source)
 
 
 def read_chosen(
@@ -261,22 +265,19 @@ def read_chosen(
 ) -> Embeddings:
     splits = {}
     for split, choice in chosen.items():
-        where = f"{source}::{choice.vectors}" if choice.vectors else str(source)
+        where = _where(source, choice.vectors)
         vectors = arrays.vectors(entries[choice.vectors].read(), where)
-        label = path = None
-        if choice.labels is not None:
-            where = f"{source}::{choice.labels}"
-            label = label_arrays.labels(entries[choice.labels].read(), where)
-            if len(label) != len(vectors):
+        beside: dict[str, np.ndarray] = {}
+        for role, convert in (("labels", label_arrays.labels), ("paths", label_arrays.paths)):
+            if (name := getattr(choice, role)) is None:
+                continue
+            beside[role] = convert(entries[name].read(), where := _where(source, name))
+            if len(beside[role]) != len(vectors):
                 raise DmlError(
-                    f"{where} has {len(label):,} labels for {len(vectors):,} vectors.",
+                    f"{where} has {len(beside[role]):,} {role} for {len(vectors):,} vectors.",
                     describe(entries),
-                    "Give one label for each vector, or another file: --labels FILE",
+                    "Give one for each vector; labels may be in another file: --labels FILE",
                 )
-        if choice.paths is not None:
-            where = f"{source}::{choice.paths}"
-            path = label_arrays.paths(entries[choice.paths].read(), where)
-        named = {"vectors": choice.vectors, "labels": choice.labels, "paths": choice.paths}
-        taken = {role: name for role, name in named.items() if name}
-        splits[split] = Split(vectors, label, path, taken)
+        taken = {role: name for role, name in vars(choice).items() if name}
+        splits[split] = Split(vectors, **beside, taken=taken)
     return Embeddings(source, format, splits, None, attrs or {})

@@ -9,31 +9,21 @@ from typing import IO
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.formats import labels, named_arrays
 from retrieval.formats.arrays import mapped, refuse_overrun
+from retrieval.formats.named_arrays import Entry, entry
 
 REFUSED = "Its header is not that of a plain array"
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    entries = {"": named_arrays.entry(array(path))}
-    return named_arrays.read(entries, key, path, with_labels, "npy")
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    return labels.labels(array(path), str(path))
-
-
-def array(path: Path) -> np.ndarray:
+def catalogue(path: Path) -> dict[str, Entry]:
     with path.open("rb") as file:
         shape, fortran, dtype = header(file, str(path))
         offset = file.tell()
     present = os.path.getsize(path) - offset
     refuse_overrun(str(path), math.prod(shape) * dtype.itemsize, present)
     data = mapped(path, dtype, shape[::-1] if fortran else shape, offset)
-    return data.T if fortran else data
+    return {"": entry(data.T if fortran else data)}
 
 
 def header(

@@ -12,31 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, damaged
 from retrieval.formats import named_arrays
 from retrieval.formats.arrays import BLOCK_BYTES, allocate, mapped, refuse_bomb, refuse_overrun
 from retrieval.formats.npy import header, pickled
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+def catalogue(path: Path) -> dict[str, named_arrays.Entry]:
     with zipfile.ZipFile(path) as archive:
-        entries = catalogue(archive, path)
-        return named_arrays.read(entries, key, path, with_labels, "npz")
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    with zipfile.ZipFile(path) as archive:
-        entries = catalogue(archive, path)
-        return named_arrays.read_labels(entries, key, path)
-
-
-def catalogue(archive: zipfile.ZipFile, path: Path) -> dict[str, named_arrays.Entry]:
-    return {
-        info.filename.removesuffix(".npy"): _entry(archive, info, path)
-        for info in archive.infolist()
-        if info.filename.endswith(".npy")
-    }
+        return {
+            info.filename.removesuffix(".npy"): _entry(archive, info, path)
+            for info in archive.infolist()
+            if info.filename.endswith(".npy")
+        }
 
 
 def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> named_arrays.Entry:
@@ -63,11 +51,8 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> named
         size = math.prod(shape) * dtype.itemsize
         refuse_overrun(where, size, info.file_size - offset)
         if size < info.file_size - offset:
-            raise DmlError(
-                f"{where} has {info.file_size - offset:,} bytes for {size:,} bytes of data.",
-                "Its header is damaged.",
-                "Write the file again.",
-            )
+            held = info.file_size - offset
+            raise damaged(f"{where} has {held:,} bytes for {size:,} bytes of data.")
         lay = shape[::-1] if fortran else shape
         if info.compress_type == zipfile.ZIP_STORED:
             start = _data_start(path, info)
@@ -77,7 +62,7 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> named
             # Paths are much alike and shrink to a fiftieth: text is measured by the whole file.
             beside = os.path.getsize(path) if dtype.kind in "SU" else info.compress_size
             refuse_bomb(where, beside, size)
-            data = _inflate(archive, info, lay, dtype, offset, where)
+            data = _inflate(path, info, lay, dtype, offset, where)
         return data.T if fortran else data
 
     return named_arrays.Entry(shape, example.dtype, example.kind, load)
@@ -106,15 +91,12 @@ def _check_sum(path: Path, start: int, info: zipfile.ZipInfo, where: str) -> Non
             total = zlib.crc32(block, total)
             left -= len(block)
     if total != info.CRC or left:
-        raise DmlError(
-            f"{where} is damaged.",
-            f"Its checksum is {total:08x} and should be {info.CRC:08x}.",
-            "Copy or write the file again.",
-        )
+        why = f"Its checksum is {total:08x} and should be {info.CRC:08x}."
+        raise damaged(f"{where} is damaged.", why)
 
 
 def _inflate(
-    archive: zipfile.ZipFile,
+    path: Path,
     info: zipfile.ZipInfo,
     shape: tuple[int, ...],
     dtype: np.dtype,
@@ -123,7 +105,7 @@ def _inflate(
 ) -> np.ndarray:
     out = allocate(shape, dtype)
     target = out.reshape(-1).view(np.uint8).data if out.size else memoryview(b"")
-    with archive.open(info) as member:
+    with zipfile.ZipFile(path) as archive, archive.open(info) as member:
         member.read(offset)
         at = 0
         while at < len(target):
@@ -133,5 +115,5 @@ def _inflate(
             target[at : at + len(block)] = block
             at += len(block)
         if member.read(1):  # reaching the end makes zipfile compare the checksum
-            raise DmlError(f"{where} goes on after its end.", "It is damaged.", "Write it again.")
+            raise damaged(f"{where} goes on after its end.")
     return out

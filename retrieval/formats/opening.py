@@ -8,16 +8,26 @@ import shlex
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
-from retrieval.formats import FORMATS, Format, refused, trial, truncation
+from retrieval.formats import FORMATS, Format, truncation
 from retrieval.formats.arrays import budget
-from retrieval.formats.refused import explain
+from retrieval.registry import nearest
+
+T = TypeVar("T")
+# What a file begins with: its format, what to call it, and its usual suffix.
+SIGNATURES = {
+    b"\x89HDF\r\n\x1a\n": ("hdf5", "an HDF5 file", ".h5"),
+    b"\x93NUMPY": ("npy", "a NumPy array", ".npy"),
+    b"PAR1": ("arrow", "a Parquet file", ".parquet"),
+    b"ARROW1": ("arrow", "an Arrow file", ".arrow"),
+    b"\x1f\x8b\x08": ("gzip", "compressed by gzip", ".gz"),
+}
+BINARY = ("vecs", "ivecs", "safetensors")  # these begin with a number, which may be any
 
 
 def split_key(source: str | Path) -> tuple[Path, str | None]:
@@ -69,33 +79,35 @@ def read(source: str | Path, with_labels: bool = True) -> Embeddings:
     path, key = split_key(source)
     format = find_format(path)
     if format.labels_only:
-        if error := refused.json_records(path):
-            raise error
-        raise DmlError(
+        from retrieval.formats.refused import json_records
+
+        raise json_records(path) or DmlError(
             f"{path} is a {format.suffixes[0]} file.",
             f"Such a file holds labels only: {format.summary}.",
             f"Give both: dmltool eval embeddings.npy --labels {shlex.quote(str(path))}",
         )
-    return _call(format, path, lambda module: module.read(path, key, with_labels))
+    return _call(format, path, lambda: format.read(path, key, with_labels))
 
 
 def read_labels(source: str | Path) -> np.ndarray:
     """The labels in one file."""
     path, key = split_key(source)
     format = find_format(path)
-    return _call(format, path, lambda module: module.read_labels(path, key))
+    return _call(format, path, lambda: format.read_labels(path, key))
 
 
-def _call(format: Format, path: Path, function: Callable[[ModuleType], Any]) -> Any:
+def _call(format: Format, path: Path, function: Callable[[], T]) -> T:
     # A damaged file may fail anywhere inside a library: whatever it raises, the user is told
     # which file it was. The cause stays attached for --debug.
     try:
-        module = _load(format)
+        module = format.load()
         truncation.watch(path, path.stat().st_size)
         if hasattr(module, "trial"):
+            from retrieval.formats import trial
+
             trial.attempt(module.trial(path), path, format.name)
         with budget(path):
-            return function(module)
+            return function()
     except (DmlError, MemoryError):
         raise
     except ModuleNotFoundError as error:
@@ -113,31 +125,40 @@ def _call(format: Format, path: Path, function: Callable[[ModuleType], Any]) -> 
         ) from error
 
 
-def _load(format: Format) -> ModuleType:
-    return format.load()
-
-
 def find_format(path: Path) -> Format:
     """By suffix, else by the first bytes; raises for what is not a readable file."""
     check_file(path)
     by_suffix = {suffix: format for format in FORMATS for suffix in format.suffixes}
     suffix = path.suffix.lower()
     if suffix in by_suffix:
-        if error := refused.misnamed(path, by_suffix[suffix].name):
-            raise error
+        _check_signature(path, by_suffix[suffix].name)
         return by_suffix[suffix]
+    from retrieval.formats.refused import explain
+
     if error := explain(path):
         raise error
-    name = sniff(path)
-    for format in FORMATS:
-        if format.name == name:
-            return format
-    near = difflib.get_close_matches(suffix, by_suffix, 1)
+    if name := sniff(path):
+        return FORMATS.find(name)
+    near = nearest(suffix, by_suffix)
     raise DmlError(
         f"{path} has the suffix {suffix or '(none)'}, and its first bytes are not familiar either.",
         f"These suffixes are read: {' '.join(by_suffix)}.",
-        f"Did you mean {near[0]}?" if near else "Convert the file to one of these formats.",
+        f"Did you mean {near}?" if near else "Convert the file to one of these formats.",
     )
+
+
+def _check_signature(path: Path, format: str) -> None:
+    """Raise for a file whose first bytes are those of another format than its suffix says."""
+    with path.open("rb") as file:
+        start = file.read(16)
+    for mark, (found, kind, suffix) in SIGNATURES.items():
+        if start.startswith(mark) and found != format and format not in BINARY:
+            new = path.with_name(path.name + ".gz") if found == "gzip" else path.with_suffix(suffix)
+            raise DmlError(
+                f"{path} is {kind}, not a {path.suffix} file.",
+                "Its first bytes are not those that its suffix promises.",
+                f"Rename it: mv {shlex.quote(str(path))} {shlex.quote(str(new))}",
+            )
 
 
 def sniff(path: Path) -> str | None:
@@ -166,6 +187,8 @@ def check_file(path: Path) -> None:
         )
     try:
         if not path.exists() or path.is_dir():
+            from retrieval.formats.refused import explain
+
             raise explain(path) or _missing(path)
         if not path.is_file():
             raise DmlError(

@@ -8,14 +8,54 @@ import re
 import shlex
 import zipfile
 from pathlib import Path
+from string import Template
 
 from retrieval.errors import DmlError
 
 URL = re.compile(r"(https?|ftp|s3|gs|hf):/+(.+)")
 RUN_FILES = ("config.toml", "best.pt", "last.pt", "metrics.jsonl")
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-SHARDS = (".npy", ".npz", ".parquet", ".arrow", ".feather", ".csv", ".jsonl", ".h5", ".pt",
-          ".safetensors")  # fmt: skip
+SHARDS = "npy npz parquet arrow feather csv jsonl h5 pt safetensors"
+ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst")
+SPREADSHEET = (
+    "a spreadsheet",
+    "Spreadsheets are not read",
+    "pandas",
+    "pandas.read_excel($path).to_csv($csv, index=False)",
+)
+SAVE = (
+    'x.to_parquet($parquet) if hasattr(x, "to_parquet") else '
+    "numpy.savez($npz, **x) if isinstance(x, dict) else numpy.save($npy, x)"
+)
+PICKLE = ("a Python pickle", "Unpickling can run any code, so it is never done here")
+# By suffix: what the file is, why it is not read, and the modules and code that convert it.
+CONVERSIONS = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".ods"), SPREADSHEET),
+    ".joblib": (*PICKLE, "numpy, joblib", f"x = joblib.load($path); {SAVE}"),
+    ".pkl": (*PICKLE, "numpy, pandas", f"x = pandas.read_pickle($path); {SAVE}"),
+    ".pickle": (*PICKLE, "numpy, pandas", f"x = pandas.read_pickle($path); {SAVE}"),
+    ".mat": (
+        "a MATLAB file",
+        "MATLAB files are not read",
+        "numpy, scipy.io",
+        "m = scipy.io.loadmat($path); "
+        'numpy.savez($npz, **{k: v.squeeze() for k, v in m.items() if k[0] != "_"})',
+    ),
+    ".mat 7.3": (
+        "a MATLAB file of version 7.3",
+        "It is HDF5 with its arrays transposed",
+        "h5py, numpy",
+        "m = h5py.File($path); numpy.savez($npz, "
+        "**{k: v[()].T.squeeze() for k, v in m.items() if isinstance(v, h5py.Dataset)})",
+    ),
+    ".zarr": (
+        "a Zarr store",
+        "Zarr stores are not read",
+        "numpy, zarr",
+        'z = zarr.open($path, mode="r"); numpy.save($npy, z[:]) if hasattr(z, "shape") '
+        "else numpy.savez($npz, **{k: v[:] for k, v in z.arrays()})",
+    ),
+}
 SPLITS = 20  # entries of a folder that are looked at one level down
 
 
@@ -35,34 +75,8 @@ def explain(path: Path) -> DmlError | None:
     if found and not path.exists():
         return _url(found[1], found[2])
     if path.is_dir():
-        return _zarr(path) if _is_zarr(path) else _folder(path)
+        return _convertible(path, ".zarr") if _is_zarr(path) else _folder(path)
     return _file(path) if path.exists() else None
-
-
-# What a file begins with: its format, what to call it, and its usual suffix.
-SIGNATURES = {
-    b"\x89HDF\r\n\x1a\n": ("hdf5", "an HDF5 file", ".h5"),
-    b"\x93NUMPY": ("npy", "a NumPy array", ".npy"),
-    b"PAR1": ("arrow", "a Parquet file", ".parquet"),
-    b"ARROW1": ("arrow", "an Arrow file", ".arrow"),
-    b"\x1f\x8b\x08": ("gzip", "compressed by gzip", ".gz"),
-}
-BINARY = ("vecs", "ivecs", "safetensors")  # these begin with a number, which may be any
-
-
-def misnamed(path: Path, format: str) -> DmlError | None:
-    """The error for a file whose first bytes are those of another format than its suffix says."""
-    with path.open("rb") as file:
-        start = file.read(16)
-    for mark, (found, kind, suffix) in SIGNATURES.items():
-        if start.startswith(mark) and found != format and format not in BINARY:
-            new = path.with_name(path.name + ".gz") if found == "gzip" else path.with_suffix(suffix)
-            return DmlError(
-                f"{path} is {kind}, not a {path.suffix} file.",
-                "Its first bytes are not those that its suffix promises.",
-                f"Rename it: mv {shlex.quote(str(path))} {shlex.quote(str(new))}",
-            )
-    return None
 
 
 def json_records(path: Path) -> DmlError | None:
@@ -89,10 +103,9 @@ def _zip(path: Path) -> DmlError | None:
         names = []
     if any(name.endswith((".npy", "/data.pkl")) for name in names):
         return None
-    shown = f"It holds {', '.join(names[:5])}{', ...' * (len(names) > 5)}."
     return DmlError(
         f"{path} is a zip archive.",
-        shown if names else "It cannot be listed, or is empty.",
+        f"It holds {_some(names)}." if names else "It cannot be listed, or is empty.",
         f"Unpack it and give the file inside: unzip {shlex.quote(str(path))}",
     )
 
@@ -119,47 +132,22 @@ def _url(scheme: str, rest: str) -> DmlError:
 
 
 def _file(path: Path) -> DmlError | None:
-    suffix, text = path.suffix.lower(), str(path)
-
-    def out(new: str) -> str:
-        return quoted(path.with_suffix(new))
-
-    if suffix in (".xlsx", ".xls", ".xlsm", ".ods"):
-        code = f"pandas.read_excel({quoted(text)}).to_csv({out('.csv')}, index=False)"
-        return DmlError(
-            f"{path} is a spreadsheet.",
-            "Spreadsheets are not read.",
-            f"Save it as CSV there, or: {python_line('pandas', code)}",
-        )
-    if suffix in (".pkl", ".pickle", ".joblib") or _starts(path, b"\x80\x02", b"\x80\x04"):
-        joblib = suffix == ".joblib"
-        module, how = ("joblib", "load") if joblib else ("pandas", "read_pickle")
-        code = (
-            f"x = {module}.{how}({quoted(text)}); "
-            f'x.to_parquet({out(".parquet")}) if hasattr(x, "to_parquet") else '
-            f"numpy.savez({out('.npz')}, **x) if isinstance(x, dict) else "
-            f"numpy.save({out('.npy')}, x)"
-        )
-        return DmlError(
-            f"{path} is a Python pickle.",
-            "Unpickling can run any code, so it is never done here.",
-            f"If you trust the file: {python_line(f'numpy, {module}', code)}",
-        )
-    if suffix == ".mat":
-        return _mat(path)
-    if suffix == ".zarr":
-        return _zarr(path)
+    suffix, here = path.suffix.lower(), shlex.quote(str(path))
+    if suffix == ".mat" and _starts(path, b"MATLAB 7.3"):
+        return _convertible(path, ".mat 7.3")
+    if suffix in CONVERSIONS:
+        return _convertible(path, suffix)
+    if _starts(path, b"\x80\x02", b"\x80\x04"):
+        return _convertible(path, ".pkl")
     if suffix == ".onnx":
         return DmlError(
             f"{path} is an ONNX model, not embeddings.",
             "Embeddings come from running it on images.",
-            f"Run it: dmltool embed {shlex.quote(text)} IMAGES --out embeddings.h5",
+            f"Run it: dmltool embed {here} IMAGES --out embeddings.h5",
         )
     if suffix == ".zip" and _starts(path, b"PK"):
         return _zip(path)
-    if suffix in (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst") and not _starts(
-        path, b"PK"
-    ):
+    if suffix in ARCHIVES and not _starts(path, b"PK"):
         return DmlError(
             f"{path} is an archive or is compressed.",
             "Of compressed files those of gzip are read (.npy.gz, .csv.gz, .jsonl.gz).",
@@ -168,44 +156,16 @@ def _file(path: Path) -> DmlError | None:
     return None
 
 
-def _mat(path: Path) -> DmlError:
-    out = quoted(path.with_suffix(".npz"))
-    if _starts(path, b"MATLAB 7.3"):
-        kind = "a MATLAB file of version 7.3, which is HDF5 with its arrays transposed"
-        code = (
-            f"m = h5py.File({quoted(path)}); "
-            f"numpy.savez({out}, **{{k: v[()].T.squeeze() for k, v in "
-            "m.items() if isinstance(v, h5py.Dataset)})"
-        )
-        line = python_line("h5py, numpy", code)
-    else:
-        kind = "a MATLAB file"
-        code = (
-            f"m = scipy.io.loadmat({quoted(path)}); "
-            f"numpy.savez({out}, **{{k: v.squeeze() for k, v in "
-            'm.items() if k[0] != "_"})'
-        )
-        line = python_line("numpy, scipy.io", code)
-    return DmlError(f"{path} is {kind}.", "MATLAB files are not read.", f"Convert it: {line}")
+def _convertible(path: Path, kind: str) -> DmlError:
+    what, why, modules, code = CONVERSIONS[kind]
+    names = {new: quoted(path.with_suffix(f".{new}")) for new in ("npy", "npz", "csv", "parquet")}
+    line = python_line(modules, Template(code).substitute(names, path=quoted(path)))
+    return DmlError(f"{path} is {what}.", f"{why}.", f"If you trust it, convert it: {line}")
 
 
 def _is_zarr(path: Path) -> bool:
     marks = (".zarray", ".zgroup", "zarr.json")
     return path.suffix.lower() == ".zarr" or any((path / mark).exists() for mark in marks)
-
-
-def _zarr(path: Path) -> DmlError:
-    stem = str(path.with_suffix(""))
-    code = (
-        f'z = zarr.open({quoted(path)}, mode="r"); numpy.save({quoted(stem + ".npy")}, z[:]) if '
-        f'hasattr(z, "shape") else numpy.savez({quoted(stem + ".npz")}, '
-        "**{k: v[:] for k, v in z.arrays()})"
-    )
-    return DmlError(
-        f"{path} is a Zarr store.",
-        "Zarr stores are not read.",
-        f"Convert it: {python_line('numpy, zarr', code)}",
-    )
 
 
 def _folder(path: Path) -> DmlError:
@@ -222,7 +182,7 @@ def _folder(path: Path) -> DmlError:
         run = shlex.quote(str(path / (done or runs)[0]))
         return DmlError(
             f"{path} is a folder of runs.",
-            f"It holds {', '.join(runs[:5])}{', ...' * (len(runs) > 5)}. One run is expected.",
+            f"It holds {_some(runs)}. One run is expected.",
             f"Choose one: dmltool eval {run}" if done else f"Export one: dmltool export {run}",
         )
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} & set(names):
@@ -238,9 +198,7 @@ def _folder(path: Path) -> DmlError:
         )
     return _shards(path, names) or DmlError(
         f"{path} is a folder.",
-        f"It holds {', '.join(names[:5])}{', ...' * (len(names) > 5)}."
-        if names
-        else "It is empty.",
+        f"It holds {_some(names)}." if names else "It is empty.",
         "Give one embedding file.",
     )
 
@@ -269,7 +227,7 @@ def _shards(path: Path, names: list[str]) -> DmlError | None:
     """Several files of one format, or images."""
     counts = {
         suffix: sum(name.lower().endswith(suffix) for name in names)
-        for suffix in (*SHARDS, *IMAGES)
+        for suffix in (*(f".{name}" for name in SHARDS.split()), *IMAGES)
     }
     suffix = max(counts, key=counts.__getitem__)
     folders = [entry for entry in names[:SPLITS] if (path / entry).is_dir()]
@@ -317,6 +275,10 @@ def _has_images(path: Path, folders: list[str]) -> bool:
     return any(
         entry.lower().endswith(IMAGES) for name in folders for entry in os.listdir(path / name)
     )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join([*names[:5], "..."] if len(names) > 5 else names)
 
 
 def _starts(path: Path, *marks: bytes) -> bool:

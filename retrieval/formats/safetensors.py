@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, damaged
 from retrieval.formats import named_arrays
 from retrieval.formats.arrays import BFLOAT16, mapped, refuse_overrun
 
@@ -28,16 +27,6 @@ DTYPES = {
 HEADER_BYTES = 100_000_000  # the format's own limit
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    entries = catalogue(path)
-    return named_arrays.read(entries, key, path, with_labels, "safetensors")
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    entries = catalogue(path)
-    return named_arrays.read_labels(entries, key, path)
-
-
 def catalogue(path: Path) -> dict[str, named_arrays.Entry]:
     size = os.path.getsize(path)
     with path.open("rb") as file:
@@ -45,11 +34,7 @@ def catalogue(path: Path) -> dict[str, named_arrays.Entry]:
         refuse_overrun(f"the header of {path}", length, min(size - 8, HEADER_BYTES))
         header = json.loads(file.read(length))
     if not isinstance(header, dict):
-        raise DmlError(
-            f"{path} has a header that is not a JSON object.",
-            "The file is damaged.",
-            "Copy or write the file again.",
-        )
+        raise damaged(f"{path} has a header that is not a JSON object.")
     header.pop("__metadata__", None)
     return {name: _entry(path, name, info, 8 + length, size) for name, info in header.items()}
 
@@ -59,22 +44,14 @@ def _entry(path: Path, name: str, info: dict, start: int, size: int) -> named_ar
     shape, (begin, end) = tuple(info["shape"]), info["data_offsets"]
     numbers = (*shape, begin, end)
     if not all(type(n) is int and 0 <= n < 2**63 for n in numbers) or begin > end:
-        raise DmlError(
-            f"{where} has the shape {shape} and the offsets {begin} and {end}.",
-            "The header is damaged.",
-            "Copy or write the file again.",
-        )
+        raise damaged(f"{where} has the shape {shape} and the offsets {begin} and {end}.")
     refuse_overrun(where, end, size - start)
     dtype = DTYPES.get(info["dtype"])
     if dtype is None:
         return named_arrays.Entry(shape, str(info["dtype"]), "?", lambda: _unsupported(where, info))
     claimed = math.prod(shape) * dtype.itemsize
     if claimed != end - begin:
-        raise DmlError(
-            f"{where} claims {claimed:,} bytes but its offsets enclose {end - begin:,}.",
-            "The header is damaged.",
-            "Copy or write the file again.",
-        )
+        raise damaged(f"{where} claims {claimed:,} bytes, its offsets enclose {end - begin:,}.")
     example = named_arrays.entry(np.empty(0, dtype))
     return named_arrays.Entry(
         shape, example.dtype, example.kind, lambda: mapped(path, dtype, shape, start + begin)

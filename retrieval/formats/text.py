@@ -1,16 +1,31 @@
-"""Read labels alone: one per line in `.txt`, a list in `.json`."""
+"""Open a text file in its own encoding, and read labels: one per line in `.txt`, a list in `.json`.
+
+The encoding is UTF-8, UTF-16 or UTF-32 with a mark, else Latin-1.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
+from typing import IO, TextIO
 
 import numpy as np
 
+from retrieval.embeddings import note
 from retrieval.errors import DmlError
 from retrieval.formats import labels, named_arrays
-from retrieval.formats.encodings import open_text
 from retrieval.formats.refused import json_records
+
+# UTF-32 first: its mark begins with that of UTF-16.
+MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+)
+BLOCK = 1 << 20
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
@@ -35,3 +50,45 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
             "Write them as [1, 2, 3].",
         )
     return labels.from_values(value, str(path))
+
+
+def open_text(path: Path, newline: str | None = None) -> TextIO:
+    return path.open(encoding=charset(path), newline=newline)
+
+
+def charset(path: Path) -> str:
+    """The encoding by the mark at its start, else by what all of its bytes allow."""
+    with path.open("rb") as file:
+        start = file.read(4)
+        for mark, name in MARKS:
+            if start.startswith(mark):
+                return name
+        file.seek(0)
+        wrong = _first_wrong_byte(file, "utf-8", path)
+        if wrong is None:
+            return "utf-8"
+        file.seek(0)
+        # Windows writes its own variant, which gives signs to what Latin-1 leaves to controls.
+        windows = _first_wrong_byte(file, "cp1252", path) is None
+    note(f"{path} is not UTF-8 (byte {wrong:,}); it is read as Latin-1")
+    return "cp1252" if windows else "latin-1"
+
+
+def _first_wrong_byte(file: IO[bytes], encoding: str, path: Path) -> int | None:
+    decoder, at = codecs.getincrementaldecoder(encoding)(), 0
+    while True:
+        block = file.read(BLOCK)
+        if b"\0" in block:
+            raise DmlError(
+                f"{path} is not a text file.",
+                "It holds zero bytes, which are not in UTF-8 text.",
+                "Check what wrote it; UTF-16 text must begin with its byte order mark.",
+            )
+        kept = len(decoder.getstate()[0])
+        try:
+            decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            return at - kept + error.start
+        at += len(block)
+        if not block:
+            return None

@@ -17,23 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels, named_arrays, torch_numpy
 from retrieval.formats.arrays import BFLOAT16, refuse_bomb, refuse_overrun
 from retrieval.formats.refused import python_line, quoted
 
 DEPTH, OBJECTS, NAME_CHARS = 4, 10_000, 1000  # dicts within dicts; what all of them hold
-
-
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    entries = catalogue(path)
-    return named_arrays.read(entries, key, path, with_labels, "torch")
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    entries = catalogue(path)
-    return named_arrays.read_labels(entries, key, path)
 
 
 def trial(path: Path) -> Callable[[], object]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.errors import damaged
 
 
 class Dtype:
@@ -61,10 +61,8 @@ class Array:
         if not isinstance(data, bytes) or not dtype.itemsize:
             return None
         if len(data) != math.prod(shape) * dtype.itemsize:
-            raise DmlError(
-                f"A NumPy array of shape {shape} and dtype {dtype} stores {len(data):,} bytes.",
-                "The file is damaged.",
-                "Write it again.",
+            raise damaged(
+                f"A NumPy array of shape {shape} and dtype {dtype} stores {len(data):,} bytes."
             )
         return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 

@@ -110,32 +110,27 @@ def _listen(reader: int, seconds: float) -> bytes | None:
 
 
 def _judge(answer: bytes | None, status: int, path: Path, format: str, size: int) -> None:
+    """Raise the error that the child met, or that it did not end well."""
+    anyway = f" To open it all the same, set {SWITCH}=0."
+    what, fix = f"{path} cannot be read as {format}", DAMAGED
     if answer is None or status == -signal.SIGXCPU:
-        raise DmlError(
-            f"{path} cannot be read as {format}: opening it takes too long.",
-            "A child process that tried it was stopped.",
-            f"{DAMAGED} To open it all the same, set {SWITCH}=0.",
-        )
-    if status or not answer:
+        what, fix = f"{what}: opening it takes too long", DAMAGED + anyway
+        why = "A child process that tried it was stopped"
+    elif status or not answer:
         name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-        raise DmlError(
-            f"{path} cannot be read as {format}: it crashes the library that reads it.",
-            f"A child process that tried it ended with {name}.",
-            DAMAGED,
-        )
-    kind, *texts = json.loads(answer) or [""]
-    if kind == "DmlError":
-        raise DmlError(*texts)
-    if kind == "MemoryError":
-        raise DmlError(
-            f"{path} cannot be read as {format}: it asks for too much memory.",
-            f"The file has {size:,} bytes; reading it may take {MEMORY_RATIO} times as much "
-            f"and {MEMORY_BYTES // 10**6} MB.",
-            f"{DAMAGED} To open it all the same, set {SWITCH}=0.",
-        )
-    if kind:
-        raise DmlError(
-            f"{path} cannot be read as {format}.",
-            f"The reader says: {kind}: {texts[0].rstrip('.')}.",
-            DAMAGED,
-        )
+        what = f"{what}: it crashes the library that reads it"
+        why = f"A child process that tried it ended with {name}"
+    else:
+        kind, *texts = json.loads(answer) or [""]
+        if not kind:
+            return
+        if kind == "DmlError":
+            raise DmlError(*texts)
+        why = f"The reader says: {kind}: {''.join(texts).rstrip('.')}"
+        if kind == "MemoryError":
+            what, fix = f"{what}: it asks for too much memory", DAMAGED + anyway
+            why = (
+                f"The file has {size:,} bytes; reading it may take {MEMORY_RATIO} times as much "
+                f"and {MEMORY_BYTES // 10**6} MB"
+            )
+    raise DmlError(f"{what}.", f"{why}.", fix)

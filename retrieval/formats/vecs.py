@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings
-from retrieval.errors import DmlError
-from retrieval.formats import labels, named_arrays
+from retrieval.errors import DmlError, damaged
+from retrieval.formats.named_arrays import Entry, entry
 
 VALUES: dict[str, np.dtype] = {
     ".fvecs": np.dtype("<f4"),
@@ -19,17 +18,8 @@ VALUES: dict[str, np.dtype] = {
 CHECKED_ROWS = 1 << 20
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    entries = {"": named_arrays.entry(array(path))}
-    return named_arrays.read(entries, key, path, with_labels, "vecs")
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    return labels.labels(array(path), str(path))
-
-
-def array(path: Path) -> np.ndarray:
-    """(N, D), a strided view of the mapped file."""
+def catalogue(path: Path) -> dict[str, Entry]:
+    """One array (N, D), a strided view of the mapped file."""
     dtype = VALUES[path.suffix.lower()]
     size = os.path.getsize(path)
     with path.open("rb") as file:
@@ -46,9 +36,5 @@ def array(path: Path) -> np.ndarray:
     sample = raw[:: max(1, len(raw) // CHECKED_ROWS), :4]
     lengths = np.ascontiguousarray(sample).view("<i4")
     if (lengths != dim).any():
-        raise DmlError(
-            f"{path} has rows of different lengths.",
-            f"The first has {dim} values.",
-            "Copy or write the file again.",
-        )
-    return raw[:, 4:].view(dtype)
+        raise damaged(f"{path} has rows of different lengths.", f"The first has {dim} values.")
+    return {"": entry(raw[:, 4:].view(dtype))}

@@ -23,7 +23,7 @@ Points = Sequence[tuple[float, float | None]]
 
 @dataclass(frozen=True)
 class Axis:
-    """From values to places, straight or logarithmic."""
+    """Map values to coordinates, linear or logarithmic."""
 
     low: float
     high: float

@@ -41,14 +41,14 @@ def columns(problem: Problem, ranks: np.ndarray, distance: str, names: list[str]
 def confused(
     problem: Problem, ranks: np.ndarray, best: Best
 ) -> Iterator[tuple[int, int, int, float, np.ndarray]]:
-    """Class asked, class found, queries, their share of the class asked, and the nearest of them.
+    """Class of queries, class of their nearest negative, how many, their share, some of them.
 
-    Queries whose nearest item is wrong; those with nothing to find are no fault of the embedding.
+    Only queries that have a positive count; the share is of all queries of their class.
     """
     failed = np.flatnonzero((ranks > 1) & (best.negative >= 0))
-    asked, found = problem.query_codes[failed], problem.gallery_codes[best.negative[failed]]
+    own, found = problem.query_codes[failed], problem.gallery_codes[best.negative[failed]]
     pairs, member, counts = np.unique(
-        np.stack([asked, found]), axis=1, return_inverse=True, return_counts=True
+        np.stack([own, found]), axis=1, return_inverse=True, return_counts=True
     )
     queries = np.bincount(problem.query_codes, minlength=len(problem.names))
     share = counts / queries[pairs[0]] if len(counts) else counts
@@ -61,13 +61,13 @@ def confused(
 
 def nearest_strangers(problem: Problem, best: Best, distance: str) -> np.ndarray:
     """(n,) queries whose nearest negative is nearest of all; each pair of items once."""
-    asks = np.flatnonzero(best.negative >= 0)
-    scores = pair_scores(problem, asks, best.negative[asks], distance)
-    asks = asks[np.argsort(-scores if distance == "cos" else scores, kind="stable")]
+    queries = np.flatnonzero(best.negative >= 0)
+    scores = pair_scores(problem, queries, best.negative[queries], distance)
+    queries = queries[np.argsort(-scores if distance == "cos" else scores, kind="stable")]
     if problem.protocol == LEAVE_ONE_OUT:
-        pairs = np.sort(np.stack([asks, best.negative[asks]]), axis=0)
-        asks = asks[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]
-    return asks[:DUPLICATES]
+        pairs = np.sort(np.stack([queries, best.negative[queries]]), axis=0)
+        queries = queries[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]
+    return queries[:DUPLICATES]
 
 
 def _sides(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:

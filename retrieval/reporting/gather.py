@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from retrieval.reporting.view import (
     Run,
     View,
 )
-from retrieval.resources import Progress, StageProgress
+from retrieval.resources import StageProgress, of_file, stage
 from retrieval.results import Source
 from retrieval.tables import evaluation_warnings
 
@@ -55,24 +55,24 @@ class Options:
 
 @dataclass
 class Items:
-    """The items shown anywhere; the first to be asked for is the first to get a picture."""
+    """The items shown anywhere, numbered in the order in which they are to get pictures."""
 
     data: Embeddings
     problem: Problem
-    places: dict[tuple[int, int], int] = field(default_factory=dict)  # (side, row) -> item
+    numbers: dict[tuple[int, int], int] = field(default_factory=dict)  # (side, row) -> item
 
     def query(self, n: int) -> int:
-        return self._place(0, int(n))
+        return self._number(0, int(n))
 
     def answers(self, found: Sequence[int]) -> list[int]:
         side = int(self.problem.protocol == QUERY_GALLERY)
-        return [self._place(side, int(n)) for n in found]
+        return [self._number(side, int(n)) for n in found]
 
-    def _place(self, side: int, row: int) -> int:
-        return self.places.setdefault((side, row), len(self.places))
+    def _number(self, side: int, row: int) -> int:
+        return self.numbers.setdefault((side, row), len(self.numbers))
 
     def paths(self) -> list[str | None]:
-        return [self._path(side, row) for side, row in self.places]
+        return [self._path(side, row) for side, row in self.numbers]
 
     def _path(self, side: int, row: int) -> str | None:
         split = self.data.splits.get("gallery" if side else self.problem.split)
@@ -82,11 +82,11 @@ class Items:
         codes = [self.problem.query_codes, self.problem.gallery_codes]
         paths = self.paths()
         return {
-            "class": [int(codes[side][row]) for side, row in self.places],
+            "class": [int(codes[side][row]) for side, row in self.numbers],
             "path": [None if path is None else shown(path) for path in paths],
             "thumb": [-1 if path is None else pictured.get(path, -1) for path in paths],
-            "row": [row for _, row in self.places],
-            "side": [side for side, _ in self.places],
+            "row": [row for _, row in self.numbers],
+            "side": [side for side, _ in self.numbers],
         }
 
 
@@ -104,21 +104,21 @@ def gather(
     """source: what the result says of the file; others: files of the same items to compare with."""
     options = options or Options()
     title, *names = _tails([data.source, *(other.source for other in others)])
-    pairs = [_aligned(data, other) for other in others]  # before anything takes long
+    pairs = [align(*comparable(data, other)) for other in others]  # before anything takes long
     problem = from_embeddings(data)
     settings = Settings(nmi=options.nmi, memory=MEMORY, seed=options.seed)
     own = run(problem, settings, progress)
     ranks, d = own.ranks[options.distance], options.distance
-    best = nearest_quickly(problem, d, _stage(progress, "nearest items"))
+    best = nearest_quickly(problem, d, stage(progress, "nearest items"))
     sample = sampling.choose(ranks, problem.query_codes, best.margin, options.seed)
     rows = nearest.rows_of(
-        problem, sample.queries, ranks[sample.queries], d, NEAR, _stage(progress, "rows")
+        problem, sample.queries, ranks[sample.queries], d, NEAR, stage(progress, "rows")
     )
     items = Items(data, problem)
-    for place in sorted(place for tab in sample.tabs.values() for place in tab):
-        _query(sample.queries[place], ranks, rows[place], items)
+    for n in sorted(n for tab in sample.tabs.values() for n in tab):
+        _query(sample.queries[n], ranks, rows[n], items)
     columns = _told(progress, "classes", classes.columns, problem, ranks, d, _names(data, problem))
-    # Items are numbered, and get their pictures, in the order in which they are asked for.
+    # Items are numbered, and get their pictures, in the order of these calls.
     confused = _confused(problem, ranks, best, items, d)
     duplicates = _duplicates(problem, best, items, d)
     compared = [
@@ -155,15 +155,6 @@ def gather(
         "thumbs": {"side": thumbs.SIDE, "images": pictured.images},
         "warnings": [*evaluation_warnings(own.result), *map(shown, notes), *unread],
     }
-
-
-# Before
-
-
-def _aligned(data: Embeddings, other: Embeddings) -> Embeddings:
-    """The other file with its rows in the order of ours."""
-    ours, theirs = comparable(data, other)
-    return align(ours, theirs)
 
 
 # Parts of the view
@@ -254,7 +245,7 @@ def _compared(
     progress: StageProgress | None,
 ) -> Compared:
     """What our file has gained on another one, and lost."""
-    tell = progress and (lambda stage, *count: progress(f"{name}: {stage}", *count))
+    tell = of_file(progress, name)
     theirs = run(from_embeddings(data), replace(settings, nmi=False), tell)
     ranks, their_ranks = own.ranks[options.distance], theirs.ranks[options.distance]
     changed = {
@@ -266,7 +257,7 @@ def _compared(
     chosen = np.concatenate(list(drawn.values()))
     kinds = [kind for kind, rows in drawn.items() for _ in rows]
     lists = [
-        nearest.rows_of(e.problem, chosen, r[chosen], options.distance, NEAR, _stage(tell, "rows"))
+        nearest.rows_of(e.problem, chosen, r[chosen], options.distance, NEAR, stage(tell, "rows"))
         for e, r in ((own, ranks), (theirs, their_ranks))
     ]
     flips: list[ChangedQuery] = [
@@ -311,25 +302,24 @@ def _thumbs(
     paths = [path for path in items.paths() if path is not None]
     if pictures is None or not paths:
         return thumbs.Thumbs([], {}, []), []
-    if not thumbs.pillow_there():
-        return thumbs.Thumbs([], {}, []), [
-            f"images are not shown: that needs Pillow. {install('cpu')}"
-        ]
-    made = thumbs.thumbnails(paths, pictures, options.budget, _stage(progress, "thumbnails"))
+    if find_spec("PIL") is None:
+        why = f"images are not shown: that needs Pillow. {install('cpu')}"
+        return thumbs.Thumbs([], {}, []), [why]
+    made = thumbs.thumbnails(paths, pictures, options.budget, stage(progress, "thumbnails"))
     if not made.unread:
         return made, []
     tried = len(made.unread) + len(made.of)
-    return made, [f"images that could not be read: {len(made.unread):,} of {tried:,}; "
-                  f"the first: {shown(made.unread[0])}"]  # fmt: skip
+    unread = f"images that could not be read: {len(made.unread):,} of {tried:,}"
+    return made, [f"{unread}; the first: {shown(made.unread[0])}"]
 
 
 def _provenance(source: Source, settings: dict[str, Any]) -> list[list[str]]:
     pairs = {"file": source["file"], "format": source["format"], **source.get("attrs", {})}
-    return [[shown(name), _text(value)] for name, value in (pairs | settings).items()]
-
-
-def _text(value: object) -> str:
-    return shown(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in (pairs | settings).items()
+    }
+    return [[shown(name), shown(text)] for name, text in texts.items()]
 
 
 # Texts, numbers, progress
@@ -370,10 +360,6 @@ def _tails(paths: Sequence[Path]) -> list[str]:
 
 def _digits(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
-
-
-def _stage(progress: StageProgress | None, name: str) -> Progress | None:
-    return None if progress is None else partial(progress, name)
 
 
 def _told(

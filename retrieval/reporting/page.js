@@ -80,7 +80,7 @@
 
   function rankText(rank) {
     if (rank === 0) return "nothing to find: no other item of its class";
-    return rank === 1 ? "✓ right at rank 1" : `✗ first right at rank ${whole(rank)}`;
+    return rank === 1 ? "✓ right at rank 1" : `✗ nearest positive at rank ${whole(rank)}`;
   }
 
   const rankKind = (rank) => (rank === 1 ? "right" : rank === 0 ? "" : "wrong");

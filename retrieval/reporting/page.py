@@ -136,7 +136,7 @@ def _facts(result: Result) -> list[tuple[str, int]]:
     if result["protocol"] == "leave-one-out":
         sides = [("items", result["gallery"])]
         if result["queries"] != result["gallery"]:
-            sides.append(("asked", result["queries"]))
+            sides.append(("queries", result["queries"]))
     else:
         sides = [("queries", result["queries"]), ("gallery", result["gallery"])]
     return [*sides, ("classes", result["classes"]), ("dimensions", result["dim"])]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrieval.embeddings import Embeddings
+from retrieval.embeddings import Embeddings, provenance
 from retrieval.files import check_target, write_text
-from retrieval.inspection import provenance
 from retrieval.loading import loaded
 from retrieval.reporting.gather import Options, gather
 from retrieval.reporting.page import render

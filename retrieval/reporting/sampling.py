@@ -17,7 +17,7 @@ PAIRS, BINS = 200_000, 60
 @dataclass(frozen=True)
 class Sample:
     queries: np.ndarray  # (n,) int64, each once
-    tabs: dict[str, list[int]]  # places in `queries`
+    tabs: dict[str, list[int]]  # indices into `queries`
 
 
 def choose(ranks: np.ndarray, codes: np.ndarray, margin: np.ndarray, seed: int) -> Sample:
@@ -25,18 +25,18 @@ def choose(ranks: np.ndarray, codes: np.ndarray, margin: np.ndarray, seed: int) 
     rng = np.random.default_rng(seed)
     Q = len(ranks)
     shuffled = rng.permutation(Q)
-    wrong, right = np.flatnonzero(ranks > 1), np.flatnonzero(ranks == 1)
+    missed, found = np.flatnonzero(ranks > 1), np.flatnonzero(ranks == 1)
     tabs = {
         "random": shuffled[:RANDOM],
-        "worst": wrong[np.lexsort((margin[wrong], -ranks[wrong]))][:TAB],
-        "best": right[np.argsort(-margin[right], kind="stable")][:TAB],
+        "worst": missed[np.lexsort((margin[missed], -ranks[missed]))][:TAB],
+        "best": found[np.argsort(-margin[found], kind="stable")][:TAB],
     }
     by_turns = shuffled[np.argsort(_turns(codes[shuffled]), kind="stable")]
     wanted = np.concatenate([*tabs.values(), by_turns])
     _, first = np.unique(wanted, return_index=True)
     queries = wanted[np.sort(first)][:MOST]
-    place = {query: n for n, query in enumerate(queries.tolist())}
-    return Sample(queries, {name: [place[q] for q in tab.tolist()] for name, tab in tabs.items()})
+    index = {query: n for n, query in enumerate(queries.tolist())}
+    return Sample(queries, {name: [index[q] for q in tab.tolist()] for name, tab in tabs.items()})
 
 
 def _turns(codes: np.ndarray) -> np.ndarray:
@@ -50,28 +50,28 @@ def _turns(codes: np.ndarray) -> np.ndarray:
 
 
 def histograms(problem: Problem, seed: int) -> dict[str, Histogram]:
-    """Of right and of wrong pairs, by each distance: shares of the pairs, and their overlap."""
+    """Of positive and negative pairs, by each distance: shares of the pairs, and their overlap."""
     rng = np.random.default_rng(seed)
-    right, wrong = (_measured(problem, *pairs) for pairs in _pairs(problem, rng))
-    return {d: _histogram(right[d], wrong[d]) for d in ("cos", "l2")}
+    positive, negative = (_measured(problem, *pairs) for pairs in _pairs(problem, rng))
+    return {d: _histogram(positive[d], negative[d]) for d in ("cos", "l2")}
 
 
 def _pairs(problem: Problem, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Queries and items of right pairs, then of wrong ones: all of them, or PAIRS at random."""
+    """Queries and items of positive pairs, then of negative ones: all, or PAIRS at random."""
     order = np.argsort(problem.gallery_codes, kind="stable")  # classes side by side
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
     sizes = np.bincount(problem.gallery_codes, minlength=len(problem.names))
     starts = np.cumsum(sizes) - sizes
     codes, selfs = problem.query_codes, problem.self_ids
-    own = np.where(selfs >= 0, place[selfs], -1)  # the place of the query itself in `order`
-    asks, nth = _drawn(problem.positive_counts, rng)
-    item = starts[codes[asks]] + nth
-    item += (own[asks] >= 0) & (item >= own[asks])
-    found = [(asks, order[item])]
-    asks, nth = _drawn(len(order) - sizes[codes], rng)
-    item = nth + np.where(nth >= starts[codes[asks]], sizes[codes[asks]], 0)
-    return [*found, (asks, order[item])]
+    own = np.where(selfs >= 0, position[selfs], -1)  # the index of the query itself in `order`
+    queries, nth = _drawn(problem.positive_counts, rng)
+    item = starts[codes[queries]] + nth
+    item += (own[queries] >= 0) & (item >= own[queries])
+    found = [(queries, order[item])]
+    queries, nth = _drawn(len(order) - sizes[codes], rng)
+    item = nth + np.where(nth >= starts[codes[queries]], sizes[codes[queries]], 0)
+    return [*found, (queries, order[item])]
 
 
 def _drawn(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -83,12 +83,12 @@ def _drawn(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np
     return owner, number - (ends[owner] - counts[owner])
 
 
-def _measured(problem: Problem, asks: np.ndarray, items: np.ndarray) -> dict[str, np.ndarray]:
-    out = {d: np.empty(len(asks)) for d in ("cos", "l2")}
-    order = np.argsort(asks, kind="stable")  # a mapped file is read more or less in order
-    asks, items = asks[order], items[order]
-    for part in slices(len(asks), 4096):
-        one = problem.query_vectors[asks[part]].astype(np.float64)
+def _measured(problem: Problem, queries: np.ndarray, items: np.ndarray) -> dict[str, np.ndarray]:
+    out = {d: np.empty(len(queries)) for d in ("cos", "l2")}
+    order = np.argsort(queries, kind="stable")  # a mapped file is read more or less in order
+    queries, items = queries[order], items[order]
+    for part in slices(len(queries), 4096):
+        one = problem.query_vectors[queries[part]].astype(np.float64)
         two = problem.gallery[items[part]].astype(np.float64)
         norms = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)
         dot = np.einsum("ij,ij->i", one, two)
@@ -97,15 +97,17 @@ def _measured(problem: Problem, asks: np.ndarray, items: np.ndarray) -> dict[str
     return out
 
 
-def _histogram(right: np.ndarray, wrong: np.ndarray) -> Histogram:
-    both = np.concatenate([right, wrong])
+def _histogram(positive: np.ndarray, negative: np.ndarray) -> Histogram:
+    both = np.concatenate([positive, negative])
     low, high = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         margin = max(0.01, 0.01 * abs(low))
         low, high = low - margin, high + margin
     edges = np.linspace(low, high, BINS + 1)
-    shares = [np.histogram(values, edges)[0] / max(1, len(values)) for values in (right, wrong)]
-    known = len(right) and len(wrong)
+    shares = [
+        np.histogram(values, edges)[0] / max(1, len(values)) for values in (positive, negative)
+    ]
+    known = len(positive) and len(negative)
     return {
         "edges": [float(f"{x:.5g}") for x in edges],
         "positive": shares[0].round(6).tolist(),

@@ -7,7 +7,6 @@ import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -25,12 +24,8 @@ Pictures = Callable[[str], np.ndarray | None]
 @dataclass(frozen=True)
 class Thumbs:
     images: list[str]  # data: addresses
-    of: dict[str, int]  # path -> place in images
+    of: dict[str, int]  # path -> index in images
     unread: list[str]  # a sentence for each image that could not be read
-
-
-def pillow_there() -> bool:
-    return find_spec("PIL") is not None
 
 
 def thumbnails(
@@ -41,7 +36,7 @@ def thumbnails(
 ) -> Thumbs:
     """Of the paths in their order, until the budget is used up."""
     paths = list(dict.fromkeys(paths))
-    encode, places = _encoder(), {}
+    encode, known = _encoder(), {}
     out = Thumbs([], {}, [])
     used = 0
     with ThreadPoolExecutor(processors()) as pool:
@@ -54,13 +49,13 @@ def thumbnails(
                     if fault:
                         out.unread.append(fault)
                         continue
-                    if found not in places:
+                    if found not in known:
                         if used + len(found) > budget:
                             return out
                         used += len(found)
-                        places[found] = len(out.images)
+                        known[found] = len(out.images)
                         out.images.append(found)
-                    out.of[path] = places[found]
+                    out.of[path] = known[found]
                 if progress:
                     progress(start + len(some), len(paths))
         except BaseException:

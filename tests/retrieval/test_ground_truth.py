@@ -12,7 +12,7 @@ from cli import main
 from retrieval import ground_truth
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
-from retrieval.ground_truth import agreement, has_lists
+from retrieval.ground_truth import agreement
 from retrieval.loading import load
 
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def test_true_neighbours_agree_by_their_own_distance_and_not_by_the_other(
     tmp_path, name, metric, own
 ):
     data = load(save(tmp_path / "x.hdf5", nearest(metric)[1].astype(np.int32), name))
-    assert has_lists(data)
+    assert data.has_only_neighbours
     result = agreement(data, Settings(recall_at=(1, 10, 20)))
     assert result["distance"] == own
     assert result["distances"][own]["recall"] == {"1": 1.0, "10": 1.0, "20": 1.0}

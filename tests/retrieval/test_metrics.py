@@ -18,7 +18,7 @@ from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
 from retrieval.metrics import Metric, PositivePositions
 from retrieval.problem import from_arrays
-from retrieval.ranking import count_ranks
+from retrieval.ranking.ranks import count_ranks
 from trainer.tables import result_table
 
 RANKS = np.array([1, 3, 0, 2, 1, 10])

@@ -78,7 +78,7 @@ def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) 
             "Training has diverged, although the loss was finite.",
             "Try a smaller learning rate: --lr, or clipping: --set optimizer.clip=1",
         )
-    from retrieval.ranking import count_ranks  # its kernels take a second to load
+    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
 
     if gallery is None:
         problem = from_arrays(vectors, labels)

@@ -15,7 +15,7 @@ from functools import partial
 import h5py
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, damaged
 from retrieval.formats.arrays import refuse_overrun
 
 DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
@@ -78,26 +78,25 @@ def stored(dataset: h5py.Dataset, where: str) -> dict[tuple[int, ...], int]:
             found[at] = info.size
 
     dataset.id.chunk_iter(note)
-    expected = math.prod(-(-n // c) for n, c in zip(shape, chunks, strict=True))
-    if len(found) != expected:
-        raise missing(where, shape, len(found), expected)
+    expected(dataset, len(found), where)
     return found
 
 
-def missing(where: str, shape: tuple[int, ...], present: int, expected: int) -> DmlError:
-    return DmlError(
-        f"{where} has shape {shape} but only {present:,} of {expected:,} chunks.",
-        "Rows that were never written would read as zeros.",
-        "Write the file again to the end.",
-    )
+def expected(dataset: h5py.Dataset, present: int, where: str) -> int:
+    """How many chunks a data set has; raises if fewer are there."""
+    sides = zip(dataset.shape, dataset.chunks, strict=True)
+    count = math.prod(-(-n // c) for n, c in sides)
+    if present < count:
+        raise DmlError(
+            f"{where} has shape {dataset.shape} but only {present:,} of {count:,} chunks.",
+            "Rows that were never written would read as zeros.",
+            "Write the file again to the end.",
+        )
+    return count
 
 
 def _damaged(where: str, at: tuple[int, ...], why: str) -> DmlError:
-    return DmlError(
-        f"{where} has a damaged chunk at {at}.",
-        why[0].upper() + why[1:] + ".",
-        "Copy or write the file again.",
-    )
+    return damaged(f"{where} has a damaged chunk at {at}.", f"{why[0].upper()}{why[1:]}.")
 
 
 def _decoders(dataset: h5py.Dataset, item: int, where: str) -> list[Callable[[bytes, int], bytes]]:

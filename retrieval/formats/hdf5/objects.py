@@ -270,10 +270,7 @@ def _check_size(dataset: h5py.Dataset, path: Path, where: str, item: int) -> Non
     if layout == h5py.h5d.CONTIGUOUS:
         refuse_overrun(where, claimed, stored)
         return
-    pieces = math.prod(-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True))
-    present = dataset.id.get_num_chunks()
-    if present < pieces:
-        raise chunks.missing(where, dataset.shape, present, pieces)
+    pieces = chunks.expected(dataset, dataset.id.get_num_chunks(), where)
     # Paths are much alike and shrink to a fiftieth: text is measured by the whole file.
     beside = os.path.getsize(path) if dataset.dtype.kind in "SO" else stored
     refuse_bomb(where, beside, pieces * math.prod(dataset.chunks) * item)

@@ -10,11 +10,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split
-from retrieval.errors import DmlError
+from retrieval.embeddings import Embeddings
+from retrieval.errors import DmlError, damaged
 from retrieval.formats import labels, named_arrays
-from retrieval.formats.arrays import vectors
-from retrieval.formats.hdf5.objects import array, datasets, entries, look, open_file
+from retrieval.formats.hdf5.objects import datasets, entries, look, open_file
+from retrieval.formats.named_arrays import Choice
 
 FORMAT, VERSION = "dmltool-embeddings", 1
 
@@ -38,7 +38,7 @@ def _read_ann_benchmarks(
     file: h5py.File, listed: dict[str, named_arrays.Entry], path: Path
 ) -> Embeddings:
     """Queries `test`, gallery `train`, and the true `neighbors` of the queries."""
-    chosen = {"query": named_arrays.Choice("test"), "gallery": named_arrays.Choice("train")}
+    chosen = {"query": Choice("test"), "gallery": Choice("train")}
     attrs = {"distance": attribute(file, "distance")} if "distance" in file.attrs else {}
     data = named_arrays.read_chosen(listed, chosen, path, "ann-benchmarks", attrs)
     if "neighbors" not in listed:
@@ -99,58 +99,34 @@ def _read_own(
             "Whoever wrote it has not finished; rows may be missing.",
             "Let it be finished, or write it again.",
         )
-    splits = {}
-    for name in found:
+    listed = entries(found, path)
+    chosen = {}
+    for name in listed:
         split, _, role = name.partition("/")
         if role == "embeddings" and key in (None, split, name):
-            splits[split] = _read_split(found, split, path)
-    if not splits:
+            beside = (f"{split}/{role}" for role in ("labels", "paths"))
+            chosen[split] = Choice(name, *(each if each in listed else None for each in beside))
+    if not chosen:
         raise DmlError(
             f"{path} has no split called {key}." if key else f"{path} has no splits.",
-            named_arrays.describe(entries(found, path)),
+            named_arrays.describe(listed),
             "Choose one that it holds with FILE::SPLIT." if found else "Write the file again.",
         )
-    names = None
-    if "label_names" in found:
-        where = f"{path}::label_names"
-        names = labels.paths(array(found, path, "label_names"), where)
-    return Embeddings(path, "hdf5", splits, names, attrs)
+    data = named_arrays.read_chosen(listed, chosen, path, "hdf5", attrs)
+    if "label_names" not in listed:
+        return data
+    names = labels.paths(listed["label_names"].read(), f"{path}::label_names")
+    return replace(data, label_names=names)
 
 
 def _check_version(attrs: dict[str, object], path: Path) -> None:
     version = attrs.get("version")
     if not isinstance(version, int) or version < 1:
-        raise DmlError(
-            f"{path} has the version {version!r}.",
-            f"Versions 1 to {VERSION} are known: the file is damaged.",
-            "Copy or write the file again.",
-        )
+        known = f"Versions 1 to {VERSION} are known: the file is damaged."
+        raise damaged(f"{path} has the version {version!r}.", known)
     if version > VERSION:
         raise DmlError(
             f"{path} has version {version}, written by dmltool {attrs.get('dmltool', 'unknown')}.",
             f"This dmltool reads versions up to {VERSION}.",
             "Update dmltool: git pull in its repository, then install it again.",
         )
-
-
-def _read_split(found: dict[str, h5py.Dataset], split: str, path: Path) -> Split:
-    names = {"vectors": f"{split}/embeddings"}
-    names |= {role: f"{split}/{role}" for role in ("labels", "paths") if f"{split}/{role}" in found}
-
-    def part(role: str, convert: Callable[[np.ndarray, str], np.ndarray]) -> np.ndarray:
-        return convert(array(found, path, names[role]), f"{path}::{names[role]}")
-
-    result = Split(
-        part("vectors", vectors),
-        part("labels", labels.labels) if "labels" in names else None,
-        part("paths", labels.paths) if "paths" in names else None,
-        names,
-    )
-    for role, values in (("labels", result.labels), ("paths", result.paths)):
-        if values is not None and len(values) != len(result.vectors):
-            raise DmlError(
-                f"{path}::{split} has {len(values):,} {role} for {len(result.vectors):,} vectors.",
-                "Every vector needs exactly one.",
-                "Write the file again.",
-            )
-    return result

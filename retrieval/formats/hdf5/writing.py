@@ -31,9 +31,11 @@ import numpy as np
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.files import claim, create_temporary, remove_leftovers, remove_unused, sync
+from retrieval.formats import FORMATS
 from retrieval.formats.arrays import KEPT, blocks
-from retrieval.formats.hdf5 import SUFFIXES
-from retrieval.formats.hdf5.content import (
+from retrieval.formats.hdf5.layout import (
+    MARK,
+    Layout,
     Splits,
     cast,
     encode,
@@ -43,9 +45,9 @@ from retrieval.formats.hdf5.content import (
     plain,
     put,
 )
-from retrieval.formats.hdf5.layout import MARK, Layout
 from retrieval.formats.hdf5.reading import attribute
 
+SUFFIXES = FORMATS.find("hdf5").suffixes
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

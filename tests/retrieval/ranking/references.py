@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from retrieval.problem import from_arrays
-from retrieval.ranking import Ranks, count_ranks
+from retrieval.ranking.ranks import Ranks, count_ranks
 
 DISTANCES = ("cos", "l2")
 

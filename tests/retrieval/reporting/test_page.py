@@ -513,7 +513,7 @@ def test_tabs_change_by_click_and_by_arrow_keys(opened):
     assert selected(browser) == "random"
     browser.click("#row-tabs-worst")
     assert selected(browser) == "worst"
-    assert "first right at rank" in text(browser, "#row-list .row")
+    assert "nearest positive at rank" in text(browser, "#row-list .row")
     browser.press("ArrowRight")
     assert selected(browser) == "best"
     assert "right at rank 1" in text(browser, "#row-list .row")
@@ -717,7 +717,7 @@ def test_comparison_shows_flipped_queries_side_by_side(opened):
     browser = opened(with_everything(make_view()))
     flips = "#compare .flips"
     assert count(browser, f"{flips} .versus .near") == 2
-    assert "early.h5: ✗ first right at rank 12" in text(browser, f"{flips} .row")
+    assert "early.h5: ✗ nearest positive at rank 12" in text(browser, f"{flips} .row")
     browser.click("#flip-tabs-0-lost")
     assert "early.h5: ✓ right at rank 1" in text(browser, f"{flips} .row")
 
