@@ -85,8 +85,9 @@ class Layout:
                 found.append(f"dtype of {split}")
             if stored.shape != (self.lengths[split], self.dim):
                 found.append(f"shape of {split}")
-            was = file[split]["labels"][:] if "labels" in file[split] else None
-            if not np.array_equal(was, self.labels[split]):
+            was = file[split]["labels"][:] if "labels" in file[split] else ()
+            wanted = self.labels[split]
+            if not np.array_equal(was, () if wanted is None else wanted):
                 found.append(f"labels of {split}")
         was = file["label_names"][:].tolist() if "label_names" in file else None
         if was != (None if self.names is None else encode(self.names)):

@@ -439,7 +439,7 @@ def test_unreadable_images_are_counted_not_fatal(clustered):
 
 
 def test_without_pillow_there_is_text_and_a_warning(clustered, monkeypatch):
-    monkeypatch.setattr(thumbs, "pillow_there", lambda: False)
+    monkeypatch.setattr(gather, "find_spec", lambda name: None)
     view = view_of(file(*clustered, names(60)), pictures=noise)
     assert view["thumbs"]["images"] == []
     assert "Pillow" in view["warnings"][0]
