@@ -54,6 +54,10 @@ class Settings:
     seed: int = 0  # of the bootstrap and of the sampled queries
 
     def __post_init__(self) -> None:
+        for name in ("distances", "recall_at"):  # one of them may be given alone, or a list
+            given = getattr(self, name)
+            several = [given] if isinstance(given, str | int) else given
+            object.__setattr__(self, name, tuple(several))
         rules = {
             "distances": (
                 0 < len(set(self.distances) & {*DISTANCES}) == len(self.distances),
@@ -149,10 +153,6 @@ def evaluate(
         )
     else:
         problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
-    for name in ("distances", "recall_at"):
-        if name in settings:
-            given = settings[name]
-            settings[name] = tuple([given] if isinstance(given, str | int) else given)
     return run(problem, Settings(**settings), progress).result
 
 

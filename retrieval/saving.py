@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.embeddings import Embeddings, Split
-from retrieval.formats.hdf5.writing import write
+from retrieval.formats.hdf5.writing import check_name, write
 
 
 def save(
@@ -35,6 +35,7 @@ def save(
     force : bool
         Overwrite a file that exists.
     """
+    check_name(path)
     splits: Mapping[str, Split]
     if isinstance(data, Embeddings):
         splits = data.splits

@@ -19,8 +19,10 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading import comparable
+from retrieval.metrics import DISTANCES
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
+from retrieval.registry import unknown
 from retrieval.reporting import classes, layout, nearest, sampling, thumbs
 from retrieval.reporting.view import (
     ChangedQuery,
@@ -46,11 +48,21 @@ MEMORY = 512 << 20
 
 @dataclass(frozen=True)
 class Options:
+    """What a report computes."""
+
     distance: str = "cos"  # of rows, confusions and the map
     nmi: bool | None = None  # None: if FAISS is there and k-means does not take long
     map: str = "tsne"  # pca, none
     seed: int = 0
     budget: int = thumbs.BUDGET  # characters for thumbnails
+
+    def __post_init__(self) -> None:
+        for kind, name, known in (
+            ("distance", self.distance, DISTANCES),
+            ("map", self.map, ("tsne", "pca", "none")),
+        ):
+            if name not in known:
+                raise unknown(kind, name, known)
 
 
 @dataclass

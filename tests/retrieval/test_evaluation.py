@@ -363,3 +363,9 @@ def test_data_without_labels_or_with_two_kinds_of_them_is_an_error(clustered, tm
             evaluate(*mixed)
     with pytest.raises(DmlError, match="has its own labels"):
         evaluate(load(tmp_path / "x.h5"), labels)
+
+
+def test_settings_take_one_distance_or_k_alone():
+    found = Settings(distances="l2", recall_at=5)
+    assert (found.distances, found.recall_at) == (("l2",), (5,))
+    assert Settings(recall_at=[1, 10]).recall_at == (1, 10)

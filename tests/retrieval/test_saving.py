@@ -29,3 +29,9 @@ def test_a_split_alone_is_the_test_split_and_nothing_is_overwritten_unless_force
     with pytest.raises(DmlError, match="It is not overwritten"):
         save(tmp_path / "a.h5", Split(*clustered))
     save(tmp_path / "a.h5", Split(*clustered), force=True)
+
+
+def test_a_name_that_is_not_of_hdf5_is_refused(clustered, tmp_path):
+    with pytest.raises(DmlError, match="is not the name of an embedding file"):
+        save(tmp_path / "a.npy", Split(*clustered))
+    assert not list(tmp_path.iterdir())

@@ -313,6 +313,12 @@ def test_points_that_are_all_the_same_are_no_cloud():
         assert (points == 0.5).all()
 
 
+@pytest.mark.parametrize("wrong", [{"map": "umap"}, {"distance": "cosine"}])
+def test_maps_and_distances_that_do_not_exist_are_refused(wrong):
+    with pytest.raises(DmlError, match=f"There is no .* {next(iter(wrong.values()))!r}"):
+        Options(**wrong)
+
+
 def test_no_map_and_no_nmi_where_they_are_not_wanted(clustered):
     view = view_of(file(*clustered), options=Options(nmi=False, map="none"))
     assert view["map"] is None
