@@ -54,7 +54,7 @@ def test_errors_of_the_child_are_raised_here(file):
 def test_memory_is_limited_by_the_size_of_the_file(file):
     trial.attempt(lambda: np.ones(10_000_000), file, "hdf5")
     with pytest.raises(DmlError, match="too much memory"):
-        trial.attempt(lambda: np.ones(40_000_000), file, "hdf5")
+        trial.attempt(lambda: np.ones(80_000_000), file, "hdf5")
 
 
 def test_time_is_limited(file, monkeypatch):
