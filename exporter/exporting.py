@@ -43,6 +43,11 @@ from trainer.data.datasets import DataSet
 from trainer.run.device import use_threads
 
 MODEL, EMBEDDINGS, RESULT = "model.onnx", "embeddings.h5", "export.json"
+CHOICES = {
+    "precision": ("fp32", "fp16", "int8"),
+    "input": ("uint8-nhwc", "float-nchw"),
+    "backend": ("onnx", "torch"),
+}
 SCRATCH = ".export-"  # how the names of folders begin that an export works in
 
 
@@ -64,6 +69,15 @@ class Settings(EmbedSettings):
     """Points of Recall@1 that the model may lose; None: depends on the precision."""
     data: str | None = None
     """Where the data set is now, if it has moved."""
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise DmlError(
+                    f"There is no {name} {getattr(self, name)!r}.",
+                    f"An export knows {', '.join(known)}.",
+                    f"Choose one of them: {name}={known[0]!r}",
+                )
 
 
 @dataclass(frozen=True)

@@ -154,15 +154,16 @@ def run_child(command: list[str], patience: float = 1.2) -> int:
     import ctypes
     import subprocess
 
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def prepare() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if hasattr(libc, "prctl"):
-            libc.prctl(1, 9)  # Linux: PR_SET_PDEATHSIG, SIGKILL
+        if libc is not None:
+            libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
+    before = prepare if os.name == "posix" else None  # Windows cannot prepare a child
     env = os.environ | {STEP: "1"} | ({} if deaf() else {LISTENS: "1"})
-    child = subprocess.Popen(command, preexec_fn=prepare, env=env)
+    child = subprocess.Popen(command, preexec_fn=before, env=env)
     try:
         code = child.wait()
         return code if code >= 0 else 128 - code

@@ -255,6 +255,12 @@ def test_a_file_written_with_an_earlier_model_says_how_that_took_its_images(run)
     assert attrs["normalized"]
 
 
+@pytest.mark.parametrize("name", ["precision", "input", "backend"])
+def test_settings_refuse_what_does_not_exist(name):
+    with pytest.raises(DmlError, match=f"There is no {name} 'fp8'"):
+        Settings(**{name: "fp8"})
+
+
 def test_an_export_of_nothing_is_an_error(run):
     done = invoke("export", run, "--no-onnx", "--no-embeddings")
     assert done.exit_code == 1
