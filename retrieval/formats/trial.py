@@ -8,6 +8,7 @@ are set for it. `DMLTOOL_TRIAL=0` switches this off.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -63,6 +64,7 @@ def attempt(work: Callable[[], object], path: Path, format: str) -> None:
 def _child(work: Callable[[], object], writer: int, size: int) -> NoReturn:
     """Runs only `work`, and no clean-up of the parent's: locks of its threads may be held here."""
     try:
+        gc.disable()  # a collection would copy the whole heap of the parent, page by page
         faulthandler.disable()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         silent = os.open(os.devnull, os.O_WRONLY)  # libraries announce their own death

@@ -25,7 +25,7 @@ from tests.trainer.conftest import draw_pictures
 from trainer.config import Batches, Data, Loss
 from trainer.data.datasets import load
 from trainer.data.datasets.splitting import with_validation
-from trainer.run import checkpoint, optimizers, threads, train
+from trainer.run import checkpoint, device, optimizers, train
 from trainer.run import folder as run_folder
 from trainer.run.metrics_log import read_metrics
 from trainer.run.scoring import recall, verdict
@@ -581,15 +581,15 @@ def test_another_number_of_threads_is_told(config, tmp_path, monkeypatch):
 
 def test_a_trial_chooses_the_threads_of_a_new_run(config, tmp_path, monkeypatch, two_threads):
     """Busy neighbours: what torch does with two threads takes five times as long."""
-    for name in threads.CHOSEN:
+    for name in device.CHOSEN:
         monkeypatch.delenv(name, raising=False)
     now = [0.0]
 
     def work(*_):
         now[0] += 5.0 if torch.get_num_threads() == 2 else 1.0
 
-    monkeypatch.setattr(threads, "embed", work)
-    monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(device, "embed", work)
+    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     texts = []
     train.train(config, tmp_path / "run", told_by(texts))
     assert checkpoint.load(tmp_path / "run")["threads"] == 1
@@ -602,9 +602,9 @@ def test_a_deterministic_run_leaves_the_threads_to_no_trial(
     change, tmp_path, monkeypatch, two_threads
 ):
     """Which number wins depends on what else the machine does, and with it the last bits."""
-    for name in threads.CHOSEN:
+    for name in device.CHOSEN:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(threads, "faster_threads", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr(device, "faster_threads", lambda *_: pytest.fail("it was tried"))
     train.train(change(run={"deterministic": True}), tmp_path / "run")
     assert checkpoint.load(tmp_path / "run")["threads"] == 2
 
@@ -612,13 +612,13 @@ def test_a_deterministic_run_leaves_the_threads_to_no_trial(
 def test_a_trial_takes_a_moment_and_changes_neither_weights_nor_random_numbers(
     config, monkeypatch, two_threads
 ):
-    for name in threads.CHOSEN:
+    for name in device.CHOSEN:
         monkeypatch.delenv(name, raising=False)
     embedder = build_embedder(config, pretrained=True)
     before = {key: value.clone() for key, value in embedder.state_dict().items()}
     state = torch.get_rng_state()
     began = time.process_time()  # others may keep the machine busy
-    assert threads.use_threads(embedder, 16)
+    assert device.use_threads(embedder, 16)
     assert time.process_time() - began < 10  # 0.1 where nothing else runs
     assert_same_bits(before, embedder.state_dict())
     assert torch.equal(torch.get_rng_state(), state)
