@@ -33,7 +33,7 @@ from trainer.networks.embedder import Embedder
 from trainer.resolve import resolve
 from trainer.run import checkpoint, train
 from trainer.run.device import to_input
-from trainer.run.distributed import alone
+from trainer.run.distributed import World
 from trainer.run.epoch import train_epoch
 from trainer.run.setup import build_embedder, load_embedder
 from trainer.run.state import Job
@@ -72,7 +72,7 @@ def loop(rounds: int = 7) -> None:
         ]
         config, _ = resolve("glyphs-ce", None, {}, settings)
         with tempfile.TemporaryDirectory() as folder:
-            job = Job(config, Path(folder), alone(), torch.device("cpu"), Watch())
+            job = Job(config, Path(folder), World(), torch.device("cpu"), Watch())
             ours = train.prepare(job, None)
         ours.targets = ours.targets[:images]
         bare = BareLoop(config, ours)
