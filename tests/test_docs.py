@@ -25,7 +25,7 @@ from docs.generate import FILES, ROOT
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
-from tests.trainer.conftest import draw_pictures
+from tests.trainer.conftest import SMALL, draw_pictures
 from trainer import losses
 from trainer.data import datasets
 from trainer.data.datasets import glyphs
@@ -46,28 +46,7 @@ LINK = re.compile(r"\]\(([^)\s]*)(?: \"([^\"]*)\")?\)")
 SEPARATORS = {"&&", "||", ";", "|"}
 PLAIN = {"cd", "git", "python3.11", "source"}  # commands that nobody doubts
 
-SMALL = (  # makes seconds of `dmltool train` on photos
-    "--set",
-    "input.resize=0",
-    "--set",
-    "input.crop=16",
-    "--set",
-    "input.train_crop=center",
-    "--backbone",
-    "smallcnn",
-    "--weights",
-    "none",
-    "--batch",
-    "16",
-    "--epochs",
-    "1",
-    "--set",
-    "data.val_fraction=0.2",
-    "--device",
-    "cpu",
-    "--workers",
-    "0",
-)
+ONE_EPOCH = (*SMALL, "--epochs=1")
 LETTERS = (  # and on letters
     *("--epochs", "1", "--device", "cpu"),
     *("--set", "data.options.size=16", "--set", "input.crop=16"),
@@ -265,7 +244,7 @@ def place(tmp_path, monkeypatch):
 def shortened(args):
     if args[0] != "train" or "--resume" in args:
         return args
-    return [*args, *(SMALL if "--data" in args else LETTERS)]
+    return [*args, *(ONE_EPOCH if "--data" in args else LETTERS)]
 
 
 def run_dmltool(args, target=None):

@@ -10,30 +10,7 @@ from click.testing import CliRunner
 
 from cli import main
 from tests.conftest import call
-from tests.trainer.conftest import draw_pictures
-
-SMALL = (
-    "--set",
-    "input.resize=0",
-    "--set",
-    "input.crop=16",
-    "--set",
-    "input.train_crop=center",
-    "--backbone",
-    "smallcnn",
-    "--weights",
-    "none",
-    "--batch",
-    "16",
-    "--epochs",
-    "2",
-    "--set",
-    "data.val_fraction=0.2",
-    "--device",
-    "cpu",
-    "--workers",
-    "0",
-)
+from tests.trainer.conftest import SMALL, draw_pictures
 
 X = np.random.default_rng(0).standard_normal((12, 5))
 Y = np.arange(12) // 3

@@ -12,6 +12,29 @@ from trainer.config import Batches, Config, Data, Input, Network, Optimizer, Run
 from trainer.run.half_precision import allow_half
 
 NOISE = 0.35  # hard enough that epochs differ
+SMALL = (
+    "--backbone=smallcnn",
+    "--weights=none",
+    "--batch=16",
+    "--epochs=2",
+    "--device=cpu",
+    "--workers=0",
+    "--set=input.resize=0",
+    "--set=input.crop=16",
+    "--set=input.train_crop=center",
+    "--set=data.val_fraction=0.2",
+)
+"""Options of `dmltool train` that make it take seconds on pictures."""
+RUN_FILES = {
+    "config.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "curves.png",
+    "last.pt",
+    "best.pt",
+    "result.json",
+}
+"""What a finished run leaves in its folder."""
 
 
 def draw_pictures(root, classes=10, images=8, size=16):

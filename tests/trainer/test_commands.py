@@ -17,31 +17,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from cli import main
-from tests.trainer.conftest import draw_pictures
+from tests.trainer.conftest import SMALL, draw_pictures
 from trainer.commands import listing
-
-SMALL = (
-    "--set",
-    "input.resize=0",
-    "--set",
-    "input.crop=16",
-    "--set",
-    "input.train_crop=center",
-    "--backbone",
-    "smallcnn",
-    "--weights",
-    "none",
-    "--batch",
-    "16",
-    "--epochs",
-    "2",
-    "--set",
-    "data.val_fraction=0.2",
-    "--device",
-    "cpu",
-    "--workers",
-    "0",
-)
 
 
 @pytest.fixture
@@ -263,13 +240,12 @@ def test_a_class_with_one_image_cannot_fill_balanced_batches(dmltool, photos):
 def test_group_and_spce_choose_batches_that_own_photos_can_fill(dmltool, photos, tmp_path):
     for picture in list((photos / "class5").iterdir())[1:]:
         picture.unlink()
-    random = SMALL.index("--batch")
+    small = [option for option in SMALL if not option.startswith("--batch")]
     args = (
         "train",
         "--data",
         photos,
-        *SMALL[:random],
-        *SMALL[random + 2 :],
+        *small,
         "--select",
         "last",
         "--set",

@@ -1,5 +1,6 @@
 """The base class of our losses: float32 under autocast, and a value that is a sum of parts."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from retrieval.errors import DmlError
 
 
-class Loss(nn.Module):
+class Loss(nn.Module, ABC):
     """Subclasses give `split`; it sees float32 (or float64) embeddings and no autocast."""
 
     note = ""
@@ -31,8 +32,9 @@ class Loss(nn.Module):
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.split(full_precision(embeddings), labels, **extra)
 
+    @abstractmethod
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        raise NotImplementedError
+        """Compute the summands of the loss in float32; every loss defines it."""
 
     def further_values(self) -> dict[str, float]:
         """Values of the last batch that are not summands of the loss, for monitors."""

@@ -176,11 +176,10 @@ def test_no_classes_is_an_error():
 # what holds for each of ours
 
 
-@pytest.mark.parametrize("name", NAMES)
+# n_pairs takes the first pair of each class.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "n_pairs"])
 def test_row_order_does_not_matter(name):
     loss, (z, labels) = fixed(name), batch()
-    if name == "n_pairs":
-        pytest.skip("it takes the first pair of each class")
     order = torch.randperm(len(z))
     value, by_embedding, _ = step(loss, z, labels)
     loss.zero_grad()

@@ -21,7 +21,7 @@ import torch
 
 from retrieval import files
 from retrieval.errors import DmlError
-from tests.trainer.conftest import draw_pictures
+from tests.trainer.conftest import RUN_FILES, draw_pictures
 from trainer.config import Batches, Data, Loss
 from trainer.data.datasets import load
 from trainer.data.datasets.splitting import with_validation
@@ -82,15 +82,7 @@ def test_a_run_leaves_a_complete_folder(config, tmp_path):
     folder = tmp_path / "new" / "run"
     result = train.train(config, folder)
     names = {path.name for path in folder.iterdir()}
-    assert names == {
-        "config.toml",
-        "environment.json",
-        "metrics.jsonl",
-        "curves.png",
-        "last.pt",
-        "best.pt",
-        "result.json",
-    }
+    assert names == RUN_FILES
     start, *records = read_metrics(folder)
     assert start["epoch"] == 0
     assert [record["epoch"] for record in records] == [1, 2, 3]
@@ -444,15 +436,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(moment, config, tm
         assert begun == config
         train.train(begun, folder, resume=resume)
         names = {path.name for path in folder.iterdir()}
-        assert names == {
-            "config.toml",
-            "environment.json",
-            "metrics.jsonl",
-            "curves.png",
-            "last.pt",
-            "best.pt",
-            "result.json",
-        }
+        assert names == RUN_FILES
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
