@@ -28,12 +28,14 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.evaluate
+	$(BIN)/python -m benchmarks.kmeans
 	$(BIN)/python -m benchmarks.train
 	$(BIN)/python -m benchmarks.losses
 	$(BIN)/python -m benchmarks.loader
 	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.embed
 	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.shards
 
 # Damaged files of every format, and writers killed at random moments: docs/reliability.md
 FILES ?= 1000
@@ -50,7 +52,7 @@ kill: $(STAMP)
 # decide whether torch is the large CUDA build or the small one for CPUs.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[cpu,readers,extras,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[cpu,readers,extras,sweep,dev]"
 	touch $(STAMP)
 
 clean:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from retrieval import interrupts
+from retrieval import signals
 
-interrupts.watch(__name__)  # before other imports: they take the first tenth of a second
+signals.end_on_interrupt(__name__)  # before other imports: they take the first tenth of a second
 
 import atexit
 import gc
@@ -17,7 +17,6 @@ import click
 
 from retrieval import console
 from retrieval.errors import DmlError, install
-from retrieval.formats import truncation
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "onnxscript")
@@ -25,6 +24,7 @@ EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "o
 COMMANDS = {  # heading of the help -> name -> where the command is
     "Train": {
         "train": "trainer.commands:train",
+        "sweep": "trainer.sweep.commands:sweep",
         "list": "trainer.commands:list_command",
     },
     "Export": {
@@ -77,7 +77,7 @@ class Cli(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            with interrupts.raised():
+            with signals.raised():
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
@@ -86,7 +86,7 @@ class Cli(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            if interrupts.happened():  # in an import, for example, that made another error of it
+            if signals.happened():  # in an import, for example, that made another error of it
                 console.end_interrupted(console.NOTHING)
             show_error(explained(error))
             ctx.exit(1)
@@ -146,7 +146,7 @@ def main(debug: bool) -> None:
     # among them takes seconds, at the end as well.
     gc.set_threshold(100_000, 20, 100)
     atexit.register(gc.freeze)
-    truncation.enable()
+    signals.tell_cut_files()
 
 
 if __name__ == "__main__":

@@ -71,23 +71,30 @@ def resident(pid: int | str = "self", field: str = "VmRSS") -> int:
     return 0
 
 
+def processor() -> str:
+    """The model of the processor with its family and its vector extensions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    facts = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    flags = facts.get("flags", "").split()
+    extensions = {"avx2": "AVX2", "avx512f": "AVX-512", "amx_tile": "AMX"}
+    shown = ", ".join(name for flag, name in extensions.items() if flag in flags)
+    family = f"family {facts.get('cpu family')}, model {facts.get('model')}"
+    return f"{facts.get('model name', 'unknown')} ({family}; {shown or 'no AVX2'})"
+
+
 def machine(*packages: str) -> str:
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
     found = []
     for name in packages:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             found.append(f"{name} absent")
-    return f"{processors()} cores of {model}, Python {platform.python_version()}, " + ", ".join(
-        found
+    return (
+        f"{processors()} cores of {processor()}, Python {platform.python_version()}, "
+        + ", ".join(found)
     )
 
 

@@ -1,9 +1,8 @@
-"""python -m benchmarks.train loop glyphs omniglot=FOLDER fashion=FOLDER
+"""python -m benchmarks.train loop glyphs omniglot=FOLDER
 
 What training costs beside a bare loop, and what it learns. FOLDER of omniglot holds
 images_background_small1.zip and _small2.zip (or omniglot_small{1,2}.zip) of
-github.com/brendenlake/omniglot; FOLDER of fashion the files of Fashion-MNIST, which Debian has as
-dataset-fashion-mnist.
+github.com/brendenlake/omniglot.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.measure import RESULTS, machine, record, table
+from benchmarks.measure import machine, record, table
 from retrieval.metrics import DISTANCES
 from retrieval.problem import from_arrays
 from retrieval.ranking.ranks import count_ranks
@@ -31,11 +30,11 @@ from trainer.config import Config
 from trainer.data.datasets import load
 from trainer.networks.embedder import Embedder
 from trainer.resolve import resolve
-from trainer.run import checkpoint, train
+from trainer.run import train
 from trainer.run.device import to_input
 from trainer.run.distributed import World
 from trainer.run.epoch import train_epoch
-from trainer.run.setup import build_embedder, load_embedder
+from trainer.run.setup import build_embedder
 from trainer.run.state import Job
 from trainer.run.watch import Watch
 
@@ -282,113 +281,10 @@ def omniglot_config(loss: str, root: Path, seed: int) -> Config:
     return resolve(f"glyphs-{loss}", None, {}, settings)[0]
 
 
-# Fig. 1 of Boudiaf et al.
-
-
-def fashion(root: Path, epochs: int = 5) -> None:
-    """Cross-entropy and SPCE on the same network: both losses, and the accuracies of both."""
-    curves = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, options in (("ce", "{smoothing = 0.0, dropout = 0.0}"), ("spce", "{}")):
-            flags = {"loss.name": name, "data.root": str(root), "schedule.epochs": epochs}
-            flags["loss.monitor"] = ["spce"] if name == "ce" else []
-            config, _ = resolve("fashion-spce", None, flags, [f"loss.options={options}"])
-            watch = Accuracy(Path(folder) / name)
-            print(name, flush=True)
-            train.train(config, Path(folder) / name, watch)
-            curves[name] = watch.records
-    lines = []
-    for one, other in zip(curves["ce"], curves["spce"], strict=True):
-        lines.append(
-            [
-                one["epoch"],
-                f"{one['loss']:.3f}",
-                f"{one['monitor']['spce']:.3f}",
-                f"{other['loss']:.3f}",
-                f"{one['head']:.2%}",
-                f"{one['means']:.2%}",
-                f"{other['means']:.2%}",
-            ]
-        )
-    header = [
-        "epoch",
-        "CE, training with CE",
-        "SPCE, training with CE",
-        "SPCE, training with SPCE",
-        "accuracy of CE (head)",
-        "accuracy of CE (nearest mean)",
-        "accuracy of SPCE (nearest mean)",
-    ]
-    draw_fashion(curves, RESULTS.parent / "fashion.png")
-    record(
-        "Fashion-MNIST",
-        f"{WHERE}. The experiment of Fig. 1 in Boudiaf et al., ECCV 2020, on Fashion-MNIST: the "
-        f"preset fashion-spce ({epochs} epochs, batch 128, Adam 1e-4, 100 dimensions) with plain "
-        "cross-entropy and with SPCE. Losses are means over the training steps of an epoch. "
-        "Accuracies are on the test set, from the head or from the nearest of the ten class means "
-        "of 10,000 training images. Goal: the accuracies differ by at most 2 points.\n\n"
-        + table(header, lines)
-        + "\n![Losses and accuracies by epoch](fashion.png)\n",
-    )
-
-
-class Accuracy(Lines):
-    """Classifies the test set after every epoch, with what last.pt holds."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.records = folder, []
-
-    def epoch(self, record):
-        super().epoch(record)
-        state = checkpoint.load(self.folder)
-        network = load_embedder(state)
-        data = load("idx", state["config"]["data"]["root"])
-        rows = {s: data.rows(s)[:10_000] for s in ("train", "test")}
-        found = {
-            s: embedded(network, np.stack([data.image(row) for row in r])) for s, r in rows.items()
-        }
-        labels = {s: data.labels[r] for s, r in rows.items()}
-        classes = np.unique(labels["train"])
-        means = np.stack([found["train"][labels["train"] == c].mean(0) for c in classes])
-        squares = ((found["test"][:, None] - means[None]) ** 2).sum(2)  # (Q, C)
-        right = {"means": classes[squares.argmin(1)] == labels["test"]}
-        if "head.weight" in state["loss"]:
-            weight, bias = (state["loss"][f"head.{key}"].numpy() for key in ("weight", "bias"))
-            right["head"] = classes[(found["test"] @ weight.T + bias).argmax(1)] == labels["test"]
-        record = record | {name: float(hits.mean()) for name, hits in right.items()}
-        print({name: record[name] for name in right}, flush=True)
-        self.records.append(record)
-
-
-def draw_fashion(curves: dict[str, list[dict]], path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    epochs = [record["epoch"] for record in curves["ce"]]
-    left.plot(epochs, [r["loss"] for r in curves["ce"]], marker=".", label="CE")
-    left.plot(epochs, [r["loss"] for r in curves["spce"]], marker=".", label="SPCE")
-    right.plot(epochs, [100 * r["head"] for r in curves["ce"]], marker=".", label="CE (head)")
-    right.plot(
-        epochs, [100 * r["means"] for r in curves["ce"]], ":", marker=".", label="CE (nearest mean)"
-    )
-    right.plot(
-        epochs, [100 * r["means"] for r in curves["spce"]], marker=".", label="SPCE (nearest mean)"
-    )
-    left.set(title="training loss", xlabel="epoch")
-    right.set(title="test accuracy, %", xlabel="epoch")
-    for axes in (left, right):
-        axes.set_xticks(epochs)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    FigureCanvasAgg(figure).print_png(str(path))
-
-
 def main() -> None:
     for word in sys.argv[1:] or ["loop", "glyphs"]:
         name, _, folder = word.partition("=")
-        {"loop": loop, "glyphs": glyphs, "omniglot": omniglot, "fashion": fashion}[name](
+        {"loop": loop, "glyphs": glyphs, "omniglot": omniglot}[name](
             *([Path(folder)] * bool(folder))
         )
 

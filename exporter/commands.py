@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from retrieval import interrupts
+from retrieval import signals
 from retrieval.console import (
     GOES_ON,
     ProgressBar,
@@ -218,13 +218,17 @@ def _tell_embedding(found: dict[str, Any], threads: str | None = None) -> None:
 @click.command()
 @click.argument("file", metavar="FILE")
 @labels_option
+@click.option(
+    "--entropy", is_flag=True, help="Embeddings: entropies of the features and the labels."
+)
 @click.option("--check", is_flag=True, help="Test a model on random images.")
 @click.option(
     "--run",
     "runs",
     multiple=True,
     metavar="RUN",
-    help="Compare a model with its training run; repeat for each run of an ensemble.",
+    help="Compare a model with its training run; repeat for each run of an ensemble. With "
+    "--entropy: the run whose head gives H(Y) - CE.",
 )
 @click.option("--data", metavar="PATH", help="With --run: folder of the data set, if it has moved.")
 @json_option
@@ -233,6 +237,7 @@ def inspect(
     ctx: click.Context,
     file: str,
     labels: str | None,
+    entropy: bool,
     check: bool,
     runs: tuple[str, ...],
     data: str | None,
@@ -242,35 +247,51 @@ def inspect(
 
     For an embedding file: splits, labels, norms, metadata and checks. For a model: input, output,
     preprocessing, precision, origin and the comparison with the trained network at export. --check
-    tests the model on random images; --run repeats the comparison with the network.
+    tests the model on random images; --run repeats the comparison with the network. --entropy
+    estimates how much the embeddings tell about the labels.
 
     \b
     Examples:
       dmltool inspect embeddings.h5
+      dmltool inspect embeddings.h5 --entropy --run runs/mine
       dmltool inspect runs/mine/model.onnx --run runs/mine
     """
     if file.lower().endswith(".onnx"):
+        if entropy:
+            raise click.UsageError("--entropy is for embedding files.")
         if not _inspect_model(file, bool(check or runs), runs, data, as_json):
             ctx.exit(1)
         return
-    if check or runs or data:
-        raise click.UsageError("--check, --run and --data are for models (.onnx).")
-    _inspect_embeddings(file, labels, as_json)
+    if check or data:
+        raise click.UsageError("--check and --data are for models (.onnx).")
+    if runs and not entropy:
+        raise click.UsageError("For an embedding file, --run needs --entropy: add --entropy.")
+    if len(runs) > 1:
+        raise click.UsageError("--entropy takes one --run: one head.")
+    _inspect_embeddings(file, labels, entropy, Path(runs[0]) if runs else None, as_json)
 
 
-def _inspect_embeddings(file: str, labels: str | None, as_json: bool) -> None:
-    from retrieval.inspection import inspect
+def _inspect_embeddings(
+    file: str, labels: str | None, entropy: bool, run: Path | None, as_json: bool
+) -> None:
+    from retrieval.inspection import inspect, with_entropy
     from retrieval.loading import load
     from retrieval.tables import inspection_table
 
     with ProgressBar() as report:
         data = load(file, labels=labels)
         result = inspect(data, report)
+        if entropy:
+            result = with_entropy(result, data, report)
+        if run:
+            from trainer.run.head import with_head
+
+            result = with_head(result, data, run)
     if as_json:
         print_json(result)
         return
     stdout_console().print(inspection_table(result))
-    for line in data.notes:
+    for line in result["notes"]:
         warn(line)
     labelled = all(split["labels"] for split in result["splits"].values())
     next_step("eval", file, *given_options(labels=labels if labelled else "labels.txt"))
@@ -369,7 +390,7 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
             if step.shown:
                 click.secho(f"\n$ dmltool {join(args)}", bold=True)
             sys.stdout.flush()
-            if code := interrupts.run_child([*DMLTOOL, *args]):
+            if code := signals.run_child([*DMLTOOL, *args]):
                 click.echo(TO_GO_ON, err=True)
                 ctx.exit(code)
     click.echo()

@@ -75,7 +75,7 @@ def _faiss() -> Check:
 
     def gpus(faiss: ModuleType) -> str:
         count = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
-        return f"k-means on {count} GPU{'s' * (count > 1)}" if count else "k-means on the CPU"
+        return f"k-means on {count} GPU{'s' * (count > 1)}" if count else "no GPU for k-means"
 
     return _module("evaluate", "faiss", CPU, gpus)
 

@@ -50,11 +50,76 @@ def paired(
     _check(resamples, level)
     gain = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     means = _resampled_means(gain[:, None], classes, resamples, seed)  # (resamples, 1)
+    mean = float(gain.mean()) if len(gain) else float("nan")
+    return mean, *_tested(means, level)
+
+
+def paired_runs(
+    gain: np.ndarray,
+    sizes: np.ndarray,
+    resamples: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, tuple[float, float], float]:
+    """Difference of two settings that were trained with the same S seeds; its interval; p.
+
+    Seeds and classes are drawn at once, both with replacement: another training and other classes
+    would both move the scores. Of S seeds, S - 1 are drawn: the variance of their mean is then the
+    usual estimate s^2 / S, which drawing S would make too small by (S - 1) / S. What a few seeds
+    say about their spread is itself uncertain, so the drawn differences are moved away from their
+    mean by the quantile of Student's t over that of the normal distribution, with Satterthwaite's
+    degrees of freedom. With one seed only classes are drawn. nan with fewer than two classes.
+
+    Parameters
+    ----------
+    gain : array (S, C)
+        Hits of one setting less those of the other, for each seed and class.
+    sizes : array (C,)
+        Queries of each class.
+    """
+    _check(resamples, level)
+    gain, sizes = np.asarray(gain, np.float64), np.asarray(sizes, np.float64)
+    S, C = gain.shape
+    mean = float(gain.sum() / (S * sizes.sum())) if gain.size else float("nan")
+    if C < 2:
+        return mean, (float("nan"), float("nan")), float("nan")
+    rng = np.random.default_rng(seed)
+    means = np.empty((resamples, 1))
+    step = max(1, _BLOCK // C)
+    for start in range(0, resamples, step):
+        n = min(step, resamples - start)
+        of_classes = rng.multinomial(C, np.full(C, 1 / C), size=n)  # (n, C)
+        of_seeds = rng.multinomial(max(1, S - 1), np.full(S, 1 / S), size=n)  # (n, S)
+        hits = ((of_seeds @ gain) * of_classes).sum(axis=1)
+        means[start : start + n, 0] = hits / (max(1, S - 1) * (of_classes @ sizes))
+    means = mean + _widening(gain, sizes, level) * (means - mean)
+    return mean, *_tested(means, level)
+
+
+def _widening(gain: np.ndarray, sizes: np.ndarray, level: float) -> float:
+    """Student's t over the normal quantile, by how much of the variance is that of few seeds."""
+    from scipy import stats  # takes half a second
+
+    S, C = gain.shape
+    of_seeds = gain.sum(axis=1) / sizes.sum()  # (S,) a difference for each seed
+    residuals = gain.mean(axis=0) - of_seeds.mean() * sizes  # (C,) of a ratio of sums
+    parts = [(float(np.var(residuals, ddof=1)) * C / sizes.sum() ** 2, C - 1)]
+    if S > 1:
+        parts.append((float(np.var(of_seeds, ddof=1)) / S, S - 1))
+    total = sum(variance for variance, _ in parts)
+    if total == 0:
+        return 1.0
+    freedom = total**2 / sum(variance**2 / count for variance, count in parts)
+    tail = (1 + level) / 2
+    return float(stats.t.ppf(tail, freedom) / stats.norm.ppf(tail))
+
+
+def _tested(means: np.ndarray, level: float) -> tuple[tuple[float, float], float]:
+    """The interval of resampled differences (resamples, 1), and the p value that goes with it."""
     [low], [high] = _limits(means, level)
     tail = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
-    p = min(1.0, 2 * (1 + tail) / (1 + resamples)) if np.isfinite(low) else float("nan")
-    mean = float(gain.mean()) if len(gain) else float("nan")
-    return mean, (float(low), float(high)), p
+    p = min(1.0, 2 * (1 + tail) / (1 + len(means))) if np.isfinite(low) else float("nan")
+    return (float(low), float(high)), p
 
 
 def _check(resamples: int, level: float) -> None:

@@ -57,6 +57,14 @@ def warnings(checks: dict[str, int], queries: int, classes: int) -> list[str]:
     ]
 
 
+def one_class(problem: Problem) -> list[str]:
+    """A note if all items are of one class, and some query has a positive."""
+    candidates = len(problem.gallery) - (problem.protocol != QUERY_GALLERY)
+    if len(problem.names) > 1 or candidates < 1:
+        return []
+    return ["there is only one class: no query has a negative, so every score is trivially 100 %"]
+
+
 def zero_rows(vectors: np.ndarray) -> int:
     return sum(int(np.count_nonzero(~vectors[part].any(axis=1))) for part in blocks(vectors))
 

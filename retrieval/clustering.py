@@ -1,38 +1,66 @@
-"""k-means by FAISS on all points, and the clustering scores that follow.
+"""k-means on all points, and the clustering scores that follow.
 
-FAISS runs one iteration per call, each from the centroids of the last: the result is that of
-`faiss.Kmeans` with the same settings, progress is seen and Ctrl-C waits for one iteration only.
+The start is greedy k-means++ (`kmeans/seeding.py`), the iterations are exact
+(`kmeans/lloyd.py`). Where FAISS finds a GPU, it does the iterations there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
 from types import ModuleType
 
 import numpy as np
 
 from retrieval import metrics
-from retrieval.errors import DmlError, install
-from retrieval.resources import Progress
+from retrieval.errors import DmlError
+from retrieval.kmeans import STARTS, lloyd, seeding
+from retrieval.kmeans.bounds import Short, short_forms
+from retrieval.resources import Progress, processors, run_all, single_blas_thread
 
-SPEED = 1 << 35  # multiplications a second on two cores; large problems reach twice that
-LONG = 30.0  # seconds that are worth waiting for without being asked
-
-
-def load_faiss() -> ModuleType:
-    """Import FAISS, or say what to install."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise DmlError(
-            "FAISS is not installed.", "Clustering by k-means needs it.", install("cpu")
-        ) from error
-    return faiss
+ITERATIONS = 300  # at most; as in scikit-learn
+PASSES = 6  # a run takes as long as so many assignments of all points to all centroids
+RESTARTS = 10  # of each seed, up to MANY clusters; as in scikit-learn and the papers' code
+TRIAL, KEPT = 8, 4  # iterations of every start, and how many starts go on after them
+SMALL = 1 << 31  # multiplications of an assignment: up to here every thread has its own start
+SOME = 64  # clusters from which short forms of the points save more than they cost
+MANY = 1000  # clusters beyond which ten starts would take minutes
+SPEED = 1 << 36  # multiplications a second on two cores
+LONG = 120.0  # seconds that are worth waiting for without being asked
 
 
-def estimated_seconds(points: int, dim: int, clusters: int, iterations: int) -> float:
-    """How long so many iterations of k-means take on two cores, all runs together."""
-    return points * dim * clusters * iterations / SPEED
+@dataclass(frozen=True)
+class KMeans:
+    """How to cluster."""
+
+    init: str = STARTS[0]  # or another of STARTS
+    iterations: int = ITERATIONS
+    restarts: int | None = None  # None: RESTARTS up to MANY clusters, else one
+    threads: int | None = None  # None: one per processor; changes no result
+
+    @property
+    def workers(self) -> int:
+        return self.threads or processors()
+
+    def starts(self, k: int) -> int:
+        """How many starts each seed has."""
+        return self.restarts or (RESTARTS if k <= MANY else 1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best of several runs."""
+
+    assignment: np.ndarray  # (N,) the cluster of each row
+    objective: float  # sum of squared distances of rows to their centroids
+    iterations: int
+
+
+def estimated_seconds(points: int, dim: int, clusters: int, runs: int) -> float:
+    """How long so many runs of k-means take on two cores."""
+    return points * dim * clusters * runs * PASSES / SPEED
 
 
 def kmeans(
@@ -40,20 +68,19 @@ def kmeans(
     k: int,
     *,
     seed: int,
-    iterations: int = 20,
-    restarts: int = 1,
     distance: str = "l2",
+    settings: KMeans | None = None,
     progress: Progress | None = None,
-) -> tuple[np.ndarray, float]:
-    """Cluster of each row (N,) int64, and the sum of squared distances to its centroid.
+) -> Found:
+    """Cluster rows by k-means.
 
     cos clusters the rows scaled to length 1 (zero rows stay zero); centroids are plain means in
-    both cases. Of several restarts, the one with the least sum is kept. FAISS needs one float32
-    copy of all rows.
+    both cases. Of several starts, the one with the least objective is kept. One float32 copy of all
+    rows is needed.
     """
-    points, scale = _points(vectors, distance)
-    tick = _ticker(progress, restarts * iterations)
-    return _best_of(points, scale, k, seed, iterations, restarts, tick)
+    settings = settings or KMeans()
+    data = _data(vectors, distance, k, settings)
+    return _best_of(data, k, seed, settings, _Meter(progress, settings.starts(k), k))
 
 
 def cluster_scores(
@@ -62,47 +89,60 @@ def cluster_scores(
     distance: str,
     seeds: Sequence[int],
     *,
-    iterations: int = 20,
-    restarts: int = 1,
+    settings: KMeans | None = None,
     progress: Progress | None = None,
-) -> dict[str, list[float]]:
-    """NMI and AMI of as many clusters as there are classes, one value per seed."""
+) -> tuple[dict[str, list[float]], list[int]]:
+    """NMI and AMI of as many clusters as there are classes, and the iterations, for each seed."""
     k = len(np.unique(labels))
-    points, scale = _points(vectors, distance)
-    tick = _ticker(progress, len(seeds) * restarts * iterations)
+    settings = settings or KMeans()
+    data = _data(vectors, distance, k, settings)
+    meter = _Meter(progress, len(seeds) * settings.starts(k), k)
     scores: dict[str, list[float]] = {metric.name: [] for metric in metrics.cluster_metrics()}
+    iterations = []
     for seed in seeds:
-        assignment, _ = _best_of(points, scale, k, seed, iterations, restarts, tick)
+        found = _best_of(data, k, seed, settings, meter)
+        iterations.append(found.iterations)
         for metric in metrics.cluster_metrics():
-            scores[metric.name].append(metric.function(labels, assignment))
-    return scores
+            scores[metric.name].append(metric.function(labels, found.assignment))
+    return scores, iterations
 
 
-def _points(vectors: np.ndarray, distance: str) -> tuple[np.ndarray, float]:
+@dataclass(frozen=True)
+class _Data:
+    points: np.ndarray  # (N, D) float32
+    scale: float  # what the vectors were multiplied by
+    short: Short | None  # short forms of the points
+    pairs: np.ndarray | None  # (N, N) squared distances, for several starts
+
+
+def _data(vectors: np.ndarray, distance: str, k: int, settings: KMeans) -> _Data:
     from retrieval.space import single_precision  # scores without NMI do not need it
 
-    return single_precision(vectors, distance)
+    points, scale = single_precision(vectors, distance)
+    several = settings.init != "random" and settings.starts(k) > 1 and k <= MANY
+    with single_blas_thread():
+        short = short_forms(points) if k >= SOME else None
+        pairs = seeding.all_pairs(points, settings.workers) if several else None
+    return _Data(points, scale, short, pairs)
 
 
-def _best_of(
-    points: np.ndarray,
-    scale: float,
-    k: int,
-    seed: int,
-    iterations: int,
-    restarts: int,
-    tick: Callable[[int], None],
-) -> tuple[np.ndarray, float]:
-    N = len(points)
+def _best_of(data: _Data, k: int, seed: int, settings: KMeans, meter: _Meter) -> Found:
+    N = len(data.points)
     if not 1 <= k <= N:
         raise DmlError(
             f"{k} clusters of {N} points cannot be made.",
             f"Between 1 and {N} are possible.",
             "Ask for fewer clusters.",
         )
-    runs = (_run(points, k, _derived(seed, r), iterations, tick) for r in range(restarts))
-    assignment, objective = min(runs, key=lambda run: run[1])  # holds the best and one more
-    return assignment, objective / scale / scale
+    seeds = [_derived(seed, restart) for restart in range(settings.starts(k))]
+    with single_blas_thread():
+        if faiss := faiss_with_gpu():
+            runs = (_start_for_gpu(faiss, data, k, seed, settings, meter) for seed in seeds)
+            best = min(runs, key=lambda run: run.objective)  # holds the best and one more
+        else:
+            best = _compete([_Start(data, k, seed, settings, meter) for seed in seeds])
+    meter.finished(len(seeds))
+    return Found(best.assignment, best.objective / data.scale / data.scale, best.iterations)
 
 
 def _derived(seed: int, restart: int) -> int:
@@ -112,42 +152,121 @@ def _derived(seed: int, restart: int) -> int:
     return int(np.random.SeedSequence((seed, restart)).generate_state(1)[0] >> 1)
 
 
-def _run(
-    points: np.ndarray, k: int, seed: int, iterations: int, tick: Callable[[int], None]
-) -> tuple[np.ndarray, float]:
-    faiss = load_faiss()
+class _Start:
+    """One start of k-means, which can be left and taken up again."""
+
+    def __init__(self, data: _Data, k: int, seed: int, settings: KMeans, meter: _Meter) -> None:
+        self.data, self.k, self.seed, self.settings, self.meter = data, k, seed, settings, meter
+        self.small = data.points.size * k <= SMALL
+        self.found: lloyd.Clusters | None = None
+        self.iterations, self.ended = 0, False
+
+    def go_on(self, most: int) -> None:
+        """Iterate until there were so many iterations, or until nothing changes."""
+        if self.found is None:
+            points, settings = self.data.points, self.settings
+            threads = 1 if self.small else settings.workers
+            given = (points, self.k, settings.init, self.seed, threads, self.meter.seeded)
+            short, pairs = self.data.short, self.data.pairs
+            self.found = seeding.initial(*given, short=short, pairs=pairs)
+        more = 0 if self.ended else min(most, self.settings.iterations) - self.iterations
+        used = lloyd.iterate(self.found, more, self.meter.iterated)
+        self.iterations, self.ended = self.iterations + used, used < more or self.ended
+
+    @property
+    def objective(self) -> float:
+        assert self.found is not None
+        return self.found.objective
+
+    def result(self) -> Found:
+        assert self.found is not None
+        return Found(self.found.label, self.found.objective, self.iterations)
+
+
+def _compete(starts: list[_Start]) -> Found:
+    """The best of several starts: all of them for some iterations, the best ones to the end."""
+    settings, meter = starts[0].settings, starts[0].meter
+    for most in (TRIAL, settings.iterations) if len(starts) > KEPT else (settings.iterations,):
+        tasks = [partial(start.go_on, most) for start in starts]
+        if starts[0].small and len(tasks) > 1:
+            run_all([(task, 1) for task in tasks], settings.workers, stop=meter.stop)
+        else:
+            for task in tasks:
+                task()
+        starts = sorted(starts, key=lambda start: start.objective)[:KEPT]
+    return starts[0].result()
+
+
+def faiss_with_gpu() -> ModuleType | None:
+    """FAISS, if it is there and finds a GPU."""
+    try:
+        import faiss
+    except ImportError:
+        return None
+    return faiss if getattr(faiss, "get_num_gpus", int)() > 0 else None
+
+
+def _start_for_gpu(
+    faiss: ModuleType, data: _Data, k: int, seed: int, settings: KMeans, meter: _Meter
+) -> Found:
+    given = (data.points, k, settings.init, seed, settings.workers, meter.seeded)
+    centroids = seeding.initial(*given, short=data.short, pairs=data.pairs).centroids
+    return _on_gpu(faiss, data.points, centroids, settings.iterations, meter)
+
+
+def _on_gpu(
+    faiss: ModuleType, points: np.ndarray, centroids: np.ndarray, most: int, meter: _Meter
+) -> Found:
+    """One iteration per call, so that progress is seen and Ctrl-C waits for one only."""
     faiss_kmeans = faiss.Kmeans(
         points.shape[1],
-        k,
+        len(centroids),
         niter=1,
-        seed=seed,
-        spherical=False,
-        verbose=False,
-        gpu=hasattr(faiss, "get_num_gpus") and faiss.get_num_gpus() > 0,
+        gpu=getattr(faiss, "get_num_gpus", int)() > 0,
         check_input_data_for_NaNs=False,  # checked once already, not in every iteration
         # All points, however many; and no complaint on stderr about few.
         max_points_per_centroid=len(points),
         min_points_per_centroid=1,
     )
-    centroids = None
-    for iteration in range(iterations):
+    used = most
+    for iteration in range(most):
         faiss_kmeans.train(points, init_centroids=centroids)
-        if centroids is not None and np.array_equal(centroids, faiss_kmeans.centroids):
-            tick(iterations - iteration)  # a fixed point: the rest would repeat it
+        meter.iterated()
+        if np.array_equal(centroids, faiss_kmeans.centroids):  # a fixed point
+            used = iteration + 1
             break
         centroids = faiss_kmeans.centroids
-        tick(1)
     squared, assignment = faiss_kmeans.assign(points)
-    return assignment, float(squared.sum(dtype=np.float64))
+    return Found(assignment, float(squared.sum(dtype=np.float64)), used)
 
 
-def _ticker(progress: Progress | None, total: int) -> Callable[[int], None]:
-    done = 0
+class _Meter:
+    """Progress of several runs: two thirds of each for its start, one for its iterations."""
 
-    def tick(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress is not None:
-            progress(done, total)
+    def __init__(self, progress: Progress | None, runs: int, k: int) -> None:
+        self.progress, self.k, self.each = progress, k, k + k // 2 + 1
+        self.total, self.done, self.ended = runs * self.each, 0, 0
+        self.lock, self.stopped = Lock(), False
 
-    return tick
+    def seeded(self, centroids: int) -> None:
+        self._tell(centroids)
+
+    def iterated(self) -> None:
+        """How many iterations follow is not known, but they get shorter and shorter."""
+        self._tell((self.ended + self.each - self.done) // 2)
+
+    def finished(self, runs: int) -> None:
+        self.ended += runs * self.each
+        self._tell(self.ended - self.done)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def _tell(self, more: int) -> None:
+        """Several starts may tell at once; none after a failure of another one."""
+        with self.lock:
+            if self.stopped:
+                raise InterruptedError
+            self.done = min(self.done + max(0, more), self.total)
+            if self.progress is not None:
+                self.progress(self.done, self.total)

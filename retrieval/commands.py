@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrieval import interrupts
+from retrieval import signals
 from retrieval.console import (
     GOES_ON,
     ProgressBar,
@@ -31,8 +32,8 @@ from retrieval.options import (
 if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Evaluation, Settings
-    from retrieval.formats.opening import Sources
     from retrieval.problem import Problem
+    from retrieval.sources import Sources
 
 
 @click.command("eval")
@@ -42,21 +43,20 @@ if TYPE_CHECKING:
 @click.option(
     "--nmi/--no-nmi",
     default=None,
-    help="Compute NMI and AMI by k-means.  [default: if it takes less than 30 s]",
+    help="Compute NMI and AMI by k-means.  [default: if it takes less than 2 min]",
 )
 @click.option(
     "--kmeans-iterations",
     type=click.IntRange(1),
-    default=20,
+    default=300,
     show_default=True,
-    help="Iterations of each k-means run.",
+    help="Most iterations of a k-means run, which ends when nothing changes.",
 )
 @click.option(
     "--kmeans-restarts",
     type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Random starts of each k-means run; the best is kept.",
+    help="Starts of k-means for each seed; the best is kept.  [default: 10 up to 1,000 clusters, "
+    "else 1]",
 )
 @click.option(
     "--drop-nonfinite", is_flag=True, help="Leave out rows with NaN or infinity instead of failing."
@@ -90,52 +90,78 @@ def eval_command(
       dmltool eval query.npz --gallery gallery.npz --json > result.json
     """
     from retrieval.embeddings import provenance
-    from retrieval.evaluation import score
-    from retrieval.files import check_target, write_text
-    from retrieval.formats.opening import Sources
     from retrieval.loading import load
     from retrieval.problem import from_embeddings
-    from retrieval.tables import evaluation_table, evaluation_warnings, nmi_table, per_class_csv
+    from retrieval.sources import Sources
+    from retrieval.tables import evaluation_warnings, per_class_csv
 
     settings = scoring_settings(**scoring)
     sources = Sources(file, gallery, labels, gallery_labels)
     output = Output.checked(as_json, out, force, sources.files)
-    classes = check_target(per_class, force, sources.files) if per_class else None
-    if classes and classes == output.target:
-        raise click.UsageError("--out and --per-class name the same file.")
-    with ProgressBar() as report:
+    classes = _per_class_target(per_class, output, sources)
+    with ProgressBar():
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
-        if not data.has_only_neighbours:
-            problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
-            evaluation = score(problem, settings, report)
-    if data.has_only_neighbours:
+        lists = data.has_only_neighbours
+        problem = None if lists else from_embeddings(data, drop_nonfinite=drop_nonfinite)
+    if problem is None:
         if per_class:
             raise click.UsageError("--per-class needs labels, and the file has none.")
         _compare_lists(data, settings, sources, output)
         return
-    sources.check_unchanged()
-    console = stdout_console()
-    if not as_json:
-        console.print(evaluation_table(evaluation.result, console.width))
-        sys.stdout.flush()  # k-means may take long: the scores are seen, and stay, before it
-    evaluation, interrupted = _with_nmi(evaluation, problem, settings)
-    sources.check_unchanged()
+    evaluation, interrupted = _score(problem, settings.of(data), sources, show=not as_json)
     result = evaluation.result | {"source": provenance(data)}
     if classes:
+        from retrieval.files import write_text
+
         write_text(classes, per_class_csv(evaluation, data.label_names), force)
     output.write(result)
     if not as_json:
-        if result["settings"]["nmi"]:
-            console.print(nmi_table(result, console.width))
-        console.print()
         _tell_source(data)
     for line in evaluation_warnings(result) if not as_json else result["notes"]:
         warn(line)
     if interrupted:
-        raise click.exceptions.Exit(interrupts.INTERRUPTED)
+        raise click.exceptions.Exit(signals.INTERRUPTED)
     if not as_json:
         given = given_options(gallery=gallery, labels=labels, gallery_labels=gallery_labels)
         next_step("report", file, *given)
+
+
+def _per_class_target(name: str | None, output: Output, sources: Sources) -> Path | None:
+    """Refuse a CSV file that exists or is used otherwise before the work begins."""
+    if not name:
+        return None
+    from retrieval.files import check_target
+
+    target = check_target(name, output.force, sources.files)
+    if target == output.target:
+        raise click.UsageError("--out and --per-class name the same file.")
+    return target
+
+
+def _score(
+    problem: Problem, settings: Settings, sources: Sources, show: bool
+) -> tuple[Evaluation, bool]:
+    """Evaluate a problem and show its scores, those of k-means last because it may take long.
+
+    Also returns whether Ctrl-C has cut k-means short: the other scores are kept.
+    """
+    from retrieval.evaluation import score
+    from retrieval.tables import evaluation_table, nmi_table
+
+    with ProgressBar() as report:
+        evaluation = score(problem, settings, report)
+    sources.check_unchanged()
+    console = stdout_console()
+    if show:
+        console.print(evaluation_table(evaluation.result, console.width))
+        sys.stdout.flush()
+    evaluation, interrupted = _with_nmi(evaluation, problem, settings)
+    sources.check_unchanged()
+    if show and evaluation.result["settings"]["nmi"]:
+        console.print(nmi_table(evaluation.result, console.width))
+    if show:
+        console.print()
+    return evaluation, interrupted
 
 
 def _with_nmi(
@@ -156,7 +182,7 @@ def _with_nmi(
             "Ctrl-C leaves it out and keeps the rest."
         )
     try:
-        with interrupts.patient(), ProgressBar() as report:
+        with signals.patient(), ProgressBar() as report:
             return add_nmi(evaluation, problem, settings, report), False
     except KeyboardInterrupt:
         return noted(evaluation, "NMI was left out: k-means was interrupted"), True
@@ -217,8 +243,8 @@ def compare(
       dmltool compare old.h5 new.h5 --distance cos
     """
     from retrieval.comparison import compare as paired
-    from retrieval.formats.opening import Sources
     from retrieval.loading import load
+    from retrieval.sources import Sources
     from retrieval.tables import comparison_table
 
     settings = scoring_settings(**scoring)

@@ -44,8 +44,8 @@ def compare(
     dict
         Differences with paired class-bootstrap intervals and p values, as in docs/json.md.
     """
-    settings = settings or Settings(nmi=False)
     a, b = comparable(loaded(a), loaded(b))
+    settings = (settings or Settings(nmi=False)).of(a)
     b = align(a, b)
     first, second = (
         run(from_embeddings(data), settings, of_file(progress, name))

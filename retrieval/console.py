@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from retrieval import interrupts
+from retrieval import signals
 from retrieval.number_format import duration
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def next_step(*args: object) -> None:
 
 def say_next(text: str) -> None:
     """Name the next step on stderr, unless another command runs this one."""
-    if interrupts.STEP not in os.environ:
+    if signals.STEP not in os.environ:
         click.echo(f"Next: {text}", err=True)
 
 
@@ -116,7 +116,7 @@ def given_options(**given: str | None) -> list[str]:
 def end_interrupted(left: str) -> NoReturn:
     """Say that Ctrl-C was pressed and what is left behind, and exit with code 130."""
     click.echo(f"\nInterrupted: {left}.", err=True)
-    raise click.exceptions.Exit(interrupts.INTERRUPTED)
+    raise click.exceptions.Exit(signals.INTERRUPTED)
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def on_interrupt(left: Callable[[], str]) -> Iterator[None]:
     except click.exceptions.Exit:
         raise
     except (KeyboardInterrupt, Exception) as error:
-        if not isinstance(error, KeyboardInterrupt) and not interrupts.happened():
+        if not isinstance(error, KeyboardInterrupt) and not signals.happened():
             raise  # else a library has made another error of Ctrl-C
         end_interrupted(left())
 

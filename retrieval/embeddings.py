@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from retrieval.results import Source
+if TYPE_CHECKING:
+    from retrieval.results import Source
 
 _notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 

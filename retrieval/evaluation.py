@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import numpy as np
 
 from retrieval import bootstrap, checks, clustering, metrics
 from retrieval.embeddings import Embeddings
-from retrieval.errors import DmlError, install
+from retrieval.errors import DmlError
+from retrieval.kmeans import STARTS
 from retrieval.loading import load
 from retrieval.metrics import DISTANCES
 from retrieval.number_format import duration
@@ -27,7 +27,7 @@ from retrieval.problem import (
     sample,
 )
 from retrieval.ranking.ranks import count_ranks
-from retrieval.resources import StageProgress, allowed, stage
+from retrieval.resources import Progress, StageProgress, allowed, stage
 from retrieval.results import Result, Scores
 
 VERSION = 1
@@ -40,12 +40,13 @@ class Settings:
     """How to evaluate; recorded in every result."""
 
     distances: tuple[str, ...] = DISTANCES
-    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    recall_at: tuple[int, ...] = ()  # empty: those of the data set that the file names
     map_at_r: bool = True  # R-precision and MAP@R
-    nmi: bool | None = None  # NMI and AMI; None: if FAISS is there and k-means is not long
+    nmi: bool | None = None  # NMI and AMI; None: if k-means does not take long
     seeds: int = 3  # k-means is run with seeds 0, 1, ...
-    kmeans_iterations: int = 20
-    kmeans_restarts: int = 1
+    kmeans_init: str = STARTS[0]  # or another of STARTS
+    kmeans_iterations: int = clustering.ITERATIONS  # at most
+    kmeans_restarts: int | None = None  # None: ten up to 1,000 clusters, else one
     queries: int | None = None  # ask only so many, drawn at random
     memory: int = 2 << 30  # bytes beyond the embeddings themselves
     threads: int | None = None
@@ -64,13 +65,14 @@ class Settings:
                 f"wants some of {DISTANCES}",
             ),
             "recall_at": (
-                min(self.recall_at, default=0) >= 1
+                min(self.recall_at, default=1) >= 1
                 and all(
                     isinstance(k, int | np.integer) and not isinstance(k, bool)
                     for k in self.recall_at
                 ),
                 "wants whole numbers from 1",
             ),
+            "kmeans_init": (self.kmeans_init in STARTS, f"wants {' or '.join(map(repr, STARTS))}"),
         }
         for name, low in LEAST.items():
             value = getattr(self, name)
@@ -82,6 +84,20 @@ class Settings:
         ]
         if wrong:
             raise DmlError("These settings do not work.", "; ".join(wrong) + ".", "Change them.")
+
+    def of(self, data: Embeddings | None = None) -> Settings:
+        """The settings with the usual K of the embeddings' data set, unless some are given."""
+        name = data.attrs.get("dataset") if data else None
+        return self if self.recall_at else replace(self, recall_at=metrics.usual_recall_at(name))
+
+    @property
+    def kmeans(self) -> clustering.KMeans:
+        return clustering.KMeans(
+            self.kmeans_init,
+            self.kmeans_iterations,
+            self.kmeans_restarts,
+            self.threads and allowed(self.threads),
+        )
 
 
 @dataclass(frozen=True)
@@ -136,6 +152,7 @@ def evaluate(
             data, labels=_file(labels), gallery=_file(gallery), gallery_labels=_file(gallery_labels)
         )
         labels = gallery = gallery_labels = None
+    chosen = Settings(**settings).of(data if isinstance(data, Embeddings) else None)
     if not isinstance(data, Embeddings):
         if labels is None:
             raise DmlError(
@@ -153,7 +170,7 @@ def evaluate(
         )
     else:
         problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
-    return run(problem, Settings(**settings), progress).result
+    return run(problem, chosen, progress).result
 
 
 def _file(given: np.ndarray | str | Path | None) -> str | Path | None:
@@ -191,8 +208,7 @@ def score(
     problem: Problem, settings: Settings, progress: StageProgress | None = None
 ) -> Evaluation:
     """All scores but NMI and AMI, which k-means may take long for: `add_nmi`."""
-    if settings.nmi:
-        clustering.load_faiss()  # where it is missing, that is said at once
+    settings = settings.of()
     require_common_label(problem)
     full = problem
     if settings.queries is not None:
@@ -226,7 +242,7 @@ def score(
         "dim": int(problem.gallery.shape[1]),
         "distances": scores,
         "checks": found,
-        "notes": _beyond(problem, settings),
+        "notes": [*checks.one_class(problem), *_beyond(problem, settings)],
         "settings": _recorded(settings, False, len(problem.names)),
     }
     return Evaluation(problem, result, ranks, per_query)
@@ -239,12 +255,20 @@ def add_nmi(
     progress: StageProgress | None = None,
 ) -> Evaluation:
     """The evaluation with NMI and AMI of the same problem, all its queries among the points."""
-    if settings.threads:
-        clustering.load_faiss().omp_set_num_threads(allowed(settings.threads))
-    scores = {
-        d: values | _clusters(problem, settings, d, progress)
-        for d, values in found.result["distances"].items()
-    }
+    settings = settings.of()
+    vectors, codes = problem.gallery, problem.gallery_codes
+    if problem.protocol == QUERY_GALLERY:
+        vectors = np.concatenate([problem.query_vectors, vectors])
+        codes = np.concatenate([problem.query_codes, codes])
+    if len(settings.distances) > 1 and _unit_length(problem):  # both have the same clusters
+        shared = _clusters(vectors, codes, settings, "cos", stage(progress, "k-means"))
+        clusters = dict.fromkeys(settings.distances, shared)
+    else:
+        clusters = {
+            d: _clusters(vectors, codes, settings, d, stage(progress, f"k-means ({d})"))
+            for d in settings.distances
+        }
+    scores = {d: values | clusters[d] for d, values in found.result["distances"].items()}
     recorded = _recorded(settings, True, len(problem.names))
     return replace(found, result=found.result | {"distances": scores, "settings": recorded})
 
@@ -258,8 +282,6 @@ def nmi_left_out(problem: Problem, settings: Settings) -> str | None:
     """Why NMI is not computed; None: it is; empty: it was not wanted."""
     if settings.nmi is not None:
         return None if settings.nmi else ""
-    if find_spec("faiss") is None:
-        return f"NMI was left out: k-means needs FAISS. {install('cpu')}"
     seconds = nmi_seconds(problem, settings)
     if seconds <= clustering.LONG:
         return None
@@ -273,22 +295,27 @@ def nmi_seconds(problem: Problem, settings: Settings) -> float:
     """How long k-means takes, estimated."""
     N = len(problem.gallery)
     N += len(problem.query_codes) if problem.protocol == QUERY_GALLERY else 0
-    runs = len(settings.distances) * settings.seeds * settings.kmeans_restarts
-    return clustering.estimated_seconds(
-        N, problem.gallery.shape[1], len(problem.names), runs * settings.kmeans_iterations
-    )
+    k = len(problem.names)
+    distances = 1 if _unit_length(problem) else len(settings.distances)
+    runs = distances * settings.seeds * settings.kmeans.starts(k)
+    return clustering.estimated_seconds(N, problem.gallery.shape[1], k, runs)
+
+
+def _unit_length(problem: Problem) -> bool:
+    """Whether all queries and gallery items have length 1, so that l2 and cos are alike."""
+    from retrieval.space import unit_length  # scores without NMI do not need it
+
+    return unit_length(problem.gallery) and unit_length(problem.query_vectors)
 
 
 def _beyond(problem: Problem, settings: Settings) -> list[str]:
     """A note if some K reach to the last candidate: there Recall@K says nothing."""
     candidates = len(problem.gallery) - (problem.protocol == LEAVE_ONE_OUT)
     names = ", ".join(f"Recall@{k}" for k in settings.recall_at if k >= candidates)
-    if not names:
+    if not names or not candidates:
         return []
-    return [
-        f"{names}: a query has only {candidates:,} candidates, so every one with a positive "
-        "finds it"
-    ]
+    some = f"{candidates:,} candidate{'s' * (candidates > 1)}"
+    return [f"{names}: a query has only {some}, so every one with a positive finds it"]
 
 
 def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Settings) -> Scores:
@@ -311,21 +338,16 @@ def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Setting
 
 
 def _clusters(
-    problem: Problem, settings: Settings, d: str, progress: StageProgress | None
+    vectors: np.ndarray,
+    codes: np.ndarray,
+    settings: Settings,
+    d: str,
+    progress: Progress | None,
 ) -> Scores:
     """NMI and AMI of k-means, k the number of classes, over all items of the test set."""
-    vectors, codes = problem.gallery, problem.gallery_codes
-    if problem.protocol == QUERY_GALLERY:
-        vectors = np.concatenate([problem.query_vectors, vectors])
-        codes = np.concatenate([problem.query_codes, codes])
-    scores = clustering.cluster_scores(
-        vectors,
-        codes,
-        d,
-        list(range(settings.seeds)),
-        iterations=settings.kmeans_iterations,
-        restarts=settings.kmeans_restarts,
-        progress=stage(progress, f"k-means ({d})"),
+    seeds = list(range(settings.seeds))
+    scores, iterations = clustering.cluster_scores(
+        vectors, codes, d, seeds, settings=settings.kmeans, progress=progress
     )
     return {
         name: {
@@ -334,7 +356,7 @@ def _clusters(
             "values": [float(v) for v in values],
         }
         for name, values in scores.items()
-    }
+    } | {"kmeans_iterations": iterations}
 
 
 def _recorded(settings: Settings, nmi: bool, classes: int) -> dict[str, Any]:
@@ -344,6 +366,8 @@ def _recorded(settings: Settings, nmi: bool, classes: int) -> dict[str, Any]:
         used.pop(name)
     used |= {"engine": "count"} | {name: version(name) for name in ("dmltool", "numpy", "numba")}
     if nmi:
-        faiss = clustering.load_faiss().__version__
-        used |= {"kmeans_k": classes, "nmi_average": "arithmetic", "faiss": faiss}
+        used |= {"kmeans_k": classes, "nmi_average": "arithmetic"}
+        used |= {"kmeans_restarts": settings.kmeans.starts(classes)}
+        if faiss := clustering.faiss_with_gpu():
+            used |= {"faiss": faiss.__version__}
     return used | {"distances": list(settings.distances), "recall_at": list(settings.recall_at)}

@@ -31,6 +31,7 @@ def agreement(
 
     queries, gallery = (data.splits[name].vectors for name in ("query", "gallery"))
     assert data.neighbours is not None
+    settings = settings.of(data)
     listed, most = data.neighbours, max(settings.recall_at)
     if most > listed.shape[1]:
         raise DmlError(

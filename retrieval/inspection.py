@@ -6,10 +6,13 @@ import numpy as np
 
 from retrieval.checks import conflicting_rows, zero_rows
 from retrieval.embeddings import Embeddings, Split, plain
+from retrieval.entropy import embedding_entropies, label_entropy
 from retrieval.formats.labels import is_text
+from retrieval.metrics import DISTANCES
+from retrieval.problem import finite_rows
 from retrieval.ranking.identical_rows import row_groups
-from retrieval.resources import StageProgress, blocks
-from retrieval.results import Inspection, LabelSummary, SplitSummary, Spread
+from retrieval.resources import StageProgress, blocks, stage
+from retrieval.results import Inspection, LabelSummary, SplitEntropy, SplitSummary, Spread
 
 
 def inspect(data: Embeddings, progress: StageProgress | None = None) -> Inspection:
@@ -23,6 +26,34 @@ def inspect(data: Embeddings, progress: StageProgress | None = None) -> Inspecti
         "splits": {name: _split(split, name, progress) for name, split in data.splits.items()},
         "notes": list(data.notes),
     }
+
+
+def with_entropy(
+    result: Inspection, data: Embeddings, progress: StageProgress | None = None
+) -> Inspection:
+    """The inspection with the entropies of each split; rows with NaN or infinity are left out."""
+    splits, notes = {}, list(result["notes"])
+    for name, split in data.splits.items():
+        finite = finite_rows(split.vectors)
+        vectors = split.vectors if finite.all() else split.vectors[finite]
+        labels = None if split.labels is None else split.labels[finite]
+        l2, cos = (
+            embedding_entropies(vectors, labels, d, stage(progress, f"{name}: pairs ({d})"))
+            for d in DISTANCES
+        )
+        entropy: SplitEntropy = {
+            "labels": None if labels is None or not len(labels) else label_entropy(labels),
+            "l2": l2,
+            "cos": cos,
+        }
+        without = [d for d, found in (("l2", l2), ("cos", cos)) if found["embeddings"] is None]
+        if without:
+            notes.append(
+                f"{name}: H(Z) ({', '.join(without)}) cannot be estimated: it needs two rows that "
+                "differ"
+            )
+        splits[name] = result["splits"][name] | {"entropy": entropy}
+    return result | {"splits": splits, "notes": notes}
 
 
 def _split(split: Split, name: str, progress: StageProgress | None) -> SplitSummary:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
+from retrieval import signals
 from retrieval.embeddings import Embeddings, Split, collected
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
+from retrieval.formats import Format, find_format, shards
 from retrieval.formats import labels as label_arrays
-from retrieval.formats import opening
+from retrieval.formats.arrays import budget
+from retrieval.sources import locate
+
+T = TypeVar("T")
 
 
 def load(
@@ -27,7 +34,8 @@ def load(
     ----------
     source : str or Path
         The file. `file::key` picks an array in it, `file::key,labels` its labels too. A run
-        folder stands for the embeddings in it.
+        folder stands for the embeddings in it, a pattern or another folder for its files, which
+        are joined in natural order of their names.
     labels : str or Path, optional
         A file of labels, one for each row, in place of those of the source.
     gallery : str or Path, optional
@@ -56,11 +64,11 @@ def _load(
     gallery: str | Path | None,
     gallery_labels: str | Path | None,
 ) -> Embeddings:
-    found = opening.read(source, with_labels=labels is None)
+    found = read(source, with_labels=labels is None)
     if labels is not None:
         found = _attach(found, _main_split(found, "query"), labels)
     if gallery is not None:
-        other = opening.read(gallery, with_labels=gallery_labels is None)
+        other = read(gallery, with_labels=gallery_labels is None)
         if gallery_labels is not None:
             other = _attach(other, _main_split(other, "gallery"), gallery_labels)
         found = _beside(found, other, gallery)
@@ -148,18 +156,12 @@ def _named(split: Split, source: Embeddings) -> Split:
     names, values = source.label_names, split.labels
     if names is None or values is None or label_arrays.is_text(values) or not len(values):
         return split
-    if int(values.min()) < 0 or int(values.max()) >= len(names):
-        raise DmlError(
-            f"{source.source} has labels that are not among its {len(names)} label names.",
-            f"They go from {values.min()} to {values.max()}.",
-            "Write the file again with a name for each label.",
-        )
     return replace(split, labels=label_arrays.named(values, names, str(source.source)))
 
 
 def _attach(data: Embeddings, split: str, source: str | Path) -> Embeddings:
     """The labels of a file of their own in place of those of a split, and of their names."""
-    values = opening.read_labels(source)
+    values = read_labels(source)
     part = data.splits[split]
     if len(values) != len(part.vectors):
         raise DmlError(
@@ -169,3 +171,76 @@ def _attach(data: Embeddings, split: str, source: str | Path) -> Embeddings:
         )
     part = replace(part, labels=values, taken=part.taken | {"labels": str(source)})
     return replace(data, label_names=None, splits=data.splits | {split: part})
+
+
+# One file, or one set of files
+
+
+def read(source: str | Path, with_labels: bool = True) -> Embeddings:
+    """The `Embeddings` in one file or set of shards."""
+    place = locate(source)
+    if with_labels and place.labels:
+        found = _read_file(place.files[0], place.key, False)
+        return replace(_attach(found, _main_split(found, "test"), place.labels), source=place.name)
+    if place.is_set:
+        return shards.join(
+            place.name, place.files, lambda file: _read_file(file, place.key, with_labels)
+        )
+    return _read_file(place.name, place.key, with_labels)
+
+
+def _read_file(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+    format = find_format(path)
+    if format.labels_only:
+        from retrieval.formats.refused import json_records
+
+        raise json_records(path) or DmlError(
+            f"{path} is a {format.suffixes[0]} file.",
+            f"Such a file holds labels only: {format.summary}.",
+            f"Give both: dmltool eval embeddings.npy --labels {shlex.quote(str(path))}",
+        )
+    return _call(format, path, lambda: format.read(path, key, with_labels))
+
+
+def read_labels(source: str | Path) -> np.ndarray:
+    """The labels in one file or set of files."""
+    place = locate(source)
+    if place.is_set:
+        return shards.join_labels(
+            place.name, place.files, lambda file: _read_label_file(file, place.key)
+        )
+    return _read_label_file(place.name, place.key)
+
+
+def _read_label_file(path: Path, key: str | None) -> np.ndarray:
+    format = find_format(path)
+    return _call(format, path, lambda: format.read_labels(path, key))
+
+
+def _call(format: Format, path: Path, function: Callable[[], T]) -> T:
+    # A damaged file may fail anywhere inside a library: whatever it raises, the user is told
+    # which file it was. The cause stays attached for --debug.
+    try:
+        module = format.load()
+        signals.expect_size(str(path), path.stat().st_size)
+        if hasattr(module, "trial"):
+            from retrieval.formats import trial
+
+            trial.attempt(module.trial(path), path, format.name)
+        with budget(path):
+            return function()
+    except (DmlError, MemoryError):
+        raise
+    except ModuleNotFoundError as error:
+        raise DmlError(
+            f"{path} needs {error.name}, which is not installed.",
+            f"Reading {path.suffix} files is optional.",
+            install(format.extra or "cpu"),
+        ) from error
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise DmlError(
+            f"{path} cannot be read as {format.name}.",
+            f"The reader says: {type(error).__name__}: {lines[0][:300].rstrip('.')}.",
+            "Copy or write the file again, or give it the suffix of its format.",
+        ) from error

@@ -21,10 +21,10 @@ from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.arrays import blocks
 from retrieval.formats.hdf5.writing import Writer, check_name
-from retrieval.formats.opening import Sources
 from retrieval.loading import load
 from retrieval.matching import match_rows
 from retrieval.resources import StageProgress
+from retrieval.sources import Sources
 
 BYTES = 8  # of a number while rows are normalised
 
@@ -58,7 +58,7 @@ def merge(
     check_name(target)
     sources = Sources(*map(str, paths))
     target = check_target(target, force, sources.files)
-    hashes = [_sha256(file, progress) for file in sources.files]
+    hashes = [_sha256(place.files, progress) for place in sources.places]
     data = [load(path) for path in paths]
     orders = [match_rows(data[0], other) for other in data]
     dims = tuple(_dim(each) for each in data)
@@ -85,16 +85,19 @@ def merge(
     return Merged(target, lengths, dims, matched)
 
 
-def _sha256(path: Path, progress: StageProgress | None) -> str:
-    digest, done = hashlib.sha256(), 0
-    if not path.is_file():
+def _sha256(files: Sequence[Path], progress: StageProgress | None) -> str:
+    """Of all files of a set, one after the other."""
+    digest = hashlib.sha256()
+    if not all(path.is_file() for path in files):
         return ""  # reading it will tell what is wrong
-    with path.open("rb") as file:
-        while block := file.read(1 << 24):
-            digest.update(block)
-            done += len(block)
-            if progress:
-                progress(f"reading {path.name}", done, path.stat().st_size)
+    for path in files:
+        done = 0
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+                done += len(block)
+                if progress:
+                    progress(f"reading {path.name}", done, path.stat().st_size)
     return digest.hexdigest()
 
 

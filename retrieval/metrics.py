@@ -35,6 +35,21 @@ def hits(ranks: np.ndarray, k: int) -> np.ndarray:
     return (ranks > 0) & (ranks <= k)
 
 
+RECALL_AT = (1, 2, 4, 8)
+RECALL_AT_OF = {
+    "cub": (1, 2, 4, 8, 16, 32),
+    "cars": (1, 2, 4, 8, 16, 32),
+    "sop": (1, 10, 100, 1000),
+    "inshop": (1, 10, 20, 30, 40, 50),
+}
+"""The values of K that papers give for a data set, by its name in embedding files."""
+
+
+def usual_recall_at(data_set: object = None) -> tuple[int, ...]:
+    """The values of K for Recall@K on a data set; also for one that is not known."""
+    return RECALL_AT_OF.get(str(data_set), RECALL_AT)
+
+
 def recall_at(ranks: np.ndarray, ks: Iterable[int]) -> dict[int, float]:
     """Share of queries with a positive among the K nearest, for every K; nan without queries."""
     return {int(k): float(hits(ranks, k).mean()) if len(ranks) else float("nan") for k in ks}

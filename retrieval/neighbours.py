@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from retrieval.compiling import compiled
 from retrieval.problem import Problem
-from retrieval.resources import Progress, processors, run_all, single_blas_thread, slices
+from retrieval.resources import Progress, compiled, processors, run_all, single_blas_thread, slices
 from retrieval.space import Space, space_of
 
 MEMORY = 256 << 20  # bytes for gallery points

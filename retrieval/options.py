@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from retrieval.console import print_json, to_json
+from retrieval.kmeans import STARTS
 
 if TYPE_CHECKING:
     from retrieval.evaluation import Settings
@@ -107,10 +108,9 @@ scoring_options = options(
     click.option(
         "--recall-at",
         type=Numbers("K,K,...", "a list of whole numbers from 1 such as 1,2,4,8", low=1),
-        default="1,2,4,8",
-        show_default=True,
-        callback=lambda _ctx, _param, ks: tuple(dict.fromkeys(ks)),
-        help="Values of K for Recall@K.",
+        callback=lambda _ctx, _param, ks: tuple(dict.fromkeys(ks or ())),
+        help="Values of K for Recall@K.  [default: those usual for the file's data set, else "
+        "1,2,4,8]",
     ),
     click.option(
         "--map/--no-map",
@@ -125,7 +125,14 @@ scoring_options = options(
         default=3,
         show_default=True,
         metavar="N",
-        help="Number of k-means runs for NMI and AMI, each with its own seed.",
+        help="Number of k-means results for NMI and AMI, each with its own seed.",
+    ),
+    click.option(
+        "--kmeans-init",
+        type=click.Choice(STARTS),
+        default=STARTS[0],
+        show_default=True,
+        help="Initial centroids of k-means: greedy k-means++ or random items.",
     ),
     click.option(
         "--queries",
@@ -173,15 +180,17 @@ class Output(NamedTuple):
     @classmethod
     def checked(cls, as_json: bool, out: str | None, force: bool, inputs: list[Path]) -> Output:
         """Refuse a target that exists or is one of the inputs before the work begins."""
+        if not out:
+            return cls(as_json, None, force)
         from retrieval.files import check_target
 
-        return cls(as_json, check_target(out, force, inputs) if out else None, force)
+        return cls(as_json, check_target(out, force, inputs), force)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Write the result to the target, and print it if JSON is wanted."""
-        from retrieval.files import write_text
-
         if self.target:
+            from retrieval.files import write_text
+
             write_text(self.target, to_json(result), self.force)
         if self.as_json:
             print_json(result)

@@ -227,13 +227,19 @@ def _some(labels: np.ndarray) -> str:
     return ", ".join(repr(label) for label in np.unique(labels)[:3].tolist())
 
 
+def finite_rows(vectors: np.ndarray) -> np.ndarray:
+    """(N,) whether all numbers of a row are finite."""
+    finite = np.empty(len(vectors), bool)
+    for part in blocks(vectors):
+        finite[part] = np.isfinite(vectors[part]).all(axis=1)
+    return finite
+
+
 def _finite(vectors: np.ndarray, what: str, drop: bool) -> tuple[slice | np.ndarray, int]:
     """The rows to keep, all of them as a slice so that nothing is copied, and how many are not."""
     if vectors.dtype.kind != "f":
         return slice(None), 0
-    good = np.empty(len(vectors), bool)
-    for part in blocks(vectors):
-        good[part] = np.isfinite(vectors[part]).all(axis=1)
+    good = finite_rows(vectors)
     bad = np.flatnonzero(~good)
     if not len(bad):
         return slice(None), 0

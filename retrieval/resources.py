@@ -1,4 +1,4 @@
-"""Ask the machine for memory and processors, and share work over threads and row blocks."""
+"""Use the machine: memory, processors, threads, blocks of rows, loops in machine code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -171,3 +172,21 @@ def slices(n: int, size: int) -> Iterator[slice]:
 def blocks(vectors: np.ndarray) -> Iterator[slice]:
     """Iterate over slices of rows that hold about two million numbers each."""
     return slices(len(vectors), max(1, _BLOCK // max(1, vectors.shape[1])))
+
+
+SUMS = {"reassoc", "contract", "nsz"}
+"""Sums may be added up in any order, so they use vector registers; NaN still compares false."""
+
+
+def compiled(
+    function: Callable[..., Any] | None = None, *, fastmath: bool | set[str] = SUMS
+) -> Any:
+    """Compile a function that releases the GIL; cache the code on disk where that is allowed."""
+    from numba import njit
+
+    if function is None:
+        return partial(compiled, fastmath=fastmath)
+    try:
+        return njit(nogil=True, cache=True, fastmath=fastmath)(function)
+    except RuntimeError:  # no folder can be written: compiled anew in every process
+        return njit(nogil=True, fastmath=fastmath)(function)

@@ -98,6 +98,31 @@ class LabelSummary(TypedDict):
     single_item_classes: int
 
 
+class Entropies(TypedDict):
+    """In nats, up to a constant: `retrieval.entropy`."""
+
+    embeddings: float | None
+    given_labels: float | None
+    difference: float | None
+    identical_pairs: int
+
+
+class HeadInformation(TypedDict):
+    """H(Y) - CE by the head of a run, on the finite rows of the classes it knows, in nats."""
+
+    rows: int
+    label_entropy: float
+    cross_entropy: float
+    difference: float
+
+
+class SplitEntropy(TypedDict):
+    labels: float | None
+    l2: Entropies
+    cos: Entropies
+    head: NotRequired[HeadInformation | None]
+
+
 class SplitSummary(TypedDict):
     rows: int
     dim: int
@@ -109,6 +134,7 @@ class SplitSummary(TypedDict):
     paths: bool
     taken: dict[str, str]
     checks: dict[str, int | None]
+    entropy: NotRequired[SplitEntropy]
 
 
 class Inspection(TypedDict):

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 from retrieval.errors import DmlError
 from retrieval.resources import processors, run_all, slices
 
+UNIT = 1e-5  # by how much a length of 1 may be off in float32
 _CHUNK = 1 << 19  # numbers converted at a time: small enough for the cache to help
 
 
@@ -109,6 +110,16 @@ def single_precision(vectors: np.ndarray, distance: str) -> tuple[np.ndarray, fl
     if space.apart:
         space = Space("cos", 1.0, False, space.centre[:-2])
     return space.points(vectors, slice(None), dtype=np.float32), space.scale
+
+
+def unit_length(vectors: np.ndarray) -> bool:
+    """Whether all rows have length 1 within float32: cos and l2 are the same space then."""
+    for part in slices(len(vectors), max(16, _CHUNK // max(1, vectors.shape[1]))):
+        x = np.asarray(vectors[part], dtype=np.float64)
+        lengths = np.sqrt(np.einsum("ij,ij->i", x, x))
+        if not (np.abs(lengths - 1) <= UNIT).all():
+            return False
+    return True
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

@@ -18,11 +18,11 @@ from retrieval import metrics
 from retrieval.checks import warnings
 from retrieval.metrics import DISTANCES, per_class_recall, score_rows, title_of
 from retrieval.number_format import level_name, p_value, percent, points, points_interval, size
-from retrieval.results import Agreement, Comparison, Difference, Inspection, Result, Spread
 
 if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
     from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Evaluation
+    from retrieval.results import Agreement, Comparison, Difference, Inspection, Result, Spread
 
 
 def evaluation_table(result: Result, width: int = 80) -> RenderableType:
@@ -62,13 +62,18 @@ def _shown_distances(result: Result | Comparison) -> list[str]:
 def headline(result: Result | Comparison) -> str:
     """1,000 queries, each against 999 others · 50 classes · 32 dimensions"""
     if result["protocol"] == "leave-one-out":
-        who = f"{result['queries']:,} queries, each against {result['gallery'] - 1:,} others"
+        who = f"{result['queries']:,} queries, each against {_others(result['gallery'] - 1)}"
     else:
         who = f"{result['queries']:,} queries against a gallery of {result['gallery']:,}"
     dim = result["dim"]
     dims = [dim] if isinstance(dim, int) else dict.fromkeys(dim.values())  # of two files
     shown = " and ".join(map(str, dims))
-    return f"{who} · {result['classes']:,} classes · {shown} dimensions"
+    classes = f"{result['classes']:,} class{'es' * (result['classes'] != 1)}"
+    return f"{who} · {classes} · {shown} dimensions"
+
+
+def _others(count: int) -> str:
+    return f"{count:,} other{'s' * (count != 1)}"
 
 
 def neighbours_table(result: Agreement) -> RenderableType:
@@ -181,6 +186,11 @@ def inspection_table(result: Inspection) -> RenderableType:
         names = [split["taken"].get(role, "") for split in splits]
         if any(names):
             table.add_row(f"{role} from", *(Text(name) for name in names))
+    if any("entropy" in split for split in splits):
+        for title, cell in _ENTROPY.items():
+            row = [_nats(cell(split["entropy"])) for split in splits]
+            if any(row):
+                table.add_row(title, *row)
     parts: list[RenderableType] = [Text(result["file"], style="bold"), table]
     if result["attrs"]:
         attrs = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -212,6 +222,24 @@ _INSPECTED = {
         else f"{s['checks']['conflicting_duplicates']:,}"
     ),
 }
+
+
+_ENTROPY = {  # in nats, those of embeddings up to a constant
+    "H(Y)": lambda e: e["labels"],
+    "H(Z), l2": lambda e: e["l2"]["embeddings"],
+    "H(Z|Y), l2": lambda e: e["l2"]["given_labels"],
+    "H(Z) - H(Z|Y), l2": lambda e: e["l2"]["difference"],
+    "H(Z), cos": lambda e: e["cos"]["embeddings"],
+    "H(Z|Y), cos": lambda e: e["cos"]["given_labels"],
+    "H(Z) - H(Z|Y), cos": lambda e: e["cos"]["difference"],
+    "H(Y), head's classes": lambda e: (e.get("head") or {}).get("label_entropy"),
+    "CE of the head": lambda e: (e.get("head") or {}).get("cross_entropy"),
+    "H(Y) - CE": lambda e: (e.get("head") or {}).get("difference"),
+}
+
+
+def _nats(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def _table() -> Table:

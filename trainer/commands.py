@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrieval import interrupts
+from retrieval import signals
 from retrieval.console import (
+    GOES_ON,
     ProgressBar,
     indented,
     next_step,
+    on_interrupt,
     print_json,
     safe_console,
     say_next,
@@ -24,114 +26,18 @@ from retrieval.console import (
     warn,
 )
 from retrieval.options import force_option, gallery_options, json_option
+from trainer.options import OPTION_OF, flags_of, resolved, settings_options
 
 if TYPE_CHECKING:
     from retrieval.registry import Registry
     from trainer.config import Config
 
-FLAGS = {  # options of `dmltool train` that are keys of the configuration
-    "dataset": "data.dataset",
-    "data": "data.root",
-    "loss": "loss.name",
-    "backbone": "network.backbone",
-    "weights": "network.weights",
-    "dim": "network.dim",
-    "epochs": "schedule.epochs",
-    "lr": "optimizer.lr",
-    "seed": "run.seed",
-    "select": "run.select",
-    "monitor": "loss.monitor",
-    "min_images": "data.min_images",
-    "skip_bad": "data.skip_bad",
-    "cache": "data.cache",
-    "workers": "data.workers",
-    "device": "run.device",
-    "threads": "run.threads",
-    "precision": "run.precision",
-    "deterministic": "run.deterministic",
-    "compile": "run.compile",
-    "tensorboard": "run.tensorboard",
-}
-
-# How error messages name a key: by the option that sets it.
-OPTION_OF = {key: f"--{name.replace('_', '-')}" for name, key in FLAGS.items()} | dict.fromkeys(
-    ("batches.size", "batches.classes", "batches.images"), "--batch"
-)
-
-
-class Batch(click.ParamType):
-    """128 images at random, or 6x9: classes x images of each."""
-
-    name = "N|CxM"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, int]:
-        try:
-            numbers = [int(part) for part in value.lower().split("x")]
-        except ValueError:
-            numbers = []
-        if len(numbers) not in (1, 2) or min(numbers) < 1:
-            self.fail(f"{value!r} is neither a number of images nor CxM such as 6x9.", param, ctx)
-        if len(numbers) == 1:
-            return {"batches.size": numbers[0], "batches.classes": 0, "batches.images": 0}
-        return {"batches.classes": numbers[0], "batches.images": numbers[1]}
-
 
 @click.command()
-@click.option("--preset", metavar="NAME", help="Start from a preset; see dmltool list presets.")
-@click.option("--config", "file", metavar="FILE", help="Start from a TOML file of settings.")
-@click.option(
-    "--dataset", metavar="NAME", help="Data set; see dmltool list datasets.  [default: glyphs]"
-)
-@click.option("--data", metavar="PATH", help="Folder with one folder per class, or a CSV table.")
-@click.option("--loss", metavar="NAME", help="Loss; see dmltool list losses; also pml:NAME.")
-@click.option(
-    "--backbone", metavar="NAME", help="Backbone; see dmltool list backbones; also timm:NAME."
-)
-@click.option("--weights", metavar="NAME|FILE", help="Initial weights: imagenet, none, or a file.")
-@click.option("--dim", type=click.IntRange(0), help="Embedding dimension; 0: the backbone's own.")
-@click.option("--epochs", type=click.IntRange(1), help="Number of epochs.")
-@click.option("--batch", type=Batch(), help="N random images, or C classes x M images: 128, 6x9.")
-@click.option("--lr", type=float, help="Learning rate.")
-@click.option("--seed", type=click.IntRange(0), help="Seed of the run.")
-@click.option(
-    "--select",
-    type=click.Choice(["val", "test", "last"]),
-    help="How to choose the best epoch: val (held-out training classes), test (test set, as in "
-    "many papers) or last (last epoch).  [default: val]",
-)
-@click.option("--monitor", metavar="NAME,...", help="Additional losses to log: spce, pce.")
-@click.option(
-    "--min-images", type=click.IntRange(1), help="Leave out training classes with fewer images."
-)
-@click.option("--skip-bad", is_flag=True, help="Leave out unreadable images, also in export.")
-@click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images.")
-@click.option(
-    "--cache",
-    type=click.Choice(["none", "ram", "disk"]),
-    help="Where to cache resized images.",
-)
+@settings_options
 @click.option("--workers", type=click.IntRange(0), help="Number of processes that load images.")
-@click.option("--device", help="cpu, cuda, cuda:1, mps, ...  [default: a GPU if there is one]")
 @click.option(
-    "--threads",
-    type=click.IntRange(1),
-    metavar="N",
-    help="CPU threads.  [default: found by a short trial]",
-)
-@click.option(
-    "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Precision of the network."
-)
-@click.option("--deterministic", is_flag=True, help="Make runs repeat exactly.")
-@click.option("--compile", is_flag=True, help="Compile the network with torch.compile.")
-@click.option("--tensorboard", is_flag=True, help="Also write logs for TensorBoard.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change any setting; see docs/settings.md.",
+    "--seeds", type=click.IntRange(1), metavar="N", help="Train N runs with seeds 0, 1, ..."
 )
 @click.option("--out", metavar="RUN", help="Folder of the run.  [default: runs/PRESET]")
 @click.option(
@@ -143,6 +49,7 @@ def train(
     preset: str | None,
     file: str | None,
     settings: tuple[str, ...],
+    seeds: int | None,
     out: str | None,
     resume: str | None,
     dry_run: bool,
@@ -162,13 +69,16 @@ def train(
       dmltool train --preset cub-ce --data CUB_200_2011
       dmltool train --data photos --loss group --batch 6x4
       dmltool train --resume runs/cub-ce
+      dmltool train --preset glyphs-ce --seeds 5
       torchrun --nproc-per-node=4 -m cli train --preset sop-ce --data SOP
     """
     if resume and (preset or file or out):
         raise click.UsageError(
             "--resume continues a run as it was: no --preset, --config or --out."
         )
-    flags = _flags(**given)
+    if resume and seeds:
+        raise click.UsageError("--seeds goes on by itself: repeat the command without --resume.")
+    flags = flags_of(**given)
     if allow_incomplete:
         settings = (*settings, "data.options.allow_incomplete=true")
     folder = Path(out) if out else None
@@ -176,12 +86,17 @@ def train(
         config, folder = _resumed(Path(resume), flags, settings)
         name = folder.name
     else:
-        config, name = _resolved(preset, Path(file) if file else None, flags, settings)
+        config, name = resolved(preset, Path(file) if file else None, flags, settings)
     if dry_run:
         from trainer.validate import check_names
 
         check_names(config)
         click.echo(config.to_toml(), nl=False)
+        return
+    if seeds:
+        start: dict[str, Any] = {"preset": preset, "file": Path(file) if file else None}
+        start |= {"flags": flags, "settings": settings}
+        _run_seeds(start, seeds, folder or Path("runs") / f"{name}-seeds", as_json)
         return
     result = _run(config, folder, name, bool(resume))
     if result is None:  # another process of the same run shows it
@@ -195,18 +110,6 @@ def train(
     next_step("export", result["run"])
 
 
-def _flags(batch: dict[str, int] | None, monitor: str | None, **given: Any) -> dict[str, Any]:
-    """Return dotted keys of the configuration for the options that were given."""
-    flags = {
-        FLAGS[name]: value
-        for name, value in given.items()
-        if value is not None and value is not False  # 0 is a value
-    }
-    if monitor:
-        flags["loss.monitor"] = [part.strip() for part in monitor.split(",")]
-    return flags | (batch or {})
-
-
 def _resumed(run: Path, flags: dict[str, Any], settings: tuple[str, ...]) -> tuple[Config, Path]:
     """Return the settings of an interrupted run, and its folder."""
     from trainer.resolve import resumed
@@ -214,24 +117,6 @@ def _resumed(run: Path, flags: dict[str, Any], settings: tuple[str, ...]) -> tup
 
     folder = run.parent if run.is_file() else run
     return resumed(load_config(folder), flags, settings, OPTION_OF), folder
-
-
-def _resolved(
-    preset: str | None, file: Path | None, flags: dict[str, Any], settings: tuple[str, ...]
-) -> tuple[Config, str]:
-    """Return the settings of a new run, and its name."""
-    from trainer.resolve import needs_weights, preset_path, resolve, starting_preset
-
-    config, name = resolve(preset, file, flags, settings, OPTION_OF)
-    start = str(file or preset or starting_preset(flags, settings))
-    if not preset and not file:
-        tell(f"Settings of the preset {start}; --dry-run shows them")
-    if config.network.weights == "none" and needs_weights(file or preset_path(start)):
-        warn(
-            f"The settings of {start} are for pretrained weights. Own images without any "
-            "learn with --preset photos-scratch-ce"
-        )
-    return config, name
 
 
 def _run(config: Config, folder: Path | None, name: str, resume: bool) -> dict | None:
@@ -251,7 +136,23 @@ def _run(config: Config, folder: Path | None, name: str, resume: bool) -> dict |
                     raise  # else another run, started at the same moment, has taken the name
             except KeyboardInterrupt:
                 watch.interrupted(target)
-                raise click.exceptions.Exit(interrupts.INTERRUPTED) from None
+                raise click.exceptions.Exit(signals.INTERRUPTED) from None
+
+
+def _run_seeds(start: dict[str, Any], seeds: int, folder: Path, as_json: bool) -> None:
+    """Train several seeds, and show their mean and spread."""
+    from trainer.tables import Display
+
+    with on_interrupt(lambda: GOES_ON), Display(safe_console(stderr=True)) as watch:
+        from trainer.sweep.plan import Plan
+        from trainer.sweep.seeds import train_all_seeds
+        from trainer.sweep.tables import seeds_table
+
+        found = train_all_seeds(Plan(**start, seeds=seeds), folder, watch)
+    if as_json:
+        print_json(found)
+    else:
+        stdout_console().print(seeds_table(found))
 
 
 def new_folder(parent: Path, name: str) -> Path:
@@ -267,6 +168,7 @@ def listing(kind: str) -> dict[str, str]:
     """The summary of each entry of a table by its name. Nothing heavy is imported."""
     from trainer.data.datasets import DATASETS
     from trainer.losses import LOSSES
+    from trainer.losses.miners import MINERS
     from trainer.networks.backbones import BACKBONES
     from trainer.resolve import preset_names, preset_summary
 
@@ -274,6 +176,7 @@ def listing(kind: str) -> dict[str, str]:
         return {name: preset_summary(name) for name in preset_names()}
     tables: dict[str, Registry[Any]] = {
         "losses": LOSSES,
+        "miners": MINERS,
         "datasets": DATASETS,
         "backbones": BACKBONES,
     }
@@ -281,10 +184,10 @@ def listing(kind: str) -> dict[str, str]:
 
 
 @click.command("list")
-@click.argument("kind", type=click.Choice(["presets", "losses", "datasets", "backbones"]))
+@click.argument("kind", type=click.Choice(["presets", "losses", "miners", "datasets", "backbones"]))
 @json_option
 def list_command(kind: str, as_json: bool) -> None:
-    """List the presets, losses, data sets or backbones of train.
+    """List the presets, losses, miners, data sets or backbones of train.
 
     \b
     Example:
@@ -327,7 +230,7 @@ def list_command(kind: str, as_json: bool) -> None:
 @click.option(
     "--nmi/--no-nmi",
     default=None,
-    help="Compute NMI and AMI by k-means.  [default: if it takes less than 30 s]",
+    help="Compute NMI and AMI by k-means.  [default: if it takes less than 2 min]",
 )
 @click.option(
     "--map",
@@ -370,9 +273,9 @@ def report(
       dmltool report b/embeddings.h5 --compare a/embeddings.h5 --run b
     """
     from retrieval.files import check_target
-    from retrieval.formats.opening import Sources
     from retrieval.loading import load
     from retrieval.reporting.report import report as write_report
+    from retrieval.sources import Sources
     from trainer.reporting import Folder, pictures_of, run_view
 
     sources = Sources(file, gallery, labels, gallery_labels, *others)

@@ -7,12 +7,11 @@ and types; the values are checked here. All problems are reported together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from retrieval.errors import DmlError
 from trainer import toml
-from trainer.losses import LOSSES
 
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 
@@ -22,13 +21,20 @@ class Problem(NamedTuple):
 
     keys: tuple[str, ...]
     text: str
+    fix: str = ""
+    """What to do about it, if that can be said."""
 
 
 class BadSettings(DmlError):
-    """All problems of a configuration, one per line."""
+    """All problems of a configuration, one per line.
+
+    fix: what to do, unless each problem says it.
+    """
 
     def __init__(self, what: str, problems: list[Problem], fix: str) -> None:
-        super().__init__(what, "\n".join(problem.text for problem in problems), fix)
+        fixes = [problem.fix for problem in problems]
+        why = "\n".join(problem.text for problem in problems)
+        super().__init__(what, why, "\n".join(fixes) if all(fixes) else fix)
         self.problems = problems
 
 
@@ -157,15 +163,22 @@ class Loss:
     """Name of the loss (`dmltool list losses` shows all), or pml:NAME."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the loss, such as `temperature` for `group`."""
-    classification_epochs: int = 0
-    """Number of first epochs that train with plain cross-entropy on the head of the loss."""
+    length: float = 0.0
+    """Scale embeddings to this length before the loss, for l2-normalised training; 0: no scaling.
+    A logit then differs from the bias by at most this length times the norm of the weights."""
+    miner: str = ""
+    """Choose pairs or triplets with a miner of pytorch-metric-learning (`dmltool list miners` shows
+    all), or pml:NAME; empty: the loss sees all of a batch."""
+    miner_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the miner, such as `epsilon` for `multi_similarity`."""
     monitor: tuple[str, ...] = ()
-    """Losses to log in addition to the training loss: spce, pce."""
+    """Losses to log in addition to the training loss, such as spce and pce."""
 
     def problems(self) -> Iterator[Problem]:
-        yield from within("loss.classification_epochs", self.classification_epochs, 0, 10**6)
-        for name in self.monitor:
-            yield from one_of("loss.monitor", name, (e.name for e in LOSSES if e.monitor))
+        yield from within("loss.length", self.length, 0, 1e6)
+        if self.miner_options and not self.miner:
+            keys = ("loss.miner_options", "loss.miner")
+            yield Problem(keys, "loss.miner_options are given, but loss.miner names no miner")
 
 
 @dataclass(frozen=True)
@@ -180,6 +193,9 @@ class Batches:
     """Images per class in a batch."""
     repeat: bool = False
     """Repeat images of classes with fewer than `images` images."""
+    sampling: str = "images"
+    """How often a class is drawn, with `classes` and `images`. images: in proportion to its images;
+    classes: all equally often."""
     balance: bool = False
     """Choose `classes` and `images` automatically if they are not set: about `size` images that the
     training classes can fill, with at least 4 images per class if the classes have that many."""
@@ -189,6 +205,7 @@ class Batches:
         return self.classes * self.images or self.size
 
     def problems(self) -> Iterator[Problem]:
+        yield from one_of("batches.sampling", self.sampling, ("images", "classes"))
         both = ("batches.classes", "batches.images")
         if bool(self.classes) != bool(self.images):
             yield Problem(both, "batches.classes and batches.images go together")
@@ -211,7 +228,14 @@ class Optimizer:
     momentum: float = 0.0
     """Momentum of sgd."""
     weight_decay: float = 0.0
-    """Weight decay; applied to parameters with two or more dimensions only."""
+    """Weight decay of parameters with two or more dimensions."""
+    decay_all: bool = False
+    """Apply weight decay to all parameters, also to biases and BatchNorm."""
+    decoupled: bool = False
+    """Shrink the weights themselves instead of adding weight decay to the gradient: for radam and
+    adam; adamw always does."""
+    eps: float = 1e-8
+    """Added to the denominator of adam, radam and adamw."""
     loss_lr: float = 1.0
     """Factor on the learning rate of the loss's own parameters (heads, proxies)."""
     clip: float = 0.0
@@ -219,9 +243,37 @@ class Optimizer:
 
     def problems(self) -> Iterator[Problem]:
         yield from one_of("optimizer.name", self.name, ("sgd", "adam", "radam", "adamw"))
-        for name in ("lr", "weight_decay", "loss_lr", "clip"):
+        for name in ("lr", "weight_decay", "loss_lr", "clip", "eps"):
             yield from within(f"optimizer.{name}", getattr(self, name), 0, 1e6)
+        if self.decoupled and self.name == "sgd":
+            keys = ("optimizer.decoupled", "optimizer.name")
+            yield Problem(keys, "optimizer.decoupled = True: sgd has no such weight decay")
         yield from within("optimizer.momentum", self.momentum, 0, 0.9999)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """First epochs that train with plain cross-entropy on the head of the loss.
+
+    They count among `schedule.epochs`, and the schedule applies to them.
+    """
+
+    epochs: int = 0
+    """Number of these epochs; 0: none."""
+    batch: int = 0
+    """Images per batch, drawn at random; 0: batches as in the other epochs."""
+    augment: bool = True
+    """Change images at random as in the other epochs; if false, images are those of evaluation."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """Settings of `optimizer` that differ, such as {lr = 3e-4}. If there are any, the optimiser is
+    a new one after these epochs; otherwise it goes on."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from within("phase.epochs", self.epochs, 0, 10**6)
+        if self.batch:
+            yield from within("phase.batch", self.batch, 2, 1 << 20)
+        for key in self.optimizer.keys() - {each.name for each in fields(Optimizer)}:
+            yield Problem((f"phase.optimizer.{key}",), f"there is no key phase.optimizer.{key}")
 
 
 @dataclass(frozen=True)
@@ -233,7 +285,8 @@ class Schedule:
     name: str = "cosine"
     """Learning rate: cosine (falls to 0), step (times `factor` at each milestone) or constant."""
     warmup: int = 0
-    """Steps over which the learning rate rises from 0; at most a tenth of all steps."""
+    """Steps over which the learning rate rises from 0; at most a tenth of all steps. With cosine,
+    the smaller of warm-up and cosine counts."""
     milestones: tuple[int, ...] = ()
     """Numbers of finished epochs after which `step` lowers the learning rate."""
     factor: float = 0.1
@@ -269,10 +322,14 @@ class Run:
     """Make runs repeat exactly: refuse GPU operations that are not deterministic; on a CPU use a
     fixed number of threads instead of the one that a trial finds fastest."""
     select: str = "val"
-    """How to choose the best epoch: val (held-out training classes), test (test set, as in many
-    papers) or last (keep the last epoch)."""
-    recall_at: tuple[int, ...] = (1, 2, 4, 8)
-    """Values of K for Recall@K on the test set after training."""
+    """How to choose the best epoch: val (held-out training classes, so that it trains on 90 % of
+    them), test (test set: use this to compare with the papers) or last (keep the last epoch)."""
+    recall_at: tuple[int, ...] = ()
+    """Values of K for Recall@K on the test set after training; empty: those that papers give for
+    the data set, else 1, 2, 4, 8."""
+    train_recall: int = 0
+    """Number of training images, drawn as whole classes, for Recall@1 after each epoch; 0: none.
+    Compared with the scores of held-out classes it shows overfitting."""
     tensorboard: bool = False
     """Also write logs for TensorBoard."""
 
@@ -281,6 +338,7 @@ class Run:
         yield from one_of("run.select", self.select, ("val", "test", "last"))
         yield from within("run.threads", self.threads, 0, 10**6)
         yield from within("run.seed", self.seed, 0, 2**63 - 1)
+        yield from within("run.train_recall", self.train_recall, 0, 10**9)
         for k in self.recall_at:
             yield from within("run.recall_at", k, 1, 10**9)
 
@@ -295,23 +353,38 @@ class Config:
     loss: Loss = field(default_factory=Loss)
     batches: Batches = field(default_factory=Batches)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    phase: Phase = field(default_factory=Phase)
     schedule: Schedule = field(default_factory=Schedule)
     run: Run = field(default_factory=Run)
 
     def __post_init__(self) -> None:
         found = [each for part in fields(self) for each in getattr(self, part.name).problems()]
-        if self.loss.classification_epochs > self.schedule.epochs:
+        if self.phase.epochs > self.schedule.epochs:
             text = (
-                f"loss.classification_epochs = {self.loss.classification_epochs} is more than "
+                f"phase.epochs = {self.phase.epochs} is more than "
                 f"schedule.epochs = {self.schedule.epochs}"
             )
-            found.append(Problem(("loss.classification_epochs", "schedule.epochs"), text))
+            fix = f"Use --set phase.epochs=0, or --epochs {self.phase.epochs + 1} or more."
+            found.append(Problem(("phase.epochs", "schedule.epochs"), text, fix))
+        if not any(key.startswith("phase.optimizer") for each in found for key in each.keys):
+            own = replace(self.optimizer, **self.phase.optimizer).problems()
+            known = {each.text for each in found}
+            found += [
+                Problem((f"phase.{keys[0]}",), f"phase.{text}")
+                for keys, text, _ in own
+                if text not in known
+            ]
         if found:
             raise BadSettings(
                 f"The configuration has {len(found)} problem{'s' * (len(found) > 1)}.",
                 found,
                 "Change them with --set table.key=value, or in the file.",
             )
+
+    def optimizer_in(self, epoch: int) -> Optimizer:
+        """The optimiser's settings in an epoch, counted from 0."""
+        own = self.phase.optimizer if epoch < self.phase.epochs else {}
+        return replace(self.optimizer, **own)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the tables as plain dicts, with lists instead of tuples, as in TOML."""

@@ -67,11 +67,14 @@ def adapt(tables: dict, flags: Mapping[str, Any], settings: Iterable[str], named
     given, own = given_names(flags, settings), tables.get("loss", {})
     loss = given.get("loss.name")
     if loss and isinstance(own, dict) and loss != own.get("name"):
-        # Options belong to a loss.
+        # Options belong to a loss, and so do first epochs on its head.
         tables["loss"] = {k: v for k, v in own.items() if k == "monitor"}
+        tables.pop("phase", None)
         compares = not named and losses.LOSSES.find(loss).compares
         if compares and not any(k.startswith("batches.") for k in (*flags, *_keys(settings))):
             tables.setdefault("batches", {})["balance"] = True
+    elif isinstance(own, dict) and given.get("loss.miner", own.get("miner")) != own.get("miner"):
+        own.pop("miner_options", None)  # they belong to another miner
     if given.get("network.weights") == "none" and isinstance(tables.get("network", {}), dict):
         # Statistics that were never learnt are not worth keeping.
         tables.setdefault("network", {})["freeze_batchnorm"] = False

@@ -6,12 +6,12 @@ There is one way to report problems: all of them together, a line each, in `BadS
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from retrieval.errors import DmlError
 from retrieval.registry import nearest
-from trainer.config import BadSettings, Config, Problem
+from trainer.config import BadSettings, Config, Optimizer, Problem
 
 FIX = "Change them with --set table.key=value, or in the file. All keys: dmltool train --dry-run"
 
@@ -23,7 +23,7 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
     """
     types = get_type_hints(Config)
     tables, found = {}, []
-    for name, table in given.items():
+    for name, table in _renamed(given).items():
         if name not in types:
             found.append(unknown_key(name, types))
         elif not isinstance(table, Mapping):
@@ -32,6 +32,13 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
         else:
             tables[name], wrong = _table(name, table, types[name])
             found += wrong
+    if "phase" in tables:
+        own = tables["phase"].optimizer
+        known = {key: value for key, value in own.items() if key in get_type_hints(Optimizer)}
+        values, wrong = _table("phase.optimizer", known, Optimizer)
+        sound = {key: getattr(values, key) for key in known}
+        found += wrong
+        tables["phase"] = replace(tables["phase"], optimizer=own | sound)
     doubtful = {key for problem in found for key in problem.keys}
     try:
         config = Config(**tables)
@@ -40,6 +47,18 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
     if found:
         raise BadSettings(f"{source} cannot be used.", found, FIX)
     return config
+
+
+def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with keys of today: loss.classification_epochs has become phase.epochs."""
+    tables, old = dict(given), "classification_epochs"
+    loss = tables.get("loss")
+    if isinstance(loss, Mapping) and old in loss:
+        tables["loss"] = {key: value for key, value in loss.items() if key != old}
+        phase = tables.get("phase", {})
+        if isinstance(phase, Mapping):
+            tables["phase"] = {"epochs": loss[old], **phase}
+    return tables
 
 
 def _table(name: str, given: Mapping[str, Any], kind: type) -> tuple[Any, list[Problem]]:
@@ -63,12 +82,12 @@ def blamed(error: BadSettings, options: Mapping[str, str]) -> BadSettings:
     options: those that were given, by the key that they set: {"optimizer.lr": "--lr"}.
     """
     found, causes = [], []
-    for keys, text in error.problems:
+    for keys, text, fix in error.problems:
         own = [o for o in options if any(o == key or o.startswith(f"{key}.") for key in keys)]
         for key in own:
             name = options[key]
             text = text.replace(f"{key} = ", f"{name} = " if name.endswith(key) else f"{name} ")
-        found.append(Problem(keys, text))
+        found.append(Problem(keys, text, fix))
         causes.append(options[own[0]] if own else "")
     if not all(causes):
         return BadSettings(error.what, found, error.fix)
@@ -85,8 +104,12 @@ def check_names(config: Config) -> None:
     from trainer.data import datasets
     from trainer.networks import backbones
 
+    loss = config.loss
     checks: dict[str, Callable[[], object]] = {
-        "loss.name": lambda: losses.check(config.loss.name, config.loss.options),
+        "loss.name": lambda: losses.check(loss.name, loss.options, loss.miner, loss.miner_options),
+        "loss.monitor": lambda: losses.check_monitors(loss.monitor, loss.name),
+        "phase.epochs": lambda: losses.check_phase(config.phase.epochs, loss.name),
+        "loss.options": lambda: check_anchors(config),
         "network.backbone": lambda: backbones.check(config.network.backbone, config.input.crop),
         "data.dataset": lambda: datasets.check(config.data.dataset, config.data.options),
     }
@@ -101,6 +124,19 @@ def check_names(config: Config) -> None:
     if errors:
         found = [Problem((key,), f"{each.what} {each.fix}") for key, each in errors.items()]
         raise BadSettings(f"The configuration has {len(found)} problems.", found, FIX)
+
+
+def check_anchors(config: Config) -> None:
+    """Raise if the Group Loss takes all images of a batch as anchors: nothing is refined then."""
+    loss, images = config.loss, config.batches.images
+    anchors = loss.options.get("anchors")
+    if loss.name == "group" and isinstance(anchors, int) and 0 < images <= anchors:
+        raise DmlError(
+            f"The loss 'group' cannot use anchors = {anchors} with {images} images per class.",
+            "All images of a batch would be anchors, so that none is left to refine.",
+            f"Take fewer anchors, --set loss.options.anchors={images - 1}, or more images per "
+            f"class: --batch {config.batches.classes}x{anchors + 1}",
+        )
 
 
 def shortened(value: Any) -> str:

@@ -69,11 +69,42 @@ def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
                 os.posix_fallocate(file.fileno(), 0, size)
             return np.memmap(file, dtype, "w+", shape=shape)
     except OSError as error:
-        raise DmlError(
-            f"There is no room for an array of {size / 1e9:.1f} GB (shape {shape}, dtype {dtype}).",
-            f"It is too large for memory, and {tempfile.gettempdir()} says: {error.strerror}.",
-            "Set TMPDIR to a folder on a disk with room.",
-        ) from error
+        raise _no_room(size, shape, dtype, error) from error
+
+
+def _no_room(size: int, shape: tuple[int, ...], dtype: np.dtype, error: OSError) -> DmlError:
+    return DmlError(
+        f"There is no room for an array of {size / 1e9:.1f} GB (shape {shape}, dtype {dtype}).",
+        f"It is too large for memory, and {tempfile.gettempdir()} says: {error.strerror}.",
+        "Set TMPDIR to a folder on a disk with room.",
+    )
+
+
+class Growing:
+    """Rows that are appended to an unlinked temporary file, and mapped once all are there."""
+
+    def __init__(self, like: np.ndarray) -> None:
+        self.dim, self.dtype, self.rows = like.shape[1], like.dtype, 0
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open until `close`)
+
+    def append(self, array: np.ndarray) -> None:
+        """Add rows of the same dimension and dtype, copied in blocks."""
+        self.rows += len(array)
+        try:
+            for part in blocks(len(array), self.dim * self.dtype.itemsize):
+                self._file.write(np.ascontiguousarray(array[part]).data)
+        except OSError as error:
+            shape = (self.rows, self.dim)
+            size = math.prod(shape) * self.dtype.itemsize
+            raise _no_room(size, shape, self.dtype, error) from error
+
+    def array(self) -> np.ndarray:
+        """All rows, read-only; they stay when the file is closed."""
+        self._file.flush()
+        return np.memmap(self._file, self.dtype, "r", shape=(self.rows, self.dim))
+
+    def close(self) -> None:
+        self._file.close()
 
 
 @contextmanager

@@ -140,6 +140,12 @@ def text(values: Sequence[str], where: str) -> np.ndarray:
 
 def named(numbers: np.ndarray, names: np.ndarray, where: str) -> np.ndarray:
     """The name of each number."""
+    if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= len(names)):
+        raise DmlError(
+            f"{where} has labels that are not among its {len(names)} label names.",
+            f"They go from {numbers.min()} to {numbers.max()}.",
+            "Write the file again with a name for each label.",
+        )
     known = names.tolist()
     return text([known[number] for number in numbers.tolist()], where)
 

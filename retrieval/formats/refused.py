@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -15,8 +16,7 @@ from retrieval.errors import DmlError
 URL = re.compile(r"(https?|ftp|s3|gs|hf):/+(.+)")
 RUN_FILES = ("config.toml", "best.pt", "last.pt", "metrics.jsonl")
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-SHARDS = "npy npz parquet arrow feather csv jsonl h5 pt safetensors"
-ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz", ".zst")
+ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
 SPREADSHEET = (
     "a spreadsheet",
     "Spreadsheets are not read",
@@ -75,8 +75,26 @@ def explain(path: Path) -> DmlError | None:
     if found and not path.exists():
         return _url(found[1], found[2])
     if path.is_dir():
-        return _convertible(path, ".zarr") if _is_zarr(path) else _folder(path)
-    return _file(path) if path.exists() else None
+        return explain_folder(path, [])
+    return _file(path) if path.exists() else _missing(path)
+
+
+def _missing(path: Path) -> DmlError:
+    if path.with_name(path.name + ".partial").exists():
+        return DmlError(
+            f"{path} does not exist.",
+            f"Only {path.name}.partial is there: its writer has not finished.",
+            "Run the command that writes it again; export and embed go on with --resume.",
+        )
+    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, 3)
+    return DmlError(
+        f"{path} does not exist.",
+        "There is no such file."
+        if path.parent.is_dir()
+        else f"The folder {path.parent} does not exist either.",
+        f"Did you mean {' or '.join(near)}?" if near else f"Look there: ls {path.parent}",
+    )
 
 
 def json_records(path: Path) -> DmlError | None:
@@ -150,7 +168,7 @@ def _file(path: Path) -> DmlError | None:
     if suffix in ARCHIVES and not _starts(path, b"PK"):
         return DmlError(
             f"{path} is an archive or is compressed.",
-            "Of compressed files those of gzip are read (.npy.gz, .csv.gz, .jsonl.gz).",
+            "Of compressed files those of gzip and zstd are read (.npy.gz, .csv.zst, .jsonl.gz).",
             "Unpack it first, and give the file inside.",
         )
     return None
@@ -168,7 +186,10 @@ def _is_zarr(path: Path) -> bool:
     return path.suffix.lower() == ".zarr" or any((path / mark).exists() for mark in marks)
 
 
-def _folder(path: Path) -> DmlError:
+def explain_folder(path: Path, shards: list[str]) -> DmlError | None:
+    """What a folder holds instead of embeddings; `shards`: names of files that could be such."""
+    if _is_zarr(path):
+        return _convertible(path, ".zarr")
     names = sorted(os.listdir(path))
     here = shlex.quote(str(path))
     if any(name in names for name in RUN_FILES):
@@ -185,8 +206,6 @@ def _folder(path: Path) -> DmlError:
             f"It holds {_some(runs)}. One run is expected.",
             f"Choose one: dmltool eval {run}" if done else f"Export one: dmltool export {run}",
         )
-    if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} & set(names):
-        return _hugging_face(path, names)
     if "config.json" in names and any(
         name.endswith((".safetensors", ".bin", ".onnx")) for name in names
     ):
@@ -196,78 +215,20 @@ def _folder(path: Path) -> DmlError:
             f"Convert and run it: optimum-cli export onnx --model {here} onnx && "
             "dmltool embed onnx/model.onnx IMAGES --out embeddings.h5",
         )
-    return _shards(path, names) or DmlError(
-        f"{path} is a folder.",
-        f"It holds {_some(names)}." if names else "It is empty.",
-        "Give one embedding file.",
-    )
-
-
-def _hugging_face(path: Path, names: list[str]) -> DmlError:
-    arrow = [name for name in names if name.endswith(".arrow")]
-    what = f"{path} is a data set of Hugging Face's datasets."
-    if len(arrow) == 1:
-        return DmlError(
-            what,
-            "Its rows are in one Arrow file.",
-            f"Give that file: dmltool eval {shlex.quote(str(path / arrow[0]))}",
-        )
-    out = quoted(f"{path.name}.parquet")
-    if arrow:
-        code = f"datasets.load_from_disk({quoted(path)}).to_parquet({out})"
-        why = f"Its rows are in {len(arrow)} Arrow files, which are not read together."
-    else:
-        split = next((name for name in ("test", "validation", "train") if name in names), "test")
-        code = f"datasets.load_from_disk({quoted(path)})[{quoted(split)}].to_parquet({out})"
-        why = "It holds several splits, each in a folder of its own."
-    return DmlError(what, why, f"Write one file: {python_line('datasets', code)}")
-
-
-def _shards(path: Path, names: list[str]) -> DmlError | None:
-    """Several files of one format, or images."""
-    counts = {
-        suffix: sum(name.lower().endswith(suffix) for name in names)
-        for suffix in (*(f".{name}" for name in SHARDS.split()), *IMAGES)
-    }
-    suffix = max(counts, key=counts.__getitem__)
-    folders = [entry for entry in names[:SPLITS] if (path / entry).is_dir()]
-    if suffix in IMAGES or (not any(counts.values()) and _has_images(path, folders)):
+    images = sum(name.lower().endswith(IMAGES) for name in names)
+    folders = [name for name in names[:SPLITS] if (path / name).is_dir()]
+    if images > len(shards) or (not shards and _has_images(path, folders)):
         return DmlError(
             f"{path} is a folder of images, not embeddings.",
             "Embeddings come from running a model on them.",
-            f"Run one: dmltool embed model.onnx {shlex.quote(str(path))} --out embeddings.h5",
+            f"Run one: dmltool embed model.onnx {here} --out embeddings.h5",
         )
-    if counts[suffix] == 1:
-        name = next(name for name in names if name.lower().endswith(suffix))
-        return DmlError(
-            f"{path} is a folder.",
-            f"It holds one embedding file, {name}.",
-            f"Give that file: dmltool eval {shlex.quote(str(path / name))}",
-        )
-    if not counts[suffix]:
+    if shards:
         return None
-    pattern, out = quoted(path / f"*{suffix}"), quoted(f"{path.name}{suffix}")
-    every = f"sorted(glob.glob({pattern}))"
-    lines = {
-        ".npy": (
-            "glob, numpy",
-            f"numpy.save({out}, numpy.concatenate([*map(numpy.load, {every})]))",
-        ),
-        ".parquet": ("pyarrow.parquet as p", f"p.write_table(p.read_table({quoted(path)}), {out})"),
-        ".csv": (
-            "glob, pandas",
-            f"pandas.concat(map(pandas.read_csv, {every})).to_csv({out}, index=False)",
-        ),
-    }
-    fix = "Join them into one file, or give one of them."
-    if suffix in lines:
-        fix = f"Join them in the order of their names: {python_line(*lines[suffix])}"
-    elif suffix == ".jsonl":
-        fix = f"Join them: cat {shlex.quote(str(path))}/*.jsonl > {shlex.quote(path.name)}.jsonl"
     return DmlError(
-        f"{path} is a folder of {counts[suffix]:,} {suffix} files.",
-        "Files in several parts are not read together.",
-        fix,
+        f"{path} is a folder without embedding files.",
+        f"It holds {_some(names)}." if names else "It is empty.",
+        "Give an embedding file, a folder of such files, or a pattern: 'shards/*.npy'",
     )
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from retrieval.embeddings import note
 from retrieval.errors import DmlError
 from retrieval.formats import labels, named_arrays
-from retrieval.formats.refused import json_records
 
 # UTF-32 first: its mark begins with that of UTF-16.
 MARKS = (
@@ -33,6 +32,8 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
         text = file.read()
     if path.suffix.lower() != ".json":
         return labels.parsed(text.rstrip("\n").split("\n"), str(path))
+    from retrieval.formats.refused import json_records
+
     if error := json_records(path):
         raise error
     value = json.loads(text)

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.compiling import compiled
+from retrieval.resources import compiled
 
 ANY, NONE = -2, -3  # groups that every item, or no item, belongs to
+CHUNK = 64  # columns that are looked at together
 
 
 class Tile(NamedTuple):
@@ -38,6 +39,27 @@ class TileGallery(NamedTuple):
     norms: np.ndarray  # (3, B) float32: |x|, and bounds above and below |x|^2
     codes: np.ndarray  # (B,)
     groups: np.ndarray  # (B,) rows of one group are equally near to any query
+
+
+class Reach(NamedTuple):
+    """What matters to rows (or columns) of a tile as queries, and what they bring as items."""
+
+    cos: np.ndarray  # (A,) float32: the least cosine that matters to the query
+    l2: np.ndarray  # (A,) float32: the same for l2, in the form of `TileQueries`
+    twice: np.ndarray  # (A,) float32: 2 |q|
+    norm: np.ndarray  # (A,) float32: |x|
+    square: np.ndarray  # (A,) float32: a bound below |x|^2
+
+    def take(self, rows: np.ndarray | slice) -> Reach:
+        """The same for some rows."""
+        return Reach(*(field[rows] for field in self))
+
+
+class Tails(NamedTuple):
+    """Unit vectors, and how long they are apart from their leading axes."""
+
+    length: np.ndarray  # (A,) float32, rounded up
+    units: np.ndarray  # (A, D) float32
 
 
 class Float64Queries(NamedTuple):
@@ -91,6 +113,57 @@ class PairRows(NamedTuple):
     vectors: np.ndarray
     row: np.ndarray  # (n,) rows of `vectors`
     inverse: np.ndarray  # (n,) 1 / norm of each, 0 for a zero row
+
+
+@compiled
+def _mattering(product, margin, row_length, lengths, rows, columns, i, mattering):
+    """Count the pairs of row i that a query may need, CHUNK by CHUNK."""
+    cos, l2, twice = rows.cos[i], rows.l2[i], rows.twice[i]
+    norm, square = rows.norm[i], rows.square[i]
+    for n in range(len(mattering)):
+        count = np.float32(0)
+        for j in range(n * CHUNK, min((n + 1) * CHUNK, product.shape[1])):
+            most = product[i, j] + row_length * lengths[j]  # what the cosine can be
+            high = most + margin
+            count += np.float32(most >= cos)
+            count += np.float32(most >= columns.cos[j])
+            count += np.float32(high * (twice * columns.norm[j]) >= columns.square[j] - l2)
+            count += np.float32(high * (columns.twice[j] * norm) >= square - columns.l2[j])
+        mattering[n] = count
+
+
+@compiled
+def complete_product(product, margin, row_tails, column_tails, rows, columns):
+    """Turn a product of heads into the cosine where the pair may matter; other pairs become -2.
+
+    A pair matters if the most that the tails can add makes it reach a threshold of its row or of
+    its column. -2 is less than any cosine, so it reaches none.
+    """
+    A, B = product.shape
+    mattering = np.empty((B + CHUNK - 1) // CHUNK, np.float32)
+    for i in range(A):
+        length, unit = row_tails.length[i], row_tails.units[i]
+        _mattering(product, margin, length, column_tails.length, rows, columns, i, mattering)
+        for n in range(len(mattering)):
+            start, stop = n * CHUNK, min((n + 1) * CHUNK, B)
+            if mattering[n] == 0:
+                product[i, start:stop] = np.float32(-2)
+                continue
+            for j in range(start, stop):
+                most = product[i, j] + length * column_tails.length[j]
+                high = most + margin
+                if (
+                    most >= rows.cos[i]
+                    or most >= columns.cos[j]
+                    or high * (rows.twice[i] * columns.norm[j]) >= columns.square[j] - rows.l2[i]
+                    or high * (columns.twice[j] * rows.norm[i]) >= rows.square[i] - columns.l2[j]
+                ):
+                    other, cosine = column_tails.units[j], np.float32(0)
+                    for k in range(len(unit)):
+                        cosine += unit[k] * other[k]
+                    product[i, j] = cosine
+                else:
+                    product[i, j] = np.float32(-2)
 
 
 @compiled
@@ -221,45 +294,73 @@ def _credit(lists, q, m, sign):
 
 
 @compiled
-def credit_tile(tile, l2, queries, gallery, flagged, first, lists, pairs):
+def _reaching(tile, l2, twice, norms, last, i, reaching):
+    """Count the pairs of row i that possibly reach the last active positive, CHUNK by CHUNK."""
+    product, margin = tile.product, tile.margin
+    for n in range(len(reaching)):
+        start, stop = n * CHUNK, min((n + 1) * CHUNK, product.shape[1])
+        count = np.float32(0)
+        if tile.transposed and l2:
+            norm, w_lo = norms[0, i], norms[2, i]
+            for j in range(start, stop):
+                count += np.float32((product[i, j] + margin) * (twice[j] * norm) >= w_lo - last[j])
+        elif tile.transposed:
+            for j in range(start, stop):
+                count += np.float32(product[i, j] >= last[j])
+        elif l2:
+            norm, w_lo, factor, t_lo = norms[0], norms[2], twice[i], last[i]
+            for j in range(start, stop):
+                count += np.float32((product[i, j] + margin) * (factor * norm[j]) >= w_lo[j] - t_lo)
+        else:
+            threshold = last[i]
+            for j in range(start, stop):
+                count += np.float32(product[i, j] >= threshold)
+        reaching[n] = count
+
+
+@compiled
+def credit_tile(tile, l2, queries, gallery, first, lists, pairs):
     """Add the negatives of a tile to the positives that they are at least as near as.
 
-    Looks at the queries flagged[first:]. Pairs that float32 leaves open are listed. Returns
-    (position in `flagged` to go on from, pairs listed).
+    Looks at the rows of the product from `first` on, a few columns at a time: most have nothing
+    to add. Pairs that float32 leaves open are listed. Returns (row to go on from, pairs listed).
     """
     product, margin, norms = tile.product, tile.margin, gallery.norms
-    items = product.shape[0] if tile.transposed else product.shape[1]
+    A, B = product.shape
     sign = np.float32(-1 if l2 else 1)
+    twice, reaching = queries.thresholds[2], np.empty((B + CHUNK - 1) // CHUNK, np.float32)
     found = 0
-    for n in range(first, len(flagged)):
-        if pairs.shape[0] - found < items:
-            return n, found
-        q = flagged[n]
-        base = lists.start[q]
-        for j in range(items):
-            M = lists.active[q]
-            if M == 0:
-                break
-            s = product[j, q] if tile.transposed else product[q, j]
-            low = high = s
-            if l2:
-                p = queries.thresholds[2, q] * norms[0, j]
-                low, high = (s - margin) * p - norms[1, j], (s + margin) * p - norms[2, j]
-            if not high >= lists.possible[base + M - 1] or queries.codes[q] == gallery.codes[j]:
+    for i in range(first, A):
+        if pairs.shape[0] - found < B:
+            return i, found
+        _reaching(tile, l2, twice, norms, lists.last, i, reaching)
+        for n in range(len(reaching)):
+            if reaching[n] == 0:
                 continue
-            b = _first(lists.possible, base, M, high)
-            a = _first(lists.sure, base, M, low)
-            for m in range(b, a):
-                if lists.groups[base + m] == gallery.groups[j]:  # identical rows: a tie
-                    a = m
-                    break
-            if b < a:
-                pairs[found, 0] = q
-                pairs[found, 1] = j
-                found += 1
-            elif a < M:
-                _credit(lists, q, a, sign)
-    return len(flagged), found
+            for j in range(n * CHUNK, min((n + 1) * CHUNK, B)):
+                q, g = (j, i) if tile.transposed else (i, j)
+                base, M = lists.start[q], lists.active[q]
+                if M == 0:
+                    continue
+                low = high = product[i, j]
+                if l2:
+                    p = twice[q] * norms[0, g]
+                    low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
+                if not high >= lists.possible[base + M - 1] or queries.codes[q] == gallery.codes[g]:
+                    continue
+                b = _first(lists.possible, base, M, high)
+                a = _first(lists.sure, base, M, low)
+                for m in range(b, a):
+                    if lists.groups[base + m] == gallery.groups[g]:  # identical rows: a tie
+                        a = m
+                        break
+                if b < a:
+                    pairs[found, 0] = q
+                    pairs[found, 1] = g
+                    found += 1
+                elif a < M:
+                    _credit(lists, q, a, sign)
+    return A, found
 
 
 @compiled

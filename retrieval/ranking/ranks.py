@@ -5,6 +5,7 @@ rank = 1 + the number of negatives at least as near as the nearest positive; a t
 2. Tiles of one float32 product of unit vectors (`tiles`). With s = cos(q, x) it decides both
    distances: cos by s itself, l2 because |q - x|^2 <= T  <=>  2 |q| |x| s >= |x|^2 - (T - |q|^2).
    Each verdict has a margin that covers every rounding error; what lies outside is counted.
+   Pairs that the leading principal axes rule out are skipped (`leading_axes`).
 3. What lies inside is decided pair by pair in float64 (`pair_distance`), and what float64 cannot
    tell apart in exact arithmetic. Tiles with too many open pairs (collapsed embeddings) first go
    through a float64 product of centred vectors.
@@ -44,6 +45,7 @@ def count_ranks(
     memory: int = 2 << 30,
     threads: int | None = None,
     block: int | None = None,
+    axes: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Ranks]:
     """Rank the queries of a problem, for each distance.
@@ -56,18 +58,20 @@ def count_ranks(
     memory : bytes to work with, beyond the vectors themselves
     threads : how many threads to use; one for each processor if not given
     block : rows of a tile
+    axes : how many principal axes to multiply before pairs are skipped (`leading_axes`); 0 skips
+        none, and without it a sample of the pairs decides
     progress : called with (done, total)
     """
     threads = threads or processors()
     if positions and problem.positive_counts.sum() * BYTES > memory // 4:
         runs = _runs(problem.positive_counts, memory // 8)
         if len(runs) > 1:
-            options = {"distances": distances, "threads": threads, "block": block}
+            options = {"distances": distances, "threads": threads, "block": block, "axes": axes}
             return _in_runs(problem, runs, memory, progress, options)
     if block is None:  # enough tiles to share out, each large enough for a product at full speed
         block = min(1024, max(256, len(problem.gallery) // 16))
     with single_blas_thread():  # one tile per thread, not one product on all
-        counter = TileCounter(prepare(problem, distances, memory, threads), positions, block)
+        counter = TileCounter(prepare(problem, distances, memory, threads), positions, block, axes)
         counter.count(progress)
     return {d: _ranks(counter, d) for d in distances}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from retrieval.ranking import kernels
+from retrieval.ranking.leading_axes import leading_axes
 from retrieval.ranking.nearest_positive import Classes, nearest_positives
 from retrieval.ranking.pair_distance import compare_exactly, measure
 from retrieval.ranking.positions import positions_of
@@ -15,13 +17,14 @@ from retrieval.ranking.vectors import ULP32, ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices
 
 _PAIRS = 1 << 14  # open pairs decided at a time
-_POSSIBLE = {"cos": 1, "l2": 4}  # the rows of the thresholds that say what is possible
 
 
 class TileCounter:
     """The thresholds of the queries, and the counters."""
 
-    def __init__(self, prepared: Prepared, positions: bool, block: int) -> None:
+    def __init__(
+        self, prepared: Prepared, positions: bool, block: int, axes: int | None = None
+    ) -> None:
         self.prepared, self.block = prepared, block
         self.margin = np.float32((prepared.gallery.dim + 16) * ULP32)
         classes = Classes(prepared)
@@ -32,14 +35,12 @@ class TileCounter:
         self.counts = {d: np.zeros(Q, np.int64) for d in prepared.distances}
         self.ties = {d: np.zeros(Q, np.int64) for d in prepared.distances}
         self.positions = positions_of(prepared, classes, self._nearness) if positions else {}
-        self.last = self._unreachable()  # thresholds of the last positives that may be within R
-        for d, found in self.positions.items():
-            self.last[_POSSIBLE[d]] = found.lists.last
-            found.lists = found.lists._replace(last=self.last[_POSSIBLE[d]])
         self.query_locks = {part.start: threading.Lock() for part in slices(Q, block)}
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._centres: dict[str, np.ndarray] = {}
+        everything = slice(0, len(prepared.queries)), slice(0, len(prepared.gallery))
+        self.axes = leading_axes(prepared, self.margin, *self._reaches(*everything), axes)
 
     # Thresholds
 
@@ -85,6 +86,28 @@ class TileCounter:
         thresholds[2] = 2 * queries.norm * self.prepared.scale
         return thresholds
 
+    def _reaches(self, q: slice, g: slice) -> tuple[kernels.Reach, kernels.Reach]:
+        """What matters to these queries, and to these gallery items where they are queries too."""
+        if self.prepared.symmetric:
+            return self._reach(q, self.norms[:, q]), self._reach(g, self.norms[:, g])
+        A, B = q.stop - q.start, g.stop - g.start
+        nothing = np.full(B, np.inf, np.float32), np.full(B, -np.inf, np.float32)
+        norm, _, square = np.ascontiguousarray(self.norms[:, g])
+        items = kernels.Reach(*nothing, np.zeros(B, np.float32), norm, square)
+        return self._reach(q, np.ones((3, A), np.float32)), items
+
+    def _reach(self, q: slice, norms: np.ndarray) -> kernels.Reach:
+        """The nearest positive matters to a query, and the last of its positives within R."""
+        _, cos, twice, _, l2 = np.ascontiguousarray(self.thresholds[:, q])
+        for d, positions in self.positions.items():
+            last = positions.lists.last[q]
+            if d == "cos":
+                cos = np.minimum(cos, last)
+            else:
+                l2 = np.maximum(l2, last)
+        norm, _, square = np.ascontiguousarray(norms)
+        return kernels.Reach(cos, l2, twice, norm, square)
+
     def _norms(self) -> np.ndarray:
         """(3, G) float32, as `kernels.TileGallery` has them."""
         norm = self.prepared.gallery.norm * self.prepared.scale
@@ -122,7 +145,10 @@ class TileCounter:
         for q in parts:
             if self.stop.is_set():
                 return
-            product = np.matmul(self.prepared.queries.units(q), units.T)  # (A, B)
+            if self.axes is None:
+                product = np.matmul(self.prepared.queries.units(q), units.T)  # (A, B)
+            else:
+                product = self.axes.product(q, g, self.margin, *self._reaches(q, g))
             column = self._self_columns(q, g)
             rows = np.flatnonzero(column >= 0)
             product[rows, column[rows]] = np.nan  # compares false: neither counted nor doubtful
@@ -141,32 +167,32 @@ class TileCounter:
         return np.where((column >= 0) & (column < g.stop - g.start), column, -1)
 
     def _tile(self, tile: kernels.Tile, q: slice, g: slice, work: _Worker) -> None:
-        norms = self.norms[:, g]
+        # Contiguous copies: compiled loops over strided rows would not use vector registers.
+        thresholds = np.ascontiguousarray(self.thresholds[:, q])
+        norms = np.ascontiguousarray(self.norms[:, g])
         counts = np.empty((4, q.stop - q.start), np.int32)
         count = kernels.count_columns if tile.transposed else kernels.count_rows
-        count(tile.product, self.margin, self.thresholds[:, q], norms, counts)
+        count(tile.product, self.margin, thresholds, norms, counts)
+        codes = self.prepared.queries.codes[q], self.prepared.gallery.codes[g]
         for d in self.prepared.distances:
-            self._add(d, tile, counts[:2] if d == "cos" else counts[2:], q, g, work)
-        if self.positions:
-            count(tile.product, self.margin, self.last[:, q], norms, counts)
-            for d in self.prepared.distances:
-                flagged = np.flatnonzero(counts[1 if d == "cos" else 3])
-                self._credit(d, tile, flagged, q, g, work)
+            queries = kernels.TileQueries(thresholds, codes[0], self.tying[d][q])
+            gallery = kernels.TileGallery(norms, codes[1], self.prepared.groups[d][g])
+            pairs = _TilePairs(tile, d, queries, gallery, q, g)
+            self._add(pairs, counts[:2] if d == "cos" else counts[2:], work)
+            if self.positions:
+                self._credit(pairs, work)
 
-    def _add(
-        self, d: str, tile: kernels.Tile, counts: np.ndarray, q: slice, g: slice, work: _Worker
-    ) -> None:
+    def _add(self, pairs: _TilePairs, counts: np.ndarray, work: _Worker) -> None:
         """Add the counts (2, A) of sure and possible negatives; look at what is in doubt."""
+        d, q, g = pairs.distance, pairs.q, pairs.g
         sure, possible = counts
         flagged = np.flatnonzero(sure != possible)
         found, tied = 0, np.zeros(len(sure), np.int64)
         if len(flagged):
             everything = np.arange(g.stop - g.start)
-            rows, columns = (everything, flagged) if tile.transposed else (flagged, everything)
-            queries, gallery = self._sides(d, q, g)
-            found = kernels.doubtful(
-                tile, d == "l2", queries, gallery, rows, columns, tied, work.pairs
-            )
+            transposed = pairs.tile.transposed
+            rows, columns = (everything, flagged) if transposed else (flagged, everything)
+            found = kernels.doubtful(*pairs.arguments, rows, columns, tied, work.pairs)
         if found < 0:
             self._tile_float64(d, q, g, work)
             return
@@ -174,28 +200,16 @@ class TileCounter:
         work.ties[d][q] += tied
         work.add(d, work.pairs[:found], q.start, g.start)
 
-    def _sides(self, d: str, q: slice, g: slice) -> tuple[kernels.TileQueries, kernels.TileGallery]:
-        queries, gallery = self.prepared.queries, self.prepared.gallery
-        return (
-            kernels.TileQueries(self.thresholds[:, q], queries.codes[q], self.tying[d][q]),
-            kernels.TileGallery(self.norms[:, g], gallery.codes[g], self.prepared.groups[d][g]),
-        )
-
-    def _credit(
-        self, d: str, tile: kernels.Tile, flagged: np.ndarray, q: slice, g: slice, work: _Worker
-    ) -> None:
-        """Add the tile's negatives to the positions of the flagged queries' positives."""
-        positions, first = self.positions[d], 0
-        queries, gallery = self._sides(d, q, g)
+    def _credit(self, pairs: _TilePairs, work: _Worker) -> None:
+        """Add the tile's negatives to the positions of the queries' positives."""
+        positions, q, first = self.positions[pairs.distance], pairs.q, 0
         lists = positions.lists_of(q)
-        while first < len(flagged) and not self.stop.is_set():
+        while first < len(pairs.tile.product) and not self.stop.is_set():
             with self.query_locks[q.start]:
-                first, found = kernels.credit_tile(
-                    tile, d == "l2", queries, gallery, flagged, first, lists, work.pairs
-                )
+                first, found = kernels.credit_tile(*pairs.arguments, first, lists, work.pairs)
                 if found:
                     query, item = work.pairs[:found].T
-                    positions.settle(query + q.start, item + g.start)
+                    positions.settle(query + q.start, item + pairs.g.start)
 
     def _tile_float64(self, d: str, q: slice, g: slice, work: _Worker) -> None:
         """Count a tile with too many open pairs by a product of centred vectors in float64."""
@@ -234,6 +248,22 @@ class TileCounter:
                     total += _points(d, gallery, some).sum(axis=0)
                 self._centres[d] = total / len(gallery)
         return _points(d, vectors, part) - self._centres[d]
+
+
+class _TilePairs(NamedTuple):
+    """The pairs of a tile for one distance: its queries q and its gallery items g."""
+
+    tile: kernels.Tile
+    distance: str
+    queries: kernels.TileQueries
+    gallery: kernels.TileGallery
+    q: slice
+    g: slice
+
+    @property
+    def arguments(self) -> tuple[kernels.Tile, bool, kernels.TileQueries, kernels.TileGallery]:
+        """What the kernels take first."""
+        return self.tile, self.distance == "l2", self.queries, self.gallery
 
 
 class _Worker:

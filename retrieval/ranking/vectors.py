@@ -60,6 +60,11 @@ class Vectors:
             return self.units64(part).astype(np.float32)
         return self._units[part]
 
+    @property
+    def keeps_units(self) -> bool:
+        """Whether the unit vectors are in memory."""
+        return self._units is not None
+
     def units64(self, part: slice | np.ndarray) -> np.ndarray:
         """Rows of length 1 in float64; zero rows stay zero."""
         return self.vectors[part].astype(np.float64) * self.inverse[part, None]

@@ -56,8 +56,8 @@ def recall_curve(curve: dict[str, Curve]) -> Markup:
     ks = sorted({k for one in curve.values() for k in one["k"]})
     marks = ticks(min(shown), 1)
     x = Axis(ks[0], ks[-1], LEFT + 8, RIGHT - 8, log=True)
-    y = _upward(marks[0], 1)
-    parts = [_frame(x, y, _log_ticks(x), [m for m in marks if m < 1.01], "K", _percent)]
+    y = upward(marks[0], 1)
+    parts = [frame(x, y, _log_ticks(x), [m for m in marks if m < 1.01], "K", as_percent)]
     for name, one in curve.items():
         parts.append(_band(one, x, y, name))
         parts.append(_line(list(zip(one["k"], one["recall"], strict=True)), x, y, name))
@@ -66,7 +66,7 @@ def recall_curve(curve: dict[str, Curve]) -> Markup:
             f"<title>{escape(name)}: Recall@{k} {100 * r:.2f}</title></circle>"
             for k, r in zip(one["k"], one["recall"], strict=True)
         ]
-    return _svg(parts, "Recall at K over K, by distance")
+    return svg(parts, "Recall at K over K, by distance")
 
 
 def histogram(one: Histogram, title: str) -> Markup:
@@ -75,14 +75,14 @@ def histogram(one: Histogram, title: str) -> Markup:
     top = max([*one["positive"], *one["negative"]], default=0) or 1
     marks = ticks(edges[0], edges[-1])
     x = Axis(edges[0], edges[-1], LEFT, RIGHT)
-    y = _upward(0, top * 1.05)
+    y = upward(0, top * 1.05)
     inside = [m for m in marks if edges[0] - 1e-9 <= m <= edges[-1] + 1e-9]
-    parts = [_frame(x, y, inside, [m for m in ticks(0, top, 4) if m <= top], title, _percent)]
+    parts = [frame(x, y, inside, [m for m in ticks(0, top, 4) if m <= top], title, as_percent)]
     parts += [
         _steps(edges, one["negative"], x, y, "negative"),
         _steps(edges, one["positive"], x, y, "positive"),
     ]
-    return _svg(parts, f"Pairs of one class and of two classes by {title}")
+    return svg(parts, f"Pairs of one class and of two classes by {title}")
 
 
 def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
@@ -90,27 +90,27 @@ def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
     counts = [0] * bins
     for value in _known(recall):
         counts[min(bins - 1, int(value * bins + 1e-9))] += 1
-    x, y = Axis(0, 1, LEFT, RIGHT), _upward(0, max(counts) * 1.05)
+    x, y = Axis(0, 1, LEFT, RIGHT), upward(0, max(counts) * 1.05)
     whole = [m for m in ticks(0, max(counts), 4) if m == int(m) and m <= max(counts)]
-    parts = [_frame(x, y, [0, 0.2, 0.4, 0.6, 0.8, 1], whole, "Recall@1, %", _plain, _percent)]
+    parts = [frame(x, y, [0, 0.2, 0.4, 0.6, 0.8, 1], whole, "Recall@1, %", plain, as_percent)]
     for n, count in enumerate(counts):
         left, right, low = x(n / bins) + 1, x((n + 1) / bins) - 1, 100 * n / bins
         parts.append(
             f'<path class="column" d="M{left:.1f} {BOTTOM}V{y(count):.1f}H{right:.1f}V{BOTTOM}">'
             f"<title>{low:g} to {low + 100 / bins:g}%: {count:,}</title></path>"
         )
-    return _svg(parts, "Number of classes by Recall@1")
+    return svg(parts, "Number of classes by Recall@1")
 
 
 def scatter(spread: Sequence[float | None], gap: Sequence[float | None]) -> Markup:
     """A dot for each class: how wide it is, how far away the next one."""
     pairs = [(s, g) for s, g in zip(spread, gap, strict=True) if s is not None and g is not None]
     across, up = (ticks(0, max(column) or 1) for column in zip(*pairs, strict=True))
-    x, y = Axis(0, across[-1], LEFT, RIGHT), _upward(0, up[-1])
+    x, y = Axis(0, across[-1], LEFT, RIGHT), upward(0, up[-1])
     reach = min(across[-1], up[-1])
     path = "".join(f"M{x(s):.1f} {y(g):.1f}h0" for s, g in pairs)
     parts = [
-        _frame(x, y, across, up, "spread", _plain),
+        frame(x, y, across, up, "spread", plain),
         f'<path class="equal" d="M{x(0):.1f} {y(0):.1f}L{x(reach):.1f} {y(reach):.1f}"/>',
         f'<path class="dots" d="{path}" style="opacity:{max(0.25, 0.8 - len(pairs) / 4000):.2f}"/>',
         '<circle class="spot" r="6" cx="0" cy="0" visibility="hidden"/>',
@@ -119,7 +119,7 @@ def scatter(spread: Sequence[float | None], gap: Sequence[float | None]) -> Mark
         f'data-plot="{LEFT} {RIGHT} {BOTTOM} {TOP}" data-across="{across[-1]!r}" '
         f'data-up="{up[-1]!r}"'
     )
-    return _svg(parts, "Spread of each class and distance to the nearest other", where)
+    return svg(parts, "Spread of each class and distance to the nearest other", where)
 
 
 def lines(
@@ -129,10 +129,10 @@ def lines(
     values = [v for column in series.values() for v in _known(column)]
     marks = ticks(min(values), min(max(values), 1) if percent else max(values))
     x = Axis(across[0], across[-1], LEFT + 8, RIGHT - 8)
-    y = _upward(marks[0], marks[-1])
+    y = upward(marks[0], marks[-1])
     whole = [m for m in ticks(across[0], across[-1], 6) if across[0] <= m <= across[-1]]
     whole = [m for m in whole if m == int(m)] or [across[0]]
-    parts = [_frame(x, y, whole, marks, "epoch", _percent if percent else _plain)]
+    parts = [frame(x, y, whole, marks, "epoch", as_percent if percent else plain)]
     for n, (name, column) in enumerate(series.items()):
         kind = f"s{n % SERIES}"
         points = list(zip(across, column, strict=True))
@@ -140,12 +140,12 @@ def lines(
         if len(across) <= 40:
             parts += [
                 f'<circle class="{kind}" cx="{x(e):.1f}" cy="{y(v):.1f}" r="2.4"><title>'
-                f"{escape(name)}, epoch {e:g}: {_percent(v) if percent else _plain(v)}"
+                f"{escape(name)}, epoch {e:g}: {as_percent(v) if percent else plain(v)}"
                 f"</title></circle>"
                 for e, v in points
                 if v is not None
             ]
-    return _svg(parts, ", ".join(series) + " by epoch")
+    return svg(parts, ", ".join(series) + " by epoch")
 
 
 def whisker(difference: float, span: Sequence[float] | None, ends: tuple[float, float]) -> Markup:
@@ -159,14 +159,15 @@ def whisker(difference: float, span: Sequence[float] | None, ends: tuple[float, 
     )
 
 
-def _svg(parts: Iterable[str], label: str, more: str = "") -> Markup:
+def svg(parts: Iterable[str], label: str, more: str = "", width: int = WIDTH) -> Markup:
+    """A chart of the parts, with a text for readers that do not see it."""
     return Markup(
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg class="chart" viewBox="0 0 {width} {HEIGHT}" role="img" '
         f'aria-label="{escape(label)}" {more}>{"".join(parts)}</svg>'
     )
 
 
-def _frame(
+def frame(
     x: Axis,
     y: Axis,
     x_ticks: Sequence[float],
@@ -182,7 +183,7 @@ def _frame(
     ]
     parts += [
         f'<path class="tick" d="M{x(v):.1f} {BOTTOM}v4"/>'
-        f'<text class="middle" x="{x(v):.1f}" y="{BOTTOM + 19}">{(x_form or _plain)(v)}</text>'
+        f'<text class="middle" x="{x(v):.1f}" y="{BOTTOM + 19}">{(x_form or plain)(v)}</text>'
         for v in x_ticks
     ]
     parts.append(f'<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>')
@@ -221,7 +222,7 @@ def _steps(edges: Sequence[float], shares: Sequence[float], x: Axis, y: Axis, na
     return f'<path class="steps {name}" d="{path}V{y(0):.1f}"/>'
 
 
-def _upward(low: float, high: float) -> Axis:
+def upward(low: float, high: float) -> Axis:
     return Axis(low, high, BOTTOM, TOP)
 
 
@@ -240,9 +241,9 @@ def _known(values: Iterable[float | None] | None) -> list[float]:
     return [v for v in values or [] if v is not None]
 
 
-def _percent(value: float) -> str:
+def as_percent(value: float) -> str:
     return f"{100 * value:.6g}"
 
 
-def _plain(value: float) -> str:
+def plain(value: float) -> str:
     return f"{round(value, 10):,g}" if abs(value) < 1e6 else f"{value:.0e}"

@@ -51,7 +51,7 @@ class Options:
     """What a report computes."""
 
     distance: str = "cos"  # of rows, confusions and the map
-    nmi: bool | None = None  # None: if FAISS is there and k-means does not take long
+    nmi: bool | None = None  # None: if k-means does not take long
     map: str = "tsne"  # pca, none
     seed: int = 0
     budget: int = thumbs.BUDGET  # characters for thumbnails
@@ -118,7 +118,7 @@ def gather(
     title, *names = _tails([data.source, *(other.source for other in others)])
     pairs = [align(*comparable(data, other)) for other in others]  # before anything takes long
     problem = from_embeddings(data)
-    settings = Settings(nmi=options.nmi, memory=MEMORY, seed=options.seed)
+    settings = Settings(nmi=options.nmi, memory=MEMORY, seed=options.seed).of(data)
     own = run(problem, settings, progress)
     ranks, d = own.ranks[options.distance], options.distance
     best = nearest_quickly(problem, d, stage(progress, "nearest items"))

@@ -44,6 +44,33 @@ def test_inspect_tells_what_is_inside(files):
     assert parsed["splits"]["query"]["labels"]["classes"] == 6
 
 
+def test_inspect_shows_entropies_on_request(files):
+    shown = call("inspect", files / "shop.h5", "--entropy")
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(call("inspect", files / "shop.h5", "--entropy", "--json").stdout)["splits"]
+    for split in found.values():
+        entropy = split["entropy"]
+        assert f"{entropy['labels']:.4f}" in shown.stdout
+        assert f"{entropy['l2']['embeddings']:.4f}" in shown.stdout
+        assert entropy["cos"]["difference"] == pytest.approx(
+            entropy["cos"]["embeddings"] - entropy["cos"]["given_labels"]
+        )
+    assert "CE of the head" not in shown.stdout
+    for rows, value in (([[1, 2], [3, 4], [np.nan, 1]], 2 * np.log(8)), ([[np.nan, 1]], None)):
+        np.save(files / "rows.npy", np.array(rows, float))
+        done = call("inspect", files / "rows.npy", "--entropy", "--json")
+        entropy = json.loads(done.stdout)["splits"]["test"]["entropy"]
+        assert entropy["labels"] is None
+        assert entropy["l2"]["embeddings"] == (value and pytest.approx(value))
+
+
+@pytest.mark.parametrize(
+    "given", [("a.h5", "--run", "x"), ("a.h5", "--entropy", "--run=x", "--run=y")]
+)
+def test_inspect_refuses_runs_that_it_has_no_use_for(files, given):
+    assert call("inspect", files / given[0], *given[1:]).exit_code == 2
+
+
 def test_inspect_works_without_labels_and_with_nan(files):
     np.save(files / "nan.npy", np.array([[1.0, np.nan], [3.0, 4.0]]))
     parsed = json.loads(call("inspect", files / "nan.npy", "--json").stdout)

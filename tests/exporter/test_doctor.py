@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -18,6 +19,14 @@ from exporter import doctor
 
 def by_name(checks):
     return {check.name: check for check in checks}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def measured_once():
+    """The size of a package is found once: a look at each file of torch for every test is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "_size", cache(doctor._size))
+        yield
 
 
 @pytest.fixture

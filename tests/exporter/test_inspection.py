@@ -198,3 +198,20 @@ def test_the_next_step_for_a_foreign_model_names_what_it_does_not_say(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stderr.splitlines()[-1].endswith("--mean R,G,B --std R,G,B")
     assert re.search(r"size +\d+ B, \d+ nodes", done.stdout)
+
+
+def test_entropy_of_equal_rows_says_why_there_is_none(tmp_path):
+    file = tmp_path / "same.npz"
+    np.savez(file, embeddings=np.ones((4, 3), np.float32), labels=[0, 0, 1, 1])
+    result = CliRunner().invoke(main, ["inspect", str(file), "--entropy"])
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    assert "H(Z) (l2, cos) cannot be estimated: it needs two rows that differ" in text
+
+
+def test_run_of_an_embedding_file_needs_entropy(tmp_path):
+    file = tmp_path / "ok.npz"
+    np.savez(file, embeddings=np.eye(3, dtype=np.float32), labels=[0, 0, 1])
+    result = CliRunner().invoke(main, ["inspect", str(file), "--run", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "add --entropy" in result.output

@@ -34,7 +34,7 @@ def paths() -> np.ndarray:
 def embedding_files(folder: Path) -> dict[str, bytes]:
     """By name; formats are told by the suffix."""
     folder.mkdir(parents=True, exist_ok=True)
-    for make in (_hdf5, _numpy, _text, _arrow, _safetensors, _vecs, _faiss, _gzip):
+    for make in (_hdf5, _numpy, _text, _arrow, _safetensors, _vecs, _faiss, _packed):
         make(folder)
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
@@ -169,10 +169,13 @@ def _faiss(folder: Path) -> None:
     (folder / "ids.index").write_bytes(b"IxMp" + head + flat + ids)
 
 
-def _gzip(folder: Path) -> None:
+def _packed(folder: Path) -> None:
+    import pyarrow as pa
+
     for name in ("plain.npy", "wide.csv", "bare.tsv", "records.jsonl", "labels.txt"):
-        data = gzip.compress((folder / name).read_bytes(), mtime=0)
-        (folder / f"{name}.gz").write_bytes(data)
+        data = (folder / name).read_bytes()
+        (folder / f"{name}.gz").write_bytes(gzip.compress(data, mtime=0))
+        (folder / f"{name}.zst").write_bytes(pa.compress(data, codec="zstd", asbytes=True))
 
 
 # What needs torch

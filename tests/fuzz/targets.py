@@ -86,7 +86,7 @@ def light(folder: Path) -> list[Target]:
 
 def embedding(path: Path, rng: random.Random) -> str:
     """Evaluated, or looked at in another way; the text says all that came of it."""
-    name = path.name.removesuffix(".gz")
+    name = path.name.removesuffix(".gz").removesuffix(".zst")
     if any(f.labels_only and name.endswith(f.suffixes) for f in FORMATS):
         return _evaluated(path.with_name("vectors.npy"), path)
     beside = path.with_name("beside.npy") if name.endswith(BARE) else None
@@ -98,7 +98,7 @@ def embedding(path: Path, rng: random.Random) -> str:
         return _command("inspect", str(path), *options)
     if way < 0.95:
         return _command("eval", str(path), *options, "--no-nmi", "--threads", "1")
-    from retrieval.formats.opening import read_labels
+    from retrieval.loading import read_labels
 
     return _digest(read_labels(path))
 

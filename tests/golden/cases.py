@@ -184,12 +184,16 @@ def tables(folder: Path) -> object:
 def clusters(folder: Path) -> object:
     X, labels = vectors(rows=300, classes=9, seed=14)
     np.savez("x.npz", embeddings=X, labels=labels)
-    return scored("x.npz", "--nmi", "--seeds", "2", "--no-map")["distances"]
+    found = scored("x.npz", "--nmi", "--seeds", "2", "--no-map")["distances"]
+    for scores in found.values():
+        scores.pop("kmeans_iterations")  # rounding may add one
+    return found
 
 
 def pair() -> None:
     X, labels = vectors(seed=15)
-    Y = X[:, ::-1] ** 3
+    # Products instead of a power, whose last digit is the processor's.
+    Y = (X.astype(np.float64) * X * X).astype(np.float32)[:, ::-1]
     paths = np.array([f"{n:03}.png" for n in range(len(X))])
     order = np.random.default_rng(1).permutation(len(X))
     np.savez("a.npz", embeddings=X, labels=labels, paths=paths)

@@ -155,6 +155,58 @@ def test_paired_p_is_rarely_small_without_a_difference():
     assert small / 200 < 0.11
 
 
+def test_paired_runs_agree_with_a_loop_over_drawn_seeds_and_classes():
+    rng = np.random.default_rng(0)
+    sizes = np.full(400, 5)
+    gain = rng.integers(-3, 4, (40, 400)) + rng.integers(-1, 2, (40, 1))  # t is nearly normal
+    difference, (low, high), p = bootstrap.paired_runs(gain, sizes, resamples=4000)
+    assert difference == pytest.approx(gain.sum() / (40 * sizes.sum()))
+    drawn = []
+    for _ in range(4000):
+        seeds, classes = rng.integers(0, 40, 39), rng.integers(0, 400, 400)
+        drawn.append(gain[np.ix_(seeds, classes)].sum() / 39 / sizes[classes].sum())
+    wide = np.std(drawn)
+    assert [low, high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.2 * wide)
+    below = np.mean(np.array(drawn) <= 0)
+    assert p == pytest.approx(2 * min(below, 1 - below), abs=0.1)
+    mirrored = bootstrap.paired_runs(-gain, sizes, resamples=4000)
+    assert mirrored == (-difference, (-high, -low), p)
+
+
+def test_paired_runs_see_the_spread_of_seeds():
+    """The same mean difference, equal for all seeds or of one seed only."""
+    sizes = np.full(20, 10)
+    steady = np.full((3, 20), 1)
+    shaky = np.concatenate([np.full((1, 20), 5), np.full((2, 20), -1)])
+    assert steady.sum() == shaky.sum()
+    assert bootstrap.paired_runs(steady, sizes)[2] < 0.01
+    assert bootstrap.paired_runs(shaky, sizes)[2] > 0.2
+
+
+def test_paired_runs_with_one_seed_draw_classes_only():
+    rng = np.random.default_rng(1)
+    a, b = rng.random((2, 100)) < 0.5
+    classes = np.arange(100) % 10
+    gain = np.bincount(classes, weights=a * 1.0 - b)[None]
+    one = bootstrap.paired_runs(gain, np.full(10, 10))
+    other = bootstrap.paired(a, b, classes)
+    assert one[0] == pytest.approx(other[0])
+    assert one[1] == pytest.approx(other[1], abs=0.05)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_paired_runs_are_rarely_significant_without_a_difference(seeds):
+    """Seeds, classes and their combination all vary; the true difference is zero."""
+    small = 0
+    for trial in range(200):
+        rng = np.random.default_rng(trial)
+        shift = rng.normal(0, 2, (seeds, 1)) + rng.normal(0, 2, (1, 25))
+        gain = np.rint(shift + rng.normal(0, 2, (seeds, 25)))
+        p = bootstrap.paired_runs(gain, np.full(25, 20), resamples=300, seed=trial)[2]
+        small += p < 0.05
+    assert small / 200 < 0.1
+
+
 def test_sop_sized_bootstrap_stays_within_200_megabytes():
     classes = np.repeat(np.arange(11_316), 5)
     values = np.random.default_rng(0).random((len(classes), 4))

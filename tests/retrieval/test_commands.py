@@ -193,7 +193,6 @@ def test_an_interrupted_k_means_still_prints_the_json(files, monkeypatch):
 
 
 def test_long_k_means_is_left_out_unless_it_is_wanted(files, monkeypatch):
-    pytest.importorskip("faiss")
     monkeypatch.setattr("retrieval.clustering.SPEED", 1000)
     result = call("eval", files / "a.h5", "--no-map")
     assert "NMI" not in result.stdout

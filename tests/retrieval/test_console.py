@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,17 @@ def on_terminal(folder, *args, **environment):
 def test_no_color_holds_for_errors_too(tmp_path):
     assert b"\x1b[" in on_terminal(tmp_path, "eval", "nowhere.h5")
     assert b"\x1b[" not in on_terminal(tmp_path, "eval", "nowhere.h5", NO_COLOR="1")
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_warnings_are_broken_between_words_on_a_terminal(tmp_path, columns):
+    np.savez(tmp_path / "x.npz", embeddings=np.ones((12, 5)), labels=Y)
+    options = ("--no-nmi", "--no-map")
+    seen = on_terminal(tmp_path, "eval", "x.npz", *options, COLUMNS=str(columns), NO_COLOR="1")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    lines = [line.strip() for line in re.split(r"[\r\n]+", plain)]
+    assert max(map(len, lines)) <= columns
+    assert "counted against them: 12 of 12" in " ".join(lines)
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):

@@ -1,12 +1,12 @@
 import json
-import subprocess
 import sys
+from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
 
-from retrieval import DmlError, Split, evaluate, load, save
+from retrieval import DmlError, Embeddings, Split, clustering, evaluate, load, save
 from retrieval.evaluation import Settings, run
 from retrieval.problem import from_arrays, sample
 
@@ -107,17 +107,23 @@ def test_scores_ignore_row_order_and_label_names(clustered, rng, map_at_r):
         }
 
 
-def test_the_interval_of_a_score_does_not_depend_on_what_else_is_computed(clustered):
-    full = evaluate(*clustered, nmi=False, recall_at=(1, 2, 3, 5))["distances"]["cos"]
+def test_the_interval_of_a_score_does_not_depend_on_what_else_is_computed(rng):
+    # Classes of 2 to 40 items: limits of intervals are then so fine that other draws move them.
+    labels = np.repeat(np.arange(39), np.arange(2, 41))
+    X = rng.standard_normal((39, 8))[labels] + rng.standard_normal((len(labels), 8))
+    full = evaluate(X, labels, nmi=False, recall_at=(1, 2, 3, 5))["distances"]["cos"]
     for options in (
         {"recall_at": 1},
         {"distances": "cos", "recall_at": (5, 1)},
         {"map_at_r": False},
     ):
-        some = evaluate(*clustered, nmi=False, **options)["distances"]["cos"]
-        assert some["recall_ci"]["1"] == full["recall_ci"]["1"]
+        some = evaluate(X, labels, nmi=False, **options)["distances"]["cos"]
+        for k in some["recall_ci"].keys() & full["recall_ci"].keys():
+            assert some["recall_ci"][k] == full["recall_ci"][k]
+        assert some["mrr_ci"] == full["mrr_ci"]
         if some["map_at_r"] is not None:
             assert some["map_at_r_ci"] == full["map_at_r_ci"]
+            assert some["r_precision_ci"] == full["r_precision_ci"]
 
 
 def test_recall_grows_with_k_and_stays_within_bounds(clustered):
@@ -262,31 +268,68 @@ def test_settings_that_do_not_work_are_reported_together():
             Settings(**wrong)
 
 
-def test_without_faiss_recall_works_and_nmi_says_what_to_install(tmp_path):
-    (tmp_path / "run.py").write_text(
-        "import sys\n"
-        "class NoFaiss:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'faiss': raise ModuleNotFoundError(name, name=name)\n"
-        "sys.meta_path.insert(0, NoFaiss())\n"
-        "import importlib.util\n"
-        "find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda n, p=None: None if n == 'faiss' else find(n, p)\n"
-        "import numpy as np\n"
-        "from retrieval import DmlError, evaluate\n"
-        "X, y = np.eye(4), [0, 0, 1, 1]\n"
-        "result = evaluate(X, y)\n"
-        "assert result['distances']['cos']['map_at_r'] == 0.0, result\n"
-        "assert 'nmi' not in result['distances']['cos']\n"
-        "try:\n"
-        "    evaluate(X, y, nmi=True)\n"
-        "except DmlError as error:\n"
-        "    assert '.[cpu]' in error.fix, error.fix\n"
-        "else:\n"
-        "    raise AssertionError('no error')\n"
+def test_nmi_needs_no_faiss(monkeypatch, clustered):
+    with_faiss = evaluate(*clustered, seeds=1)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert evaluate(*clustered, seeds=1) == with_faiss
+    assert with_faiss["distances"]["cos"]["nmi"]["mean"] > 0
+
+
+def test_rows_of_length_one_are_clustered_once(monkeypatch, clustered):
+    X, labels = clustered
+    clustered_as = []
+
+    def told(*args, real=clustering.cluster_scores, **options):
+        clustered_as.append(args[2])
+        return real(*args, **options)
+
+    monkeypatch.setattr(clustering, "cluster_scores", told)
+    unit = (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32)
+    both = evaluate(unit, labels, seeds=2)["distances"]
+    assert clustered_as == ["cos"]
+    assert both["l2"]["nmi"] == both["cos"]["nmi"]
+    alone = evaluate(unit, labels, seeds=2, distances="l2")["distances"]["l2"]
+    assert alone["nmi"]["mean"] == pytest.approx(both["l2"]["nmi"]["mean"], abs=0.02)
+    clustered_as.clear()
+    evaluate(unit * np.float32(1.001), labels, seeds=1)
+    assert clustered_as == ["l2", "cos"]
+
+
+def test_the_start_of_k_means_is_chosen_and_recorded(clustered):
+    plus, random = (
+        evaluate(*clustered, seeds=2, kmeans_init=init, kmeans_restarts=1)
+        for init in ("k-means++", "random")
     )
-    done = subprocess.run([sys.executable, tmp_path / "run.py"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert plus["settings"]["kmeans_init"] == "k-means++"
+    assert random["settings"]["kmeans_init"] == "random"
+    assert plus["settings"]["kmeans_iterations"] == 300
+    assert plus["settings"]["kmeans_restarts"] == 1
+    assert evaluate(*clustered, seeds=1)["settings"]["kmeans_restarts"] == 10
+    used = plus["distances"]["cos"]["kmeans_iterations"]
+    assert len(used) == 2
+    assert all(1 <= n < 300 for n in used)
+    with pytest.raises(DmlError, match="kmeans_init"):
+        Settings(kmeans_init="magic")
+
+
+@pytest.mark.parametrize(
+    ("data_set", "expected"),
+    [
+        ("sop", (1, 10, 100, 1000)),
+        ("inshop", (1, 10, 20, 30, 40, 50)),
+        ("cub", (1, 2, 4, 8, 16, 32)),
+        ("cars", (1, 2, 4, 8, 16, 32)),
+        ("photos", (1, 2, 4, 8)),
+        (None, (1, 2, 4, 8)),
+    ],
+)
+def test_k_of_recall_is_that_of_the_data_set(clustered, data_set, expected):
+    attrs = {} if data_set is None else {"dataset": data_set}
+    data = Embeddings(Path("x.h5"), "hdf5", {"test": Split(*clustered)}, attrs=attrs)
+    result = evaluate(data, nmi=False)
+    assert result["settings"]["recall_at"] == list(expected)
+    assert list(result["distances"]["l2"]["recall"]) == [str(k) for k in expected]
+    assert evaluate(data, nmi=False, recall_at=(1, 3))["settings"]["recall_at"] == [1, 3]
 
 
 def test_queries_and_gallery_without_a_common_label_are_an_error_not_a_score():
@@ -369,3 +412,22 @@ def test_settings_take_one_distance_or_k_alone():
     found = Settings(distances="l2", recall_at=5)
     assert (found.distances, found.recall_at) == (("l2",), (5,))
     assert Settings(recall_at=[1, 10]).recall_at == (1, 10)
+
+
+def test_one_class_is_noted_since_every_score_is_trivial(rng):
+    vectors = rng.standard_normal((5, 3))
+    note = "there is only one class: no query has a negative, so every score is trivially 100 %"
+    assert note in evaluate(vectors, [0] * 5, nmi=False)["notes"]
+    assert note in evaluate(vectors, [0] * 5, vectors, [0] * 5, nmi=False)["notes"]
+    assert note not in evaluate(vectors, [0, 0, 0, 1, 1], nmi=False)["notes"]
+
+
+def test_a_single_row_has_no_candidates_to_speak_of():
+    assert evaluate([[1.0, 2.0]], [0], nmi=False)["notes"] == []
+
+
+def test_a_single_candidate_is_singular():
+    notes = evaluate([[1.0], [2.0]], [0, 1], nmi=False, recall_at=1)["notes"]
+    assert notes == [
+        "Recall@1: a query has only 1 candidate, so every one with a positive finds it"
+    ]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import click
 import pytest
@@ -70,3 +71,18 @@ def test_tables_name_percent_and_show_l2_before_cos(files):
     assert "A, %" in both
     found = json.loads(call("eval", files / "a.h5", "--json", *QUICK).stdout)
     assert list(found["distances"]) == found["settings"]["distances"] == ["l2", "cos"]
+
+
+def test_terminal_and_report_show_the_same_p(files):
+    told = call("compare", files / "a.h5", files / "b.h5", *QUICK).stdout
+    page = files / "page.html"
+    done = call("report", files / "b.h5", "--compare", files / "a.h5", "--out", page, *QUICK[:1])
+    assert done.exit_code == 0, done.stderr
+    rows = re.findall(r"<tr.*?>(.*?)</tr>", page.read_text(), re.S)
+    shown = [
+        [re.sub("<.*?>", "", cell) for cell in re.findall("<t[hd].*?</t[hd]>", r)] for r in rows
+    ]
+    for title in ("Recall@1", "Recall@8", "MRR"):
+        p = [line.split()[-1] for line in told.splitlines() if line.split()[:1] == [title]]
+        assert len(p) == 2
+        assert [row[-1].split()[-1] for row in shown if row[0] == title and len(row) == 6] == p

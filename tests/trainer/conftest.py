@@ -33,6 +33,7 @@ RUN_FILES = {
     "last.pt",
     "best.pt",
     "result.json",
+    "validation.json",
 }
 """What a finished run leaves in its folder."""
 

@@ -47,6 +47,24 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
     assert "Recall@1 (test)" in again.stdout
 
 
+def test_a_miner_and_its_options_are_settings(dmltool, tmp_path):
+    given = ("--loss", "triplet", "--miner", "semihard", "--batch", "6x4", "--dry-run")
+    squared = 'loss.miner_options.distance={name="LpDistance",power=2}'
+    done = dmltool("train", *given, "--set", squared)
+    assert done.exit_code == 0, done.output
+    loss = tomllib.loads(done.stdout)["loss"]
+    assert loss["miner"] == "semihard"
+    assert loss["miner_options"] == {"distance": {"name": "LpDistance", "power": 2}}
+    (tmp_path / "my.toml").write_text(done.stdout)
+    assert dmltool("train", "--config", "my.toml", "--dry-run").stdout == done.stdout
+    wrong = dmltool("train", "--loss", "triplet", "--miner", "semi_hard", "--dry-run")
+    assert wrong.exit_code == 1
+    assert "--miner semihard" in wrong.stderr
+    watched = dmltool("train", "--monitor", "spec", "--dry-run")
+    assert watched.exit_code == 1
+    assert "spce" in watched.stderr
+
+
 def test_a_dry_run_prints_settings_that_can_be_used_again(dmltool, tmp_path):
     done = dmltool(
         "train",
@@ -320,7 +338,7 @@ def test_ctrl_c_says_how_to_go_on(photos, tmp_path):
     assert out == ""
 
 
-@pytest.mark.parametrize("kind", ["presets", "losses", "datasets", "backbones"])
+@pytest.mark.parametrize("kind", ["presets", "losses", "miners", "datasets", "backbones"])
 def test_list_shows_every_entry_of_its_table(kind, dmltool):
     done = dmltool("list", kind)
     assert done.exit_code == 0
@@ -333,7 +351,8 @@ def test_list_shows_every_entry_of_its_table(kind, dmltool):
 def test_listing_and_dry_runs_never_load_torch():
     code = (
         "import sys\nfrom cli import main\n"
-        "for args in (['list', 'losses'], ['list', 'backbones'], ['train', '--dry-run']):\n"
+        "lists = [['list', name] for name in ('losses', 'miners', 'backbones')]\n"
+        "for args in (*lists, ['train', '--dry-run']):\n"
         "    main.main(args, standalone_mode=False)\n"
         "sys.exit('torch' in sys.modules)"
     )

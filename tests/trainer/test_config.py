@@ -11,7 +11,7 @@ import pytest
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from trainer import toml
-from trainer.config import Config, Data, Input, Loss, Optimizer
+from trainer.config import Config, Data, Input, Loss, Optimizer, Phase
 from trainer.resolve import (
     default_preset,
     preset_names,
@@ -30,10 +30,10 @@ PUBLISHED = {
     "sop-ce": (0.003, 0.99, 100, True, False, (0.0, 0.0, 0.0, 0.0)),
     "inshop-ce": (0.003, 0.99, 100, True, False, (0.0, 0.0, 0.0, 0.0)),
 }
-GROUP = {
-    "cub-group": (6, 9, 2, 24.0, 1e-6, 1.56e-4),
-    "cars-group": (5, 7, 3, 79.0, 1e-7, 2e-4),
-    "sop-group": (10, 6, 2, 54.0, 1e-12, 6.1e-4),
+GROUP = {  # classes, images, anchors, temperature; decay of the paper; rate and decay of the code
+    "cub-group": (6, 9, 2, 24.0, 1e-6, 1.564e-4, 6.06e-6),
+    "cars-group": (5, 7, 3, 79.0, 1e-7, 2e-4, 4.86e-7),
+    "sop-group": (10, 6, 2, 54.0, 1e-12, 6.08e-4, 5.27e-12),
 }
 
 
@@ -51,6 +51,7 @@ def test_all_promised_presets_are_there():
     assert set(preset_names()) >= {
         *PUBLISHED,
         *GROUP,
+        *(f"{name}-code" for name in GROUP),
         "fashion-spce",
         "glyphs-ce",
         "glyphs-spce",
@@ -85,16 +86,55 @@ def test_cross_entropy_presets_are_those_of_the_paper(name):
 @pytest.mark.parametrize("name", GROUP)
 def test_group_presets_are_those_of_the_paper(name):
     config, _ = resolve(name, None, {})
-    classes, images, anchors, temperature, decay, lr = GROUP[name]
+    classes, images, anchors, temperature, decay, _, _ = GROUP[name]
     assert (config.batches.classes, config.batches.images) == (classes, images)
-    assert config.loss.options["anchors"] == anchors
-    assert config.loss.options["temperature"] == temperature
-    assert config.loss.options["ce_weight"] == 1.0
-    assert (config.optimizer.name, config.optimizer.lr) == ("radam", lr)
-    assert config.optimizer.weight_decay == decay
-    assert (config.loss.classification_epochs, config.schedule.epochs) == (10, 70)
-    assert (config.schedule.name, config.schedule.milestones) == ("step", (40,))
+    assert config.batches.sampling == "classes"
+    options = {"anchors": anchors, "temperature": temperature, "iterations": 1}
+    assert config.loss.options == options | {"diagonal": 0.0, "ce_weight": 0.0, "bias": False}
+    expected = Optimizer("adam", 2e-4, weight_decay=decay)
+    assert config.optimizer == config.optimizer_in(0) == expected
+    assert config.phase == Phase(10)
+    assert (config.schedule.epochs, config.schedule.milestones) == (70, (40,))
     assert (config.input.train_crop, config.input.crop) == ("random", 227)
+    assert (config.input.resize, config.input.keep_ratio) == (256, False)
+    assert (config.network.backbone, config.network.dim) == ("bninception", 512)
+
+
+@pytest.mark.parametrize("name", GROUP)
+def test_group_code_presets_are_those_of_the_public_code(name):
+    config, _ = resolve(f"{name}-code", None, {})
+    classes, images, anchors, temperature, _, lr, decay = GROUP[name]
+    assert (config.batches.classes, config.batches.images) == (classes, images)
+    assert config.batches.sampling == "classes"
+    options = {"anchors": anchors, "temperature": temperature, "iterations": 1}
+    assert config.loss.options == options | {"diagonal": 1.0, "ce_weight": 1.0, "bias": True}
+    later, first = config.optimizer, config.optimizer_in(9)
+    assert config.optimizer_in(10) == later
+    assert (later.name, later.decay_all, later.decoupled, later.eps) == ("radam", True, True, 1e-8)
+    assert (later.lr, later.weight_decay) == pytest.approx((lr, decay), rel=2e-3)
+    assert (first.name, first.lr, first.eps, first.weight_decay) == ("radam", 3e-4, 1e-2, 0.0)
+    assert (config.phase.epochs, config.phase.batch, config.phase.augment) == (10, 32, False)
+    assert (config.schedule.epochs, config.schedule.milestones) == (80, (40,))
+    assert (config.input.train_crop, config.input.crop) == ("resized", 227)
+    assert (config.input.scale, config.input.ratio) == ((0.08, 1.0), (0.75, 4 / 3))
+    assert (config.network.backbone, config.network.dim) == ("bninception", 0)
+    assert config.data.min_images == (3 if name.startswith("sop") else 1)
+
+
+def test_classification_epochs_of_older_files_are_those_of_the_phase():
+    old = {"loss": {"name": "group", "classification_epochs": 3}}
+    assert from_dict(old, "it").phase == Phase(3)
+    assert from_dict(old | {"phase": {"batch": 8}}, "it").phase == Phase(3, 8)
+
+
+def test_the_phase_has_the_other_settings_of_the_optimiser():
+    settings = ["phase.epochs=2", "phase.optimizer.lr=1", "optimizer.weight_decay=0.5"]
+    config, _ = resolve("glyphs-group", None, {}, settings)
+    assert config.optimizer_in(1) == replace(config.optimizer, lr=1.0)
+    assert config.optimizer_in(2) == config.optimizer
+    assert isinstance(config.phase.optimizer["lr"], float)
+    other, _ = resolve("cub-group", None, {"loss.name": "spce"})
+    assert other.phase == Phase()  # no head to classify with
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -134,8 +174,14 @@ def test_a_config_is_frozen():
         (["optimizer.name=sdg"], "one of sgd, adam, radam, adamw"),
         (["input.scale=[0.9, 0.1]"], "the smaller number comes first"),
         (["batches.classes=4"], "go together"),
-        (["loss.monitor=['ce']"], "one of spce, pce"),
-        (["loss.classification_epochs=99"], "more than schedule.epochs"),
+        (["loss.length=-1"], "loss.length = -1.0: from 0"),
+        (["loss.miner_options.epsilon=0.1"], "loss.miner names no miner"),
+        (["phase.epochs=99"], "more than schedule.epochs"),
+        (["phase.optimizer.lrr=1"], "there is no key phase.optimizer.lrr"),
+        (["phase.optimizer.lr=fast"], "phase.optimizer.lr = 'fast': a number belongs here"),
+        (["phase.optimizer.lr=-1"], "phase.optimizer.lr = -1.0: from 0"),
+        (["optimizer.decoupled=true", "optimizer.name=sgd"], "sgd has no such weight decay"),
+        (["batches.sampling=evenly"], "one of images, classes"),
         (["lr=1"], "did you mean optimizer.lr?"),
         (["optimizer.lr"], "table.key=value"),
         (["data.root.x=1", "data.root.x.y=2"], "is not a table"),
@@ -145,6 +191,17 @@ def test_what_is_wrong_with_a_setting_is_said(settings, told):
     with pytest.raises(DmlError) as caught:
         resolve("glyphs-ce", None, {}, settings)
     assert told in str(caught.value)
+
+
+def test_options_of_a_miner_are_dropped_with_it(tmp_path):
+    file = tmp_path / "my.toml"
+    options = {"miner": "multi_similarity", "miner_options": {"epsilon": 0.2}}
+    config, _ = resolve("glyphs-group", None, {"loss.name": "triplet"}, ["loss.miner=semihard"])
+    file.write_text(replace(config, loss=Loss("triplet", **options)).to_toml())
+    same, _ = resolve(None, file, {"loss.miner": "multi_similarity"})
+    assert same.loss.miner_options == {"epsilon": 0.2}
+    other, _ = resolve(None, file, {"loss.miner": "semihard"})
+    assert other.loss.miner_options == {}
 
 
 def test_all_problems_are_told_together():

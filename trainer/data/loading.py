@@ -46,12 +46,13 @@ class Loader:
         self.pool = _Pool(source, workers, torch.device(device))
         self.workers = self.pool.workers
 
-    def epoch(self, plan: np.ndarray, keys: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, plan: np.ndarray, keys: np.ndarray | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images uint8 (B, 3, H, W) in channels-last memory and targets (B,), step by step.
 
-        plan (steps, B): places in rows; keys (steps, B), see `sampling`.
+        plan (steps, B): places in rows; keys (steps, B), see `sampling`; None: as in evaluation.
         """
-        tasks = [(self.rows[places], own) for places, own in zip(plan, keys, strict=True)]
+        each = [None] * len(plan) if keys is None else keys
+        tasks = [(self.rows[places], own) for places, own in zip(plan, each, strict=True)]
         for places, batch in zip(plan, self.pool.read(tasks), strict=True):
             yield batch, torch.from_numpy(self.targets[places])
 

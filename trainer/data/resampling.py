@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrieval.compiling import compiled
+from retrieval.resources import compiled
 
 _BITS = 22  # of the fractions of weights, as in Pillow
 _HALF = 1 << (_BITS - 1)

@@ -28,13 +28,20 @@ def random_batches(N: int, size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def balanced_batches(
-    targets: np.ndarray, classes: int, images: int, seed: int, epoch: int, repeat: bool = False
+    targets: np.ndarray,
+    classes: int,
+    images: int,
+    seed: int,
+    epoch: int,
+    repeat: bool = False,
+    equally: bool = False,
 ) -> np.ndarray:
     """(steps, classes * images) places in targets: blocks of `images` of one class, no class twice.
 
     N // (classes * images) steps. Classes are used in proportion to their images, as far as a class
     can be in a batch only once, and all images of a class before one of them comes again.
     repeat: a class with too few images gives some of them twice in a batch.
+    equally: all classes are used equally often, however many images they have.
     """
     sizes = np.bincount(targets)
     present = np.flatnonzero(sizes)
@@ -47,7 +54,7 @@ def balanced_batches(
         )
     rng = generator(seed, epoch)
     steps = max(1, len(targets) // (classes * images))
-    uses = apportioned(sizes, steps, classes, rng)
+    uses = apportioned(np.sign(sizes) if equally else sizes, steps, classes, rng)
     table = spread(uses, steps, classes, rng)  # (steps, classes) labels
 
     # Image number k of a class, k counted over the epoch, is the k-th of a shuffled circle.

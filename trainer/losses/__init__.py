@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
+from trainer.losses.option_values import check_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,11 +29,9 @@ class Entry(registry.Entry):
     compares: bool = True
     """It compares the images of a batch with each other, so classes need several in it."""
     has_head: bool = False
-    """It classifies with a linear layer called `head`."""
-    monitor: bool = False
-    """It can be computed beside the loss that trains."""
-    needs_head: bool = False
-    """As a monitor it takes the head of the loss that trains."""
+    """It classifies with a linear layer called `head`; as a monitor with that of the training."""
+    own_weights: bool = False
+    """It learns weights other than a head, such as proxies, so it cannot be a monitor."""
 
 
 def _pml(name: str) -> Entry:
@@ -56,7 +55,6 @@ LOSSES = Registry(
         "spce",
         "trainer.losses.spce:SimplifiedPairwiseCrossEntropy",
         "simplified pairwise cross-entropy: dot products in the batch, no head",
-        monitor=True,
     ),
     Entry(
         "pce",
@@ -64,8 +62,6 @@ LOSSES = Registry(
         "pairwise cross-entropy, related to ce; for --monitor rather than for training",
         compares=False,
         has_head=True,
-        monitor=True,
-        needs_head=True,
     ),
     Entry(
         "group",
@@ -76,13 +72,22 @@ LOSSES = Registry(
     Entry(
         "center",
         "trainer.losses.center:Center",
-        "center loss: cross-entropy plus the distance to the class mean in the batch",
+        "center loss: cross-entropy plus the squared distance to the class mean in the batch",
         has_head=True,
     ),
     Entry(
-        "contrastive", PML, "margins on positive and negative pairs", {"loss": "ContrastiveLoss"}
+        "contrastive",
+        "trainer.losses.contrastive:Contrastive",
+        "squared distances of positive pairs, a squared margin for negative pairs",
     ),
     Entry("triplet", PML, "triplets with a margin", {"loss": "TripletMarginLoss"}),
+    Entry(
+        "margin",
+        PML,
+        "pairs on the right side of a learned distance of each class, with a margin",
+        {"loss": "MarginLoss", "learn_beta": True},
+        own_weights=True,
+    ),
     Entry("multi_similarity", PML, "soft weights on hard pairs", {"loss": "MultiSimilarityLoss"}),
     Entry(
         "proxy_nca",
@@ -90,6 +95,7 @@ LOSSES = Registry(
         "NCA with one learned proxy per class",
         {"loss": "ProxyNCALoss"},
         compares=False,
+        own_weights=True,
     ),
     Entry(
         "norm_softmax",
@@ -97,6 +103,7 @@ LOSSES = Registry(
         "cross-entropy on cosines, with a temperature",
         {"loss": "NormalizedSoftmaxLoss"},
         compares=False,
+        own_weights=True,
     ),
     Entry(
         "soft_triple",
@@ -104,6 +111,7 @@ LOSSES = Registry(
         "several learned centres per class",
         {"loss": "SoftTripleLoss"},
         compares=False,
+        own_weights=True,
     ),
     Entry("n_pairs", PML, "one positive against one negative per class", {"loss": "NPairsLoss"}),
     Entry(
@@ -130,6 +138,7 @@ LOSSES = Registry(
         "cross-entropy on angles, with a margin",
         {"loss": "ArcFaceLoss"},
         compares=False,
+        own_weights=True,
     ),
     option="--loss",
     families={"pml": _pml},
@@ -141,17 +150,24 @@ def build(name: str, num_classes: int, dim: int, **options: Any) -> "nn.Module":
     """Build a loss by its name, `pml:CLASS` of pytorch-metric-learning, or `module:CLASS`."""
     entry = LOSSES.find(name)
     loss = _load_own(entry) if entry.path == name else entry.load()
-    if entry.path != PML:  # the adapter checks the options of the class behind it
-        check_options(name, options, options_of(loss))
-    elif "loss" in options:
-        check_options(name, ["loss"], [])
+    if entry.path == PML:
+        from trainer.losses.pml import parameters_of_loss
+
+        parameters = parameters_of_loss(entry.defaults["loss"])
+    else:
+        parameters = _keywords(loss)
+    check_options(f"The loss {name!r}", options, parameters, entry.defaults, "loss.options")
     return loss(num_classes=num_classes, dim=dim, **{**entry.defaults, **options})
 
 
 def options_of(loss: type) -> dict[str, Any]:
     """The options of a loss class and their defaults: its keyword-only parameters."""
+    return {name: parameter.default for name, parameter in _keywords(loss).items()}
+
+
+def _keywords(loss: type) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(loss).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _load_own(entry: Entry) -> type:
@@ -175,14 +191,72 @@ def _load_own(entry: Entry) -> type:
     return found
 
 
-def check(name: str, options: Mapping[str, Any]) -> None:
-    """Raise for a loss or an option that does not exist; a name of the table needs no torch."""
-    if options or ":" in name:
-        build(name, num_classes=4, dim=8, **options)
-    else:
+def check(
+    name: str,
+    options: Mapping[str, Any],
+    miner: str = "",
+    miner_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise for a loss, miner or option that does not exist; a name of the table needs no torch."""
+    from trainer.losses.miners import add_miner
+
+    if not (options or miner or ":" in name):
         LOSSES.find(name)
+        return
+    loss = build(name, num_classes=4, dim=8, **options)
+    if miner:
+        add_miner(loss, name, miner, miner_options or {})
 
 
-def check_options(loss: str, given: Iterable[str], valid: Iterable[str]) -> None:
-    """Raise for the first option that the loss does not have."""
-    registry.check_options(f"The loss {loss!r}", given, valid, "loss.options")
+def check_monitors(names: Iterable[str], loss: str) -> None:
+    """Raise for the first name that cannot be logged beside the training loss of that name."""
+    valid = [entry.name for entry in LOSSES if not entry.own_weights]
+    for name in names:
+        if ":" in name:
+            check(name, {})
+        elif name not in LOSSES.names():
+            raise registry.unknown("monitor", name, valid, "--monitor", ["pml:NAME"])
+        if LOSSES.find(name).own_weights:
+            raise cannot_monitor(name)
+        if LOSSES.find(name).has_head and _headless(loss):
+            raise needs_head(name, loss)
+
+
+def cannot_monitor(name: str) -> DmlError:
+    """The error for a monitor with weights of its own."""
+    valid = ", ".join(entry.name for entry in LOSSES if not entry.own_weights)
+    return DmlError(
+        f"{name} cannot be a monitor.",
+        "It has weights of its own, such as proxies, that only training with it changes.",
+        f"Train with it, or log one of these: --monitor NAME, of {valid}.",
+    )
+
+
+def needs_head(monitor: str, loss: str) -> DmlError:
+    """The error for a monitor that needs the head of the training loss, which has none."""
+    with_head = ", ".join(entry.name for entry in LOSSES if entry.has_head)
+    return DmlError(
+        f"The monitor {monitor} needs a loss with a linear head.",
+        f"The loss {loss!r} has none; these have one: {with_head}.",
+        f"Train with one of them, or leave {monitor} out of --monitor.",
+    )
+
+
+def check_phase(epochs: int, loss: str) -> None:
+    """Raise if classification epochs are asked for and the loss of the table has no head."""
+    if epochs and _headless(loss):
+        raise no_head(loss)
+
+
+def _headless(loss: str) -> bool:
+    """Whether a loss is known to have no head; of one outside the table that is seen later."""
+    return loss in LOSSES.names() and not LOSSES.find(loss).has_head
+
+
+def no_head(loss: str) -> DmlError:
+    """The error for classification epochs with a loss that cannot classify."""
+    return DmlError(
+        f"The loss {loss!r} has no head to classify with.",
+        "The setting phase.epochs starts with plain cross-entropy on it.",
+        "Use --set phase.epochs=0, or --loss group.",
+    )

@@ -46,6 +46,11 @@ def full_precision(embeddings: Tensor) -> Tensor:
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
+def with_length(embeddings: Tensor, length: float) -> Tensor:
+    """The embeddings (B, D) scaled to this length; 0 leaves them as they are."""
+    return length * nn.functional.normalize(embeddings) if length else embeddings
+
+
 def require(holds: bool, option: str, value: object, accepted: str) -> None:
     if not holds:
         raise DmlError(

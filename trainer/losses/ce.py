@@ -7,10 +7,19 @@ from trainer.losses.softmax import at_labels, log_sum_exp_
 
 
 class CrossEntropy(Loss):
-    """The target of the true class is 1 - smoothing, of each other smoothing / (C - 1)."""
+    """The target of the true class is 1 - smoothing, of each other smoothing / (C - 1).
+
+    zero_init: the weights and biases of the head start at 0; if false, as torch draws them.
+    """
 
     def __init__(
-        self, num_classes: int, dim: int, *, smoothing: float = 0.1, dropout: float = 0.5
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        smoothing: float = 0.1,
+        dropout: float = 0.5,
+        zero_init: bool = True,
     ) -> None:
         super().__init__(num_classes, dim)
         require(0 <= smoothing < 1, "smoothing", smoothing, "at least 0 and below 1")
@@ -18,8 +27,9 @@ class CrossEntropy(Loss):
         self.smoothing = smoothing
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(dim, num_classes)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        if zero_init:
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return cross_entropy_parts(self.head(self.dropout(embeddings)), labels, self.smoothing)

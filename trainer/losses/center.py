@@ -1,4 +1,4 @@
-"""Center loss, as Table 2 of Boudiaf et al., ECCV 2020, states it."""
+"""Center loss: Wen et al., ECCV 2016, with the class means of the batch as centres."""
 
 from torch import Tensor, nn
 
@@ -7,10 +7,12 @@ from trainer.losses.ce import cross_entropy_parts
 
 
 class Center(Loss):
-    """weight/2 * sum |z_i - c_{y_i}|^2 plus cross-entropy on a linear head.
+    """Mean over the batch of weight/2 |z_i - c_{y_i}|^2 plus cross-entropy on a linear head.
 
     c_k is the mean of class k in the batch, so class-balanced batches are needed: a class with one
-    image is its own centre. weight = 1 is Table 2; the default is that of Wen et al., ECCV 2016.
+    image is its own centre. Wen et al. sum both terms over the batch and move the centres slowly;
+    the default weight is theirs. Table 2 of Boudiaf et al., ECCV 2020, sums only the first term:
+    that is weight = n, the size of the batch.
     """
 
     def __init__(self, num_classes: int, dim: int, *, weight: float = 0.003) -> None:
@@ -22,7 +24,7 @@ class Center(Loss):
         nn.init.zeros_(self.head.bias)
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        squares = (embeddings - class_means(embeddings, labels)).square().sum()
+        squares = (embeddings - class_means(embeddings, labels)).square().sum(1).mean()
         entropy = sum(cross_entropy_parts(self.head(embeddings), labels).values())
         return {"tightness": self.weight / 2 * squares, "contrastive": entropy}
 

@@ -12,6 +12,7 @@ from trainer.losses.base import Loss, require
 from trainer.losses.ce import cross_entropy_parts
 from trainer.losses.softmax import at_labels, overwrite_with_softmax
 
+SIMILARITIES = ("pearson", "cosine", "gaussian")
 SMALLEST = 1e-30
 """Less support or probability than this counts as none; far from float32's 1e-38."""
 COLUMNS = 512
@@ -22,12 +23,17 @@ class Group(Loss):
 
     anchors: images of each class in the batch, drawn at random, whose label is given.
     temperature: divides the logits before the softmax that starts the refinement.
-    iterations: steps of the refinement; the public code takes one.
-    negatives: negative correlations are set to 0 ("clamp") or all are raised by the lowest
+    iterations: steps of the refinement, at most; the public code takes one.
+    tolerance: the refinement ends once no probability changes by more than this; 0: never early.
+    similarity: "pearson" (correlation, eq. 1), "cosine" or "gaussian" of the embeddings.
+    bandwidth: sigma of "gaussian"; 0: the root mean square distance between images of the batch.
+    diagonal: similarity of an image with itself; 0 in the paper, 1 in the public code.
+    negatives: negative similarities are set to 0 ("clamp") or all are raised by the lowest
         ("shift", appendix G).
     batch_classes: only the classes in the batch take part (appendix I).
     objective: "ce", or "kl": images of a class should have the same probabilities (appendix F).
     ce_weight: plain cross-entropy on the logits is added; 1 in the public code, 0 in the paper.
+    bias: the head has a bias; it has one in the public code, none in the paper.
     """
 
     def __init__(
@@ -38,26 +44,41 @@ class Group(Loss):
         anchors: int = 2,
         temperature: float = 24.0,
         iterations: int = 1,
+        tolerance: float = 0.0,
+        similarity: str = "pearson",
+        bandwidth: float = 0.0,
+        diagonal: float = 0.0,
         negatives: str = "clamp",
         batch_classes: bool = False,
         objective: str = "ce",
         ce_weight: float = 1.0,
+        bias: bool = True,
     ) -> None:
         super().__init__(num_classes, dim)
+        *first, last = SIMILARITIES
+        listed = ", ".join(map(repr, first))
         require(anchors >= 0, "anchors", anchors, "0 or more")
         require(temperature > 0, "temperature", temperature, "above 0")
         require(iterations >= 0, "iterations", iterations, "0 or more")
+        require(tolerance >= 0, "tolerance", tolerance, "0 or more")
+        require(similarity in SIMILARITIES, "similarity", similarity, f"{listed} or {last!r}")
+        require(bandwidth >= 0, "bandwidth", bandwidth, "0 or more")
+        require(diagonal >= 0, "diagonal", diagonal, "0 or more")
         require(negatives in ("clamp", "shift"), "negatives", negatives, "'clamp' or 'shift'")
         require(objective in ("ce", "kl"), "objective", objective, "'ce' or 'kl'")
         require(ce_weight >= 0, "ce_weight", ce_weight, "0 or more")
         self.anchors = anchors
         self.temperature = temperature
         self.iterations = iterations
+        self.tolerance = tolerance
+        self.similarity = similarity
+        self.bandwidth = bandwidth
+        self.diagonal = diagonal
         self.negatives = negatives
         self.batch_classes = batch_classes
         self.objective = objective
         self.ce_weight = ce_weight
-        self.head = nn.Linear(dim, num_classes)
+        self.head = nn.Linear(dim, num_classes, bias=bias)
 
     def split(
         self, embeddings: Tensor, labels: Tensor, anchors: Tensor | None = None
@@ -81,10 +102,12 @@ class Group(Loss):
         weight, bias = self.head.weight, self.head.bias
         if self.batch_classes:
             present, labels = labels.unique(return_inverse=True)
-            weight, bias = weight[present], bias[present]
+            weight, bias = weight[present], None if bias is None else bias[present]
         logits = F.linear(embeddings, weight, bias).div_(self.temperature)
-        similarity = correlation(embeddings, self.negatives)
-        return refine_(logits, similarity, labels, anchors, self.iterations), labels
+        w = similarities(embeddings, self.similarity, self.bandwidth)
+        w = non_negative_(w, self.negatives, self.diagonal)
+        refined = refine_(logits, w, labels, anchors, self.iterations, self.tolerance)
+        return refined, labels
 
 
 def draw_anchors(labels: Tensor, count: int) -> Tensor:
@@ -99,22 +122,41 @@ def draw_anchors(labels: Tensor, count: int) -> Tensor:
     return torch.zeros_like(labels, dtype=torch.bool).scatter_(0, order, rank < count)
 
 
-def correlation(embeddings: Tensor, negatives: str) -> Tensor:
-    """Pearson's correlation of the rows, eq. 1, made non-negative; diagonal 0. (B, B)
+def similarities(embeddings: Tensor, kind: str, bandwidth: float) -> Tensor:
+    """Similarity of each image with each other, (B, B); the diagonal means nothing yet.
 
-    A constant row has no correlation: 0 with all, and no gradient.
+    A row without a direction, constant for Pearson and zero for cosine, has similarity 0 with all,
+    and no gradient.
     """
-    centred = embeddings - embeddings.mean(1, keepdim=True)
-    norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-    rounding = (
-        4 * torch.finfo(norm.dtype).eps * torch.linalg.vector_norm(embeddings.detach(), dim=1)
-    )
-    unit = centred / norm.masked_fill(norm <= rounding[:, None], torch.inf)
-    w = (unit @ unit.T).fill_diagonal_(0)
+    if kind == "gaussian":
+        return gaussian(embeddings, bandwidth)
+    norm_before = torch.linalg.vector_norm(embeddings.detach(), dim=1, keepdim=True)
+    if kind == "pearson":
+        embeddings = embeddings - embeddings.mean(1, keepdim=True)
+    norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
+    rounding = 4 * torch.finfo(norm.dtype).eps * norm_before if kind == "pearson" else 0.0
+    unit = embeddings / norm.masked_fill(norm <= rounding, torch.inf)
+    return unit @ unit.T
+
+
+def gaussian(embeddings: Tensor, bandwidth: float) -> Tensor:
+    """exp(-|z_i - z_j|^2 / (2 sigma^2)), (B, B). Without sigma, the mean square sets the scale."""
+    centred = embeddings - embeddings.mean(0)  # less is lost where all lie far from the origin
+    own = centred.square().sum(1)
+    squares = (own[:, None] + own - 2 * centred @ centred.T).clamp(min=0)
+    scale = torch.as_tensor(bandwidth**2, dtype=squares.dtype, device=squares.device)
+    if not bandwidth:
+        pairs = max(1, len(squares) * (len(squares) - 1))
+        scale = (squares.detach().sum() / pairs).clamp(min=SMALLEST)
+    return torch.exp(-squares / (2 * scale)).clone()  # autograd needs what exp gave
+
+
+def non_negative_(w: Tensor, negatives: str, diagonal: float) -> Tensor:
+    """Clamp or shift similarities (B, B) in place, and set the diagonal."""
     if negatives == "clamp":
-        return w.relu_()
-    lowest = w.detach().argmin().reshape(1)  # at most the 0 of the diagonal
-    return w.sub_(w.flatten().index_select(0, lowest)).fill_diagonal_(0)
+        return w.fill_diagonal_(diagonal).relu_()
+    lowest = w.fill_diagonal_(0).detach().argmin().reshape(1)  # at most the 0 of the diagonal
+    return w.sub_(w.flatten().index_select(0, lowest)).fill_diagonal_(diagonal)
 
 
 def divergence(x: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
@@ -142,10 +184,15 @@ def log(x: Tensor) -> Tensor:
 
 
 def refine_(
-    logits: Tensor, similarity: Tensor, labels: Tensor, anchors: Tensor, iterations: int
+    logits: Tensor,
+    similarity: Tensor,
+    labels: Tensor,
+    anchors: Tensor,
+    iterations: int,
+    tolerance: float,
 ) -> Tensor:
     """Overwrites the logits (B, C) with X(T). An anchor starts as the one-hot of its label."""
-    return _Refinement.apply(logits, similarity, labels, anchors, iterations)
+    return _Refinement.apply(logits, similarity, labels, anchors, iterations, tolerance)
 
 
 def step_(x: Tensor, similarity: Tensor) -> None:
@@ -174,6 +221,7 @@ class _Refinement(Function):
         labels: Tensor,
         anchors: Tensor,
         iterations: int,
+        tolerance: float,
     ) -> Tensor:
         overwrite_with_softmax(logits)
         x = logits
@@ -181,9 +229,11 @@ class _Refinement(Function):
         x.masked_fill_(anchors[:, None], 0).scatter_(1, labels[:, None], true)
         states = []
         for _ in range(iterations):
-            if any(ctx.needs_input_grad):
+            if tolerance or any(ctx.needs_input_grad):
                 states.append(x.clone())
             step_(x, similarity)
+            if tolerance and (states[-1] - x).abs_().max() <= tolerance:
+                break
         ctx.mark_dirty(logits)
         ctx.save_for_backward(similarity, *states, x)
         return x
@@ -204,4 +254,4 @@ class _Refinement(Function):
         # For an anchor, whose x is one-hot, this is 0; for a row without support the subtraction
         # above changes nothing here.
         by_logits = by_log - states[0] * by_log.sum(1, keepdim=True)
-        return by_logits, by_similarity, None, None, None
+        return by_logits, by_similarity, None, None, None, None

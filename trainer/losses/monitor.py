@@ -9,17 +9,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from retrieval.errors import DmlError
-from trainer.losses import LOSSES, build
+from trainer.losses import build, cannot_monitor, needs_head
 from trainer.losses.base import Loss
 
 
 class Monitors:
     """Losses to compute on training batches; `notes` has at most one for each of them."""
 
-    def __init__(self, watched: dict[str, Loss], head: nn.Linear | None) -> None:
+    def __init__(self, watched: dict[str, Loss]) -> None:
         self.watched = watched
-        self.head = head
         self.notes: list[str] = []
         self.noted: set[str] = set()
         self.told = 0
@@ -28,24 +26,30 @@ class Monitors:
     def measure(self, embeddings: Tensor, labels: Tensor) -> dict[str, float]:
         """Values by name, the whole of a loss and its parts: spce, spce/tightness, ...
 
-        NaN embeddings give NaN: monitors never abort training.
+        What cannot be computed is NaN: monitors never abort training.
         """
         embeddings = embeddings.detach().float()
+        sound = bool(embeddings.isfinite().all())
+        gpu = [embeddings.device] if embeddings.device.type == "cuda" else []
         values: dict[str, float] = {}
         for name, loss in self.watched.items():
-            extra = {"head": self.head} if LOSSES.find(name).needs_head else {}
-            try:
-                parts = {k: v.item() for k, v in loss.parts(embeddings, labels, **extra).items()}
-            except torch.linalg.LinAlgError:
-                parts = dict.fromkeys(("tightness", "contrastive"), math.nan)
+            parts, note = {"": math.nan}, ""
+            with torch.random.fork_rng(gpu):  # some draw random numbers, such as anchors
+                try:
+                    found = loss.parts(embeddings, labels)
+                    parts, note = {k: v.item() for k, v in found.items()}, loss.note
+                except Exception as error:  # of a library, for a batch that it does not expect
+                    note = f"the monitor {name} cannot be computed: {error}"
             values[name] = total = sum(parts.values())
             further = loss.further_values()
             if not math.isfinite(total):
                 further = dict.fromkeys(further, math.nan)
-            elif loss.note and name not in self.noted:
-                self.notes.append(loss.note)
+            if sound and note and name not in self.noted:
+                self.notes.append(note)
                 self.noted.add(name)
-            values |= {f"{name}/{part}": value for part, value in (parts | further).items()}
+            if len(parts) > 1:
+                values |= {f"{name}/{part}": value for part, value in parts.items()}
+            values |= {f"{name}/{part}": value for part, value in further.items()}
         return values
 
     def news(self) -> list[str]:
@@ -54,20 +58,25 @@ class Monitors:
         return new
 
 
-def build_monitors(names: Iterable[str], num_classes: int, dim: int, loss: nn.Module) -> Monitors:
-    """Build the named losses; some take their probabilities from the head of `loss`."""
-    names = list(names)
-    head = getattr(loss, "head", None)
-    lacking = [name for name in names if LOSSES.find(name).needs_head]
-    if lacking and not isinstance(head, nn.Linear):
-        with_head = ", ".join(entry.name for entry in LOSSES if entry.has_head)
-        raise DmlError(
-            f"The monitor {lacking[0]} needs a loss with a linear head.",
-            f"{type(loss).__name__} has none; these have one: {with_head}.",
-            f"Train with one of them, or leave {lacking[0]} out of loss.monitor.",
-        )
+def build_monitors(
+    names: Iterable[str], num_classes: int, dim: int, loss: nn.Module, loss_name: str = ""
+) -> Monitors:
+    """Build the named losses; those with a head take that of `loss`, the one that trains."""
     with torch.random.fork_rng(devices=[]):  # a monitor must not change what is drawn later
         watched = {name: build(name, num_classes, dim) for name in names}
-    for monitor in watched.values():
+    for name, monitor in watched.items():
+        if isinstance(getattr(monitor, "head", None), nn.Linear):
+            monitor.head = head_for(name, loss, loss_name)
+        elif next(monitor.parameters(), None) is not None:
+            raise cannot_monitor(name)
+        monitor.eval()  # no dropout
         monitor.warn = False  # its note is passed on instead
-    return Monitors(watched, head)
+    return Monitors(watched)
+
+
+def head_for(monitor: str, loss: nn.Module, loss_name: str) -> nn.Linear:
+    """The head of the loss that trains."""
+    head = getattr(loss, "head", None)
+    if isinstance(head, nn.Linear):
+        return head
+    raise needs_head(monitor, loss_name or type(loss).__name__)

@@ -1,17 +1,21 @@
-"""The losses of pytorch-metric-learning behind our interface."""
+"""The losses and miners of pytorch-metric-learning behind our interface."""
 
 import inspect
+from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import nearest, unknown
-from trainer.losses import check_options
 from trainer.losses.base import Loss
 
 try:
-    from pytorch_metric_learning import distances, losses, reducers, regularizers
+    from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+
+    from trainer.losses import pairwise
 except ImportError as error:
     raise DmlError(
         "This loss needs pytorch-metric-learning.",
@@ -26,48 +30,38 @@ MODULES = {  # options that are objects are given by the name of their class
     "embedding_regularizer": regularizers,
     "weight_regularizer": regularizers,
 }
-PARTS = {"pos_loss": "tightness", "neg_loss": "contrastive"}
 WITHOUT = {
     "BaseMetricLossFunction": "It is a base class.",
     "GenericPairLoss": "It is a base class.",
     "DynamicSoftMarginLoss": "Its histogram keeps the graph of the step before.",
     "ManifoldLoss": "It takes no labels.",
     "VICRegLoss": "It takes no labels.",
+    "BaseMiner": "It is a base class.",
+    "EmbeddingsAlreadyPackagedAsTriplets": "Batches are not made of triplets here.",
 }
 
 
 class MetricLearning(Loss):
-    """`loss` is the name of a class; its parameters are parameters of this module."""
+    """`loss` is the name of a class; its parameters are parameters of this module.
+
+    miner: chooses the pairs or triplets of a batch that the loss sees; None: it sees all.
+    """
 
     def __init__(self, num_classes: int, dim: int, *, loss: str, **options: Any) -> None:
         super().__init__(num_classes, dim)
         target = loss_class(loss)
-        check_options(loss, options, accepted(target))
         sizes = {"num_classes": num_classes, "dim": dim}
-        needed = required(target)
-        filled = {name: sizes[SIZES[name]] for name in needed if name in SIZES}
-        missing = [name for name in needed if name not in filled and name not in options]
-        if missing:
-            raise DmlError(
-                f"The loss {loss!r} needs the option {missing[0]!r}.",
-                f"It has no default for: {', '.join(missing)}.",
-                f"--set loss.options.{missing[0]}=...",
-            )
-        objects = {key: instance(key, value) for key, value in options.items()}
-        try:
-            self.loss = target(**{**filled, **objects})
-        except (AssertionError, TypeError, ValueError) as error:
-            raise DmlError(
-                f"{loss} refuses its options.", f"{error}", f"Given: {options}."
-            ) from error
-        if type(self.loss.reducer) is reducers.MultipleReducers:
-            self.loss.reducer = Apart(self.loss.reducer.reducers)
+        if "reducer" not in options:  # another one need not give the sum of the parts
+            target = pairwise.IN_PARTS.get(loss, target)
+        self.loss = apart(made("loss", loss, target, options, sizes))
+        self.miner: nn.Module | None = None
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        value = self.loss(embeddings, labels)
+        chosen = None if self.miner is None else self.miner(embeddings, labels)
+        value = self.loss(embeddings, labels, chosen)
         if value.ndim == 0:
             return {"loss": value}
-        names = (PARTS.get(name, name) for name in self.loss.sub_loss_names())
+        names = (pairwise.PARTS.get(name, name) for name in self.loss.sub_loss_names())
         return dict(zip(names, value, strict=True))
 
 
@@ -78,32 +72,89 @@ class Apart(reducers.MultipleReducers):
         return sub_losses
 
 
+def apart(loss: nn.Module) -> nn.Module:
+    """The loss; if it has several parts, they are not summed."""
+    if type(loss.reducer) is reducers.MultipleReducers:
+        loss.reducer = Apart(loss.reducer.reducers)
+    return loss
+
+
+def build_miner(*, miner: str, **options: Any) -> nn.Module:
+    """`miner` is the name of a class."""
+    return made("miner", miner, library_class("miner", miner, miner_classes()), options, {})
+
+
+def made(
+    kind: str, name: str, target: type, options: Mapping[str, Any], sizes: Mapping[str, int]
+) -> nn.Module:
+    """An object of a class of the library; `kind` is loss or miner."""
+    table = "loss.options" if kind == "loss" else "loss.miner_options"
+    registry.check_options(f"The {kind} {name!r}", options, accepted(target), table)
+    filled = {n: sizes[SIZES[n]] for n in constructor(target) if n in SIZES}
+    missing = [n for n in required(target) if n not in filled and n not in options]
+    if missing:
+        raise DmlError(
+            f"The {kind} {name!r} needs the option {missing[0]!r}.",
+            f"It has no default for: {', '.join(missing)}.",
+            f"--set {table}.{missing[0]}=...",
+        )
+    objects = {key: instance(key, value) for key, value in options.items()}
+    try:
+        return target(**{**filled, **objects})
+    except (AssertionError, TypeError, ValueError) as error:
+        raise DmlError(f"{name} refuses its options.", f"{error}", f"Given: {options}.") from error
+
+
 def loss_classes() -> dict[str, type]:
     """The classes that take embeddings and labels."""
-    base = losses.BaseMetricLossFunction
-    found = inspect.getmembers(losses, lambda x: inspect.isclass(x) and issubclass(x, base))
+    return classes_of(losses, losses.BaseMetricLossFunction)
+
+
+def miner_classes() -> dict[str, type]:
+    """The classes that choose pairs or triplets."""
+    return classes_of(miners, miners.BaseMiner)
+
+
+def classes_of(module: ModuleType, base: type) -> dict[str, type]:
+    found = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
     return {name: target for name, target in found if name not in WITHOUT}
 
 
+def parameters_of_loss(name: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a class of losses that are options."""
+    return options_in(loss_class(name))
+
+
+def parameters_of_miner(name: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a class of miners that are options."""
+    return options_in(library_class("miner", name, miner_classes()))
+
+
 def loss_class(name: str) -> type:
-    known = loss_classes()
+    return library_class("loss", name, loss_classes())
+
+
+def library_class(kind: str, name: str, known: Mapping[str, type]) -> type:
+    """The class of that name; DmlError names the nearest one."""
     if name in WITHOUT:
-        near = nearest(name, known)
+        near = nearest(name, known) or next(iter(known))
         raise DmlError(
-            f"The loss 'pml:{name}' cannot be used.",
+            f"The {kind} 'pml:{name}' cannot be used.",
             WITHOUT[name],
-            f"Choose another one: --loss pml:{near or 'ContrastiveLoss'}",
+            f"Choose another one: --{kind} pml:{near}",
         )
     if name not in known:
-        raise unknown("loss", f"pml:{name}", [f"pml:{other}" for other in known], "--loss")
+        raise unknown(kind, f"pml:{name}", [f"pml:{other}" for other in known], f"--{kind}")
     return known[name]
 
 
 def accepted(target: type) -> list[str]:
     """Keywords of the constructor and of those that it hands its rest to, without the sizes."""
-    return [
-        name for name in constructor(target) if name not in SIZES or name not in required(target)
-    ]
+    return list(options_in(target))
+
+
+def options_in(target: type) -> dict[str, inspect.Parameter]:
+    return {name: p for name, p in constructor(target).items() if name not in SIZES}
 
 
 def required(target: type) -> list[str]:
@@ -113,7 +164,7 @@ def required(target: type) -> list[str]:
 def constructor(target: type) -> dict[str, inspect.Parameter]:
     parameters: dict[str, inspect.Parameter] = {}
     for base in target.__mro__:
-        if not base.__module__.startswith("pytorch_metric_learning"):
+        if base is nn.Module:
             break
         if "__init__" not in vars(base):
             continue
@@ -127,10 +178,19 @@ def constructor(target: type) -> dict[str, inspect.Parameter]:
 
 
 def instance(option: str, value: Any) -> Any:
-    """An object for options that are objects: "CosineSimilarity" becomes CosineSimilarity()."""
-    if option not in MODULES or not isinstance(value, str):
+    """An object for options that are objects.
+
+    "CosineSimilarity" becomes CosineSimilarity(), {"name": "LpDistance", "power": 2} becomes
+    LpDistance(power=2).
+    """
+    if option not in MODULES or not isinstance(value, str | Mapping):
         return value
+    own = {"name": value} if isinstance(value, str) else dict(value)
     known = dict(inspect.getmembers(MODULES[option], inspect.isclass))
-    if value not in known:
-        raise unknown(option, value, known)
-    return known[value]()
+    name = own.pop("name", "")
+    if name not in known:
+        raise unknown(option, name, known)
+    try:
+        return known[name](**own)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise DmlError(f"{name} refuses its options.", f"{error}", f"Given: {own}.") from error

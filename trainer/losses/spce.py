@@ -2,20 +2,43 @@
 
 from torch import Tensor
 
-from trainer.losses.base import Loss
+from trainer.losses.base import Loss, require
 from trainer.losses.softmax import at_labels, log_sum_exp_
 
 
 class SimplifiedPairwiseCrossEntropy(Loss):
-    """Cross-entropy whose head is the class sums of the batch: nothing to learn, no options.
+    """Cross-entropy whose head is the class sums of the batch: nothing to learn.
 
-    All classes count: one that the batch lacks has logit 0.
+    self_pairs: the sum of an image's own class includes the image itself, as in eq. 15.
+    batch_classes: only classes in the batch count. Eq. 15 has all training classes, and one that
+        the batch lacks has logit 0.
+    scale: multiplies the dot products; 1 in eq. 15.
     """
 
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        self_pairs: bool = True,
+        batch_classes: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(num_classes, dim)
+        require(scale > 0, "scale", scale, "above 0")
+        self.self_pairs = self_pairs
+        self.batch_classes = batch_classes
+        self.scale = scale
+
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        n = len(embeddings)
+        n, classes = len(embeddings), self.num_classes
+        if self.batch_classes:
+            present, labels = labels.unique(return_inverse=True)
+            classes = len(present)
         gram = embeddings @ embeddings.T  # (B, B)
-        logits = embeddings.new_zeros(n, self.num_classes)
-        logits.index_add_(1, labels, gram, alpha=1 / n)  # columns of a class added: (B, C)
+        if not self.self_pairs:
+            gram.fill_diagonal_(0)
+        logits = embeddings.new_zeros(n, classes)
+        logits.index_add_(1, labels, gram, alpha=self.scale / n)  # columns of a class added: (B, C)
         tightness = -at_labels(logits, labels).mean()
         return {"tightness": tightness, "contrastive": log_sum_exp_(logits).mean()}

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 Colours = tuple[float, float, float]
 IMAGENET: tuple[Colours, Colours] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALVES: tuple[Colours, Colours] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-
+CAFFE: tuple[Colours, Colours] = ((128 / 255, 117 / 255, 104 / 255), (1 / 255, 1 / 255, 1 / 255))
+"""Pixels of 0 to 255 minus a mean, here in the order RGB and for pixels of 0 to 1."""
 
 TV = "trainer.networks.models:torchvision"
 
@@ -77,11 +78,19 @@ BACKBONES = Registry(
     Entry("resnet50", TV, "residual network, 24 M parameters; used by ce presets", 2048, "fc"),
     Entry("resnet101", TV, "residual network, 43 M parameters", 2048, "fc"),
     Entry("resnext50_32x4d", TV, "grouped residual network, 23 M parameters", 2048, "fc"),
+    Entry(
+        "bninception",
+        "trainer.networks.bninception:bninception",
+        "BN-Inception (Inception v2), 10 M parameters; used by group presets",
+        1024,
+        smallest=7,
+        normalisation=CAFFE,
+    ),
     # (x - 0.5) / 0.5 is what torchvision's transform_input makes of its weights' images.
     Entry(
         "googlenet",
         TV,
-        "Inception with BatchNorm, 6 M parameters; used by group presets",
+        "GoogLeNet of torchvision, 6 M parameters",
         1024,
         "fc",
         15,

@@ -65,6 +65,6 @@ class Embedder(nn.Module):
     def preprocessing(self) -> dict[str, list[float]]:
         """What forward does to the pixels, for the metadata of files."""
         return {
-            "mean": [round(value, 6) for value in self.pixel_mean.flatten().tolist()],
-            "std": [round(value, 6) for value in self.pixel_std.flatten().tolist()],
+            name: [float(f"{value:.7g}") for value in values.flatten().tolist()]  # of float32
+            for name, values in (("mean", self.pixel_mean), ("std", self.pixel_std))
         }

@@ -38,7 +38,7 @@ def existing(source: str) -> Path:
     raise DmlError(
         f"There are no weights {source!r}.",
         "Weights are `imagenet`, `none`, or a file, and there is no such file.",
-        f"Did you mean {near!r}? --set network.weights={near}" if near else "Check the path.",
+        f"Did you mean {near!r}? --weights {near}" if near else "Check the path.",
     )
 
 
@@ -95,10 +95,11 @@ def load(
     ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     if any(problems.values()):
+        problems["the file holds"] = list(content) or ["nothing"]
         raise DmlError(
             f"{source} does not hold the weights of {name}.",
             "\n".join(f"{k}: {listed(v, SHOWN)}" for k, v in problems.items() if v),
-            "Give the file of that network, or the network of that file: --set network.backbone",
+            "Give the file of that network, or the network of that file: --backbone NAME",
         )
     values = tensors({key: here[key] for key in wanted if key in here})
     for key, change in adapt.items():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from retrieval.errors import DmlError
 from trainer.config import Config
 from trainer.data import sampling
+from trainer.losses.base import with_length
 from trainer.run import checkpoint, distributed, optimizers
 from trainer.run.device import precision, to_input
 from trainer.run.distributed import World
@@ -23,14 +24,16 @@ MONITORED_STEPS = 20  # an epoch
 def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
     """Pass once over the training images; return the record for metrics.jsonl."""
     config, world = training.config, training.world
+    start_phase(training, epoch)
     plan = epoch_plan(config, training.targets, epoch)
     keys = sampling.keys(config.run.seed, epoch, *plan.shape)
+    own_keys = own_columns(keys, world) if augments(config, epoch) else None
     torch.manual_seed(sampling.mix(config.run.seed, epoch))  # dropout and anchors; on every rank
     training.model.train()
     training.loss.train()
     meter = Meter(training, epoch, *plan.shape)
     for step, (images, targets) in enumerate(
-        training.loader.epoch(own_columns(plan, world), own_columns(keys, world))
+        training.loader.epoch(own_columns(plan, world), own_keys)
     ):
         factor = optimizers.rate(config.schedule, epoch * len(plan) + step, len(plan))
         optimizers.set_rate(training.optimizer, factor)
@@ -48,8 +51,9 @@ def train_step(
     with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
         embeddings = training.model(to_input(images, device))
     targets = targets.to(device, non_blocking=True)
-    batch = distributed.gather_batch(embeddings.float(), targets, training.world)
-    if epoch < config.loss.classification_epochs:
+    embeddings = with_length(embeddings.float(), config.loss.length)
+    batch = distributed.gather_batch(embeddings, targets, training.world)
+    if epoch < config.phase.epochs:
         parts = {"ce": classification(training.loss, *batch)}
     else:
         parts = training.loss.parts(*batch)
@@ -57,35 +61,70 @@ def train_step(
     training.optimizer.zero_grad(set_to_none=True)
     scaler.scale(loss).backward()
     distributed.average_gradients(training.loss, training.world)
-    if config.optimizer.clip:
+    clip = config.optimizer_in(epoch).clip
+    if clip:
         scaler.unscale_(training.optimizer)
         everything = [p for g in training.optimizer.param_groups for p in g["params"]]
-        nn.utils.clip_grad_norm_(everything, config.optimizer.clip)
+        nn.utils.clip_grad_norm_(everything, clip)
     scaler.step(training.optimizer)
     scaler.update()
     return loss.detach(), {k: v.detach() for k, v in parts.items()}, batch
 
 
+def start_phase(training: Training, epoch: int) -> None:
+    """Change to a new optimiser where the first phase ends, if that had settings of its own."""
+    phase = training.config.phase
+    if phase.optimizer and 0 < phase.epochs == epoch:
+        spec = training.config.optimizer
+        training.optimizer = optimizers.build(spec, training.embedder, training.loss)
+
+
+def augments(config: Config, epoch: int) -> bool:
+    """Whether the images of an epoch are changed at random."""
+    return config.phase.augment or epoch >= config.phase.epochs
+
+
 def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
     """The batches of an epoch: (steps, B) positions among the training rows."""
     batches, seed = config.batches, config.run.seed
+    if phase_batches(config, epoch):
+        return sampling.random_batches(len(targets), config.phase.batch, seed, epoch)
     if batches.classes:
         return sampling.balanced_batches(
-            targets, batches.classes, batches.images, seed, epoch, repeat=batches.repeat
+            targets,
+            batches.classes,
+            batches.images,
+            seed,
+            epoch,
+            repeat=batches.repeat,
+            equally=batches.sampling == "classes",
         )
     return sampling.random_batches(len(targets), batches.size, seed, epoch)
 
 
+def phase_batches(config: Config, epoch: int) -> bool:
+    """Whether the batches of an epoch are those of the first phase, of phase.batch images."""
+    return bool(config.phase.batch) and epoch < config.phase.epochs
+
+
+def check_shares(config: Config, targets: np.ndarray, epoch: int, world: World) -> None:
+    """Raise if the processes cannot take equal parts of the batches of an epoch."""
+    size = epoch_plan(config, targets, epoch).shape[1]
+    if size % world.size == 0:
+        return
+    setting = " (of CxM, one of C and M): --batch N|CxM"
+    if phase_batches(config, epoch):
+        setting = ": --set phase.batch=N"
+    raise DmlError(
+        f"A batch of {size} images cannot be shared by {world.size} processes.",
+        "Each takes the same number.",
+        f"Use a number that {world.size} divides{setting}.",
+    )
+
+
 def own_columns(plan: np.ndarray, world: World) -> np.ndarray:
     """The columns of each batch that this process takes."""
-    size = plan.shape[1]
-    if size % world.size:
-        raise DmlError(
-            f"A batch of {size} images cannot be shared by {world.size} processes.",
-            "Each takes the same number.",
-            f"Use a number that {world.size} divides (of CxM, one of C and M): --batch N|CxM",
-        )
-    own = size // world.size
+    own = plan.shape[1] // world.size
     return plan[:, world.rank * own : (world.rank + 1) * own]
 
 
@@ -138,11 +177,10 @@ class Meter:
 
     def stop(self, value: float) -> None:
         """Raise because the loss is not finite."""
-        step = self.epoch * self.steps + self.done
         folder = self.training.folder
         raise DmlError(
-            f"The loss is {value} at step {step:,} (epoch {self.epoch + 1}, step {self.done:,} of "
-            f"{self.steps:,}).",
+            f"The loss is {value} at step {self.done:,} of {self.steps:,} in epoch "
+            f"{self.epoch + 1}.",
             f"Training has diverged. {folder / checkpoint.LAST} holds the end of epoch "
             f"{self.training.epoch}, which was sound.",
             "Start again with a smaller --lr, or with --set optimizer.clip=1.",

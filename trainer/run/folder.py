@@ -20,6 +20,7 @@ from trainer.run.state import Training
 from trainer.validate import from_dict
 
 CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
+VALIDATION = "validation.json"
 BEFORE = (CONFIG, ENVIRONMENT, metrics_log.METRICS, STARTING)  # there before the first checkpoint
 
 
@@ -114,8 +115,8 @@ def start(training: Training) -> None:
 
 def check_room(training: Training) -> None:
     """Raise if there is no room for two checkpoints, each with the optimiser's state."""
-    spec = training.config.optimizer
-    slots = int(spec.momentum > 0) if spec.name == "sgd" else 2
+    specs = (training.config.optimizer, training.config.optimizer_in(0))
+    slots = max(int(spec.momentum > 0) if spec.name == "sgd" else 2 for spec in specs)
     weights = [p for group in training.optimizer.param_groups for p in group["params"]]
     first = (training.folder / LAST).stat().st_size
     each = first + slots * sum(p.numel() * p.element_size() for p in weights)

@@ -17,6 +17,7 @@ from retrieval.errors import DmlError
 from retrieval.files import whole_file, write_text
 
 METRICS, CURVES, BOARD = "metrics.jsonl", "curves.png", "tensorboard"
+LOGGED = ("loss", "lr", "images_per_second", "parts", "monitor", "scores", "train_scores")
 PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning", "numpy", "pillow")
 
 
@@ -87,8 +88,8 @@ class Board:
         self.writer = SummaryWriter(str(folder / BOARD), purge_step=epoch + 1)
 
     def add(self, record: dict[str, Any]) -> None:
-        for key in ("loss", "lr", "images_per_second", "parts", "monitor", "scores"):
-            value = record[key]
+        for key in LOGGED:
+            value = record.get(key, {})
             for name, number in (value if isinstance(value, dict) else {"": value}).items():
                 if number is not None and math.isfinite(number):
                     self.writer.add_scalar(f"{key}/{name}".rstrip("/"), number, record["epoch"])
@@ -153,6 +154,9 @@ def draw_curves(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     if any(record["scores"] for record in records):
         split = next(record["scores_of"] for record in records if record["scores"])
         recalls = panels[f"Recall@1 ({split})"] = _series(records, ("scores",))
+        of_training = _series([r for r in records if r.get("train_scores")], ("train_scores",))
+        for distance, curve in of_training.items():
+            recalls[f"{distance}, training images"] = curve
         for distance, value in records[0].get("pixels", {}).items():
             ends = [records[0]["epoch"], records[-1]["epoch"]]
             recalls[f"{distance}, raw pixels"] = (ends, [value, value])

@@ -14,6 +14,7 @@ def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimi
 
     Each group keeps its learning rate before the schedule as `base_lr`, also in the state dict.
     """
+    other_decay = spec.weight_decay if spec.decay_all else 0.0
     groups = [
         {"params": parameters, "name": f"{owner}/{kind}", "base_lr": lr, "lr": lr, **decay}
         for owner, module, lr in (
@@ -22,7 +23,7 @@ def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimi
         )
         for kind, parameters, decay in (
             ("weights", of_rank(module, range(2, 99)), {"weight_decay": spec.weight_decay}),
-            ("others", of_rank(module, range(2)), {"weight_decay": 0.0}),
+            ("others", of_rank(module, range(2)), {"weight_decay": other_decay}),
         )
         if parameters
     ]
@@ -34,8 +35,11 @@ def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimi
         )
     if spec.name == "sgd":
         return optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.momentum > 0)
-    kinds = {"adam": optim.Adam, "radam": optim.RAdam, "adamw": optim.AdamW}
-    return kinds[spec.name](groups, lr=spec.lr)
+    if spec.name == "radam":
+        decoupled = spec.decoupled
+        return optim.RAdam(groups, lr=spec.lr, eps=spec.eps, decoupled_weight_decay=decoupled)
+    kind = optim.AdamW if spec.decoupled or spec.name == "adamw" else optim.Adam
+    return kind(groups, lr=spec.lr, eps=spec.eps)
 
 
 def of_rank(module: nn.Module, ranks: range) -> list[nn.Parameter]:
@@ -47,7 +51,8 @@ def rate(spec: config.Schedule, step: int, steps_per_epoch: int) -> float:
     """What the learning rate is multiplied with in `step`, counted from 0 over all epochs.
 
     Warm-up ends at the full rate; its first step is not 0, which would be a step for nothing. It
-    takes a tenth of the run at most: small data sets have few steps.
+    takes a tenth of the run at most: small data sets have few steps. With cosine the smaller of
+    both counts, as in the public code of Boudiaf et al.
     """
     total = spec.epochs * steps_per_epoch
     warmup = min(spec.warmup, total // 10)
@@ -55,9 +60,8 @@ def rate(spec: config.Schedule, step: int, steps_per_epoch: int) -> float:
     if spec.name == "step":
         passed = sum(step // steps_per_epoch >= epoch for epoch in spec.milestones)
         return warm * spec.factor**passed
-    if spec.name == "cosine" and step >= warmup:
-        done = (step - warmup) / (total - warmup) if step < total else 1.0
-        return (1 + math.cos(math.pi * done)) / 2
+    if spec.name == "cosine":
+        return min(warm, (1 + math.cos(math.pi * min(1.0, step / total))) / 2)
     return warm
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from retrieval.errors import DmlError
 from retrieval.metrics import recall_at
-from retrieval.problem import from_arrays
+from retrieval.problem import Problem, from_arrays
 from trainer.data.datasets import DataSet
 from trainer.networks.embedder import Embedder
 
@@ -80,14 +80,15 @@ def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) 
         )
     from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
 
-    if gallery is None:
-        problem = from_arrays(vectors, labels)
-    else:
-        problem = from_arrays(
-            vectors[gallery:], labels[gallery:], vectors[:gallery], labels[:gallery]
-        )
-    ranks = count_ranks(problem)
+    ranks = count_ranks(as_problem(vectors, labels, gallery))
     return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
+
+
+def as_problem(vectors: np.ndarray, labels: np.ndarray, gallery: int | None) -> Problem:
+    """The retrieval of all rows among each other, or of the last ones among the first."""
+    if gallery is None:
+        return from_arrays(vectors, labels)
+    return from_arrays(vectors[gallery:], labels[gallery:], vectors[:gallery], labels[:gallery])
 
 
 def verdict(best: dict[str, Any], baselines: dict[str, dict[str, float]], epochs: int) -> str:

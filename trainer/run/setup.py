@@ -186,9 +186,5 @@ def head_of(loss: nn.Module, name: str) -> nn.Linear:
     """The linear head of a loss; DmlError if it has none."""
     head = getattr(loss, "head", None)
     if not isinstance(head, nn.Linear):
-        raise DmlError(
-            f"The loss {name!r} has no head to classify with.",
-            "The setting loss.classification_epochs starts with plain cross-entropy on it.",
-            "Use --set loss.classification_epochs=0, or --loss group.",
-        )
+        raise losses.no_head(name)
     return head

@@ -27,6 +27,9 @@ from trainer.run.metrics_log import Board, draw_curves, versions
 from trainer.run.setup import load_weights
 from trainer.run.watch import Watch
 
+Embedded = tuple[np.ndarray, np.ndarray, int | None]
+"""Embeddings, labels and, where queries follow the gallery, its number of rows."""
+
 
 @dataclass
 class Job:
@@ -55,6 +58,7 @@ class Training(Job):
     board: Board | None = None
     epoch: int = 0  # finished so far
     best: dict[str, Any] = field(default_factory=dict)
+    best_vectors: Embedded | None = None  # of the best epoch's validation, if of this process
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
@@ -15,12 +16,13 @@ from trainer import losses
 from trainer.config import Config
 from trainer.data.loading import Loader
 from trainer.data.source import Source
+from trainer.losses.miners import add_miner
 from trainer.losses.monitor import build_monitors
 from trainer.resolve import resolve
 from trainer.run import checkpoint, distributed, metrics_log, optimizers
 from trainer.run import folder as run_folder
 from trainer.run.device import determinism, pick_device, precision, use_threads
-from trainer.run.epoch import epoch_plan, own_columns, train_epoch
+from trainer.run.epoch import check_shares, epoch_plan, train_epoch
 from trainer.run.half_precision import allow_half
 from trainer.run.scoring import verdict
 from trainer.run.setup import (
@@ -33,14 +35,29 @@ from trainer.run.setup import (
     wrapped,
 )
 from trainer.run.state import Job, Training
-from trainer.run.validation import baselines, check_sound, score_baselines, score_test, validate
+from trainer.run.validation import (
+    baselines,
+    check_sound,
+    needs_vectors,
+    score_baselines,
+    score_test,
+    score_validation,
+    training_recall,
+    validate,
+    validation_vectors,
+)
 from trainer.run.watch import Watch
 
 CURVES_EVERY = 30.0  # seconds
 
 
 def train(
-    config: Config | str, folder: str | Path, watch: Watch | None = None, *, resume: bool = False
+    config: Config | str,
+    folder: str | Path,
+    watch: Watch | None = None,
+    *,
+    resume: bool = False,
+    test: bool = True,
 ) -> dict[str, Any] | None:
     """Train a network, keep its checkpoints, and score the best one on the test set.
 
@@ -50,12 +67,15 @@ def train(
         All settings, from `trainer.resolve.resolve`, or the name of a preset.
     folder : str or Path
         The run folder: new, or with `resume` that of an interrupted run. It holds best.pt,
-        last.pt, config.toml, metrics.jsonl, curves.png and result.json.
+        last.pt, config.toml, metrics.jsonl, curves.png, validation.json and result.json.
     watch : Watch, optional
         Is told of stages, steps and epochs.
     resume : bool
         Continue from last.pt, on a CPU bit for bit as if never interrupted: what is random in an
         epoch depends on the seed and the epoch alone.
+    test : bool
+        Score the best epoch on the test set. A sweep scores only the settings that it chooses;
+        a finished run that is resumed is scored later.
 
     Returns
     -------
@@ -78,13 +98,13 @@ def train(
         watch.note(limited)
     try:
         with distributed.together(world):
-            return train_job(Job(config, Path(folder), world, device, watch), resume)
+            return train_job(Job(config, Path(folder), world, device, watch), resume, test)
     finally:
         torch.set_num_threads(threads)
         distributed.leave(world)
 
 
-def train_job(job: Job, resume: bool) -> dict[str, Any] | None:
+def train_job(job: Job, resume: bool, test: bool) -> dict[str, Any] | None:
     """Check names, hold the folder, prepare, train all epochs, and score the best one."""
     folder, world = job.folder, job.world
     distributed.from_first(lambda: check_names(job.config, folder), world)
@@ -100,7 +120,7 @@ def train_job(job: Job, resume: bool) -> dict[str, Any] | None:
             saved = distributed.from_first(lambda: checkpoint.load(folder), world)
         with closing(prepare(job, saved)) as training:
             fit(training)
-            result = finish(training)
+            result = finish(training, test)
         return result if world.rank == 0 else None
 
 
@@ -110,8 +130,8 @@ def prepare(job: Job, saved: dict[str, Any] | None) -> Training:
         source = open_data(job.config, job.watch)
     job = replace(job, config=balanced(job.config, source.data, job.world.size, job.watch))
     training = build(job, source, saved)
-    plan = epoch_plan(job.config, training.targets, 0)
-    own_columns(plan, job.world)  # raises now if the batches cannot be shared out
+    for epoch in {0, job.config.phase.epochs}:  # raises now if the batches cannot be shared out
+        check_shares(job.config, training.targets, epoch, job.world)
     if job.config.run.tensorboard and job.world.rank == 0:
         training.board = metrics_log.Board(job.folder, saved["epoch"] if saved else 0)
     if saved is None:
@@ -131,7 +151,9 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
     for text in embedder.notes:
         job.watch.note(text)
     loss = losses.build(config.loss.name, classes, embedder.dim, **config.loss.options)
-    if config.loss.classification_epochs:
+    if config.loss.miner:
+        add_miner(loss, config.loss.name, config.loss.miner, config.loss.miner_options)
+    if config.phase.epochs:
         head_of(loss, config.loss.name)
     layout = torch.channels_last if config.run.channels_last else torch.preserve_format
     embedder.to(device, memory_format=layout)
@@ -144,9 +166,11 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
             job.watch.note(told)
     monitors = None
     if config.loss.monitor and world.rank == 0:
-        monitors = build_monitors(config.loss.monitor, classes, embedder.dim, loss)
+        names = config.loss.monitor
+        monitors = build_monitors(names, classes, embedder.dim, loss, config.loss.name)
     half = precision(config, device)
     rows = source.data.rows("train")
+    spec = config.optimizer_in(max(0, saved["epoch"] - 1) if saved else 0)  # of the last epoch
     return Training(
         **vars(job),
         source=source,
@@ -154,7 +178,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
         embedder=embedder,
         model=wrapped(embedder, config, world, device),
         loss=loss,
-        optimizer=optimizers.build(config.optimizer, embedder, loss),
+        optimizer=optimizers.build(spec, embedder, loss),
         scaler=torch.amp.GradScaler(device.type, enabled=half == torch.float16),
         loader=Loader(source, rows, targets, config.data.workers, device),
         monitors=monitors,
@@ -177,12 +201,16 @@ def fit(training: Training) -> None:
     for epoch in range(training.epoch, config.schedule.epochs):
         found = train_epoch(training, epoch)
         check_sound(training, epoch)
-        scores = validate(training)
+        vectors = validation_vectors(training, training.embedder)
+        scores = validate(training, vectors)
         better = is_better(training, scores)
         training.epoch = epoch + 1
         if better:
             training.best = {"epoch": epoch + 1, "scores": scores}
+            training.best_vectors = vectors
         found |= {"scores_of": config.run.select, "scores": scores, "best": better}
+        if config.run.train_recall:
+            found["train_scores"] = training_recall(training)
         record(training, found)
         run_folder.save(training, better)
         training.watch.epoch(found)
@@ -207,14 +235,15 @@ def record(training: Training, found: dict[str, Any]) -> None:
         training.board.add(found)
 
 
-def finish(training: Training) -> dict[str, Any]:
-    """Score the best epoch on the test set and write result.json."""
+def finish(training: Training, test: bool) -> dict[str, Any]:
+    """Score the best epoch, on the test set if asked; write validation.json and result.json."""
     config, data, folder = training.config, training.source.data, training.folder
     compared = baselines(training)
     told = verdict(training.best, compared, training.epoch) if compared else ""
     if told:
         training.watch.note(told)
-    if data.counts().keys() & {"test", "query", "gallery"}:
+    tested = test and bool(data.counts().keys() & {"test", "query", "gallery"})
+    if tested or needs_vectors(training):
         best = distributed.from_first(lambda: run_folder.best_weights(folder), training.world)
         load_weights(training.embedder, best)
     result = {
@@ -227,8 +256,11 @@ def finish(training: Training) -> dict[str, Any]:
         "scores": training.best["scores"],
         "baselines": compared,
         "counts": {split: list(count) for split, count in data.counts().items()},
-        "test": score_test(training),
+        "test": score_test(training) if test else None,
     }
+    found = score_validation(training)
     if training.world.rank == 0:
+        if found:
+            write_text(folder / run_folder.VALIDATION, json.dumps(found) + "\n", force=True)
         write_text(folder / run_folder.RESULT, run_folder.to_json(result), force=True)
     return result

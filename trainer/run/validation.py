@@ -9,14 +9,22 @@ import numpy as np
 import torch
 
 from retrieval.errors import DmlError
-from retrieval.evaluation import evaluate
+from retrieval.evaluation import Settings, evaluate, score
+from retrieval.metrics import usual_recall_at
 from retrieval.results import Result
 from trainer.data.loading import testing_batches
 from trainer.run import distributed
 from trainer.run.checkpoint import LAST
 from trainer.run.device import precision, to_input
-from trainer.run.scoring import Embeds, WithPixels, embed, gallery_and_queries, recall
-from trainer.run.state import Training
+from trainer.run.scoring import (
+    Embeds,
+    WithPixels,
+    as_problem,
+    embed,
+    gallery_and_queries,
+    recall,
+)
+from trainer.run.state import Embedded, Training
 
 
 def score_baselines(training: Training) -> dict[str, Any] | None:
@@ -71,18 +79,46 @@ def check_sound(training: Training, epoch: int) -> None:
         )
 
 
-def validate(training: Training) -> dict[str, float]:
+def validate(training: Training, found: Embedded | None) -> dict[str, float]:
     """Recall@1 on the split that picks the best epoch; nothing if none does."""
-    found = validation_vectors(training, training.embedder)
     if found is None:
         return {}
     return distributed.from_first(lambda: recall(*found), training.world)
 
 
-def validation_vectors(
-    training: Training, network: Embeds
-) -> tuple[np.ndarray, np.ndarray, int | None] | None:
-    """Embeddings, labels and the number of gallery rows of the split that picks the best epoch."""
+def training_recall(training: Training) -> dict[str, float]:
+    """Recall@1 among a sample of training images, seen as in validation; nothing if not asked."""
+    count = training.config.run.train_recall
+    if not count:
+        return {}
+    data = training.source.data
+    rows = sampled_classes(data.rows("train"), data.labels, count, training.config.data.val_seed)
+    distributed.share_buffers(training.embedder, training.world)
+    vectors = embed_rows(training, rows)
+    return distributed.from_first(lambda: recall(vectors, data.labels[rows]), training.world)
+
+
+def sampled_classes(rows: np.ndarray, labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Rows of classes drawn at random, as many classes as hold at most `count` images.
+
+    Whole classes, because a query needs its positives; at least two of them. If the classes are
+    too large for that, those two lose some of their images.
+    """
+    drawn = np.random.default_rng(seed).permutation(np.unique(labels[rows]))
+    sizes = np.array([np.count_nonzero(labels[rows] == c) for c in drawn])
+    classes = max(2, int(np.searchsorted(np.cumsum(sizes), count, side="right")))
+    kept = [rows[labels[rows] == c] for c in drawn[:classes]]
+    most = max(2, count // len(kept))
+    if sum(map(len, kept)) > count:
+        kept = [part[:most] for part in kept]
+    return np.sort(np.concatenate(kept))
+
+
+def validation_vectors(training: Training, network: Embeds, full: bool = False) -> Embedded | None:
+    """Embeddings, labels and the number of gallery rows of the split that picks the best epoch.
+
+    full: in float32, as an export is.
+    """
     data = training.source.data
     split = training.config.run.select
     if split == "last":
@@ -90,7 +126,7 @@ def validation_vectors(
     gallery, queries = gallery_and_queries(data, split)
     rows = gallery if queries is None else np.concatenate([gallery, queries])
     distributed.share_buffers(training.embedder, training.world)
-    vectors = embed_rows(training, rows, network)
+    vectors = embed_rows(training, rows, network, full)
     return vectors, data.labels[rows], None if queries is None else len(gallery)
 
 
@@ -134,5 +170,53 @@ def score_test(training: Training) -> Result | None:
     n = len(rows) if queries is None else len(queries)
     pair = (None, None) if queries is None else (vectors[n:], labels[n:])
     return evaluate(
-        vectors[:n], labels[:n], *pair, recall_at=training.config.run.recall_at, nmi=False
+        vectors[:n],
+        labels[:n],
+        *pair,
+        recall_at=training.config.run.recall_at or usual_recall_at(data.name),
+        progress=training.watch.stage,
     )
+
+
+def needs_vectors(training: Training) -> bool:
+    """Whether the best epoch's validation has to be embedded again.
+
+    This process has its embeddings unless an earlier one trained that epoch, or in half precision.
+    """
+    if training.config.run.select == "last":
+        return False
+    half = precision(training.config, training.device)
+    return training.best_vectors is None or half is not None
+
+
+def score_validation(training: Training) -> dict[str, Any] | None:
+    """All scores on the split that picked the best epoch, and the hits of its classes.
+
+    Hits are queries whose nearest neighbour is of their class: what tests of a difference between
+    runs draw from. None where no split picks the epoch, and in all processes but the first.
+    """
+    found = training.best_vectors
+    if needs_vectors(training):
+        found = validation_vectors(training, training.embedder, full=True)
+    if found is None or training.world.rank != 0:
+        return None
+    vectors, labels, gallery = found
+    ks = training.config.run.recall_at or usual_recall_at(training.source.data.name)
+    settings = Settings(recall_at=tuple(sorted({1, *ks})), nmi=False, resamples=1)
+    evaluation = score(as_problem(vectors, labels, gallery), settings)
+    codes = evaluation.problem.query_codes
+    names = training.source.data.label_names
+    present = np.unique(codes)
+    return {
+        "split": training.config.run.select,
+        "scores": {
+            d: {name: float(values.mean()) for name, values in columns.items()}
+            for d, columns in evaluation.per_query.items()
+        },
+        "classes": [str(names[evaluation.problem.names[c]]) for c in present],
+        "queries": np.bincount(codes)[present].tolist(),
+        "hits": {
+            d: np.bincount(codes, weights=ranks == 1)[present].astype(int).tolist()
+            for d, ranks in evaluation.ranks.items()
+        },
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrieval.compiling import compiled
+from retrieval.resources import compiled
 
 
 def inflate(data: bytes, limit: int) -> bytes:

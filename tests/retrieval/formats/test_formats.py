@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats import FORMATS, arrays, opening
+from retrieval.formats import FORMATS, arrays, sniff
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 
@@ -200,7 +200,7 @@ def test_a_file_without_suffix_is_known_by_its_first_bytes(tmp_path, name):
     else:
         with path.open("wb") as file:
             np.save(file, x) if name == "npy" else np.savez(file, e=x, y=y)
-    assert opening.sniff(path) == name
+    assert sniff(path) == name
     np.testing.assert_array_equal(load(path).splits["test"].vectors, x)
 
 

@@ -314,8 +314,8 @@ def test_empty_and_meaningless_files_are_errors_in_every_format(tmp_path, refuse
 
 def test_things_that_are_not_files_are_errors(tmp_path, refused):
     (tmp_path / "folder.h5").mkdir()
-    np.save(tmp_path / "folder.h5" / "inside.npy", X)
-    assert "inside.npy" in refused(tmp_path / "folder.h5", "is a folder").fix
+    (tmp_path / "folder.h5" / "inside.md").write_text("x")
+    assert "inside.md" in refused(tmp_path / "folder.h5", "is a folder").why
     os.mkfifo(tmp_path / "pipe.npy")
     refused(tmp_path / "pipe.npy", "not a regular file")
     np.save(tmp_path / "embeddings.npy", X)

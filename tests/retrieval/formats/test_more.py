@@ -12,10 +12,11 @@ import time
 import faiss
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.formats import gzipped
+from retrieval.formats import compressed
 from retrieval.loading import load
 
 X = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
@@ -133,7 +134,7 @@ def test_a_kill_leaves_nothing_of_the_inflated_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"d0,d1,label\n1,2,a\n"))
-    with gzipped.inflated(tmp_path / "x.csv.gz") as file:
+    with compressed.inflated(tmp_path / "x.csv.gz") as file:
         assert not list((tmp_path / "tmp").iterdir())
         assert file.read_text() == "d0,d1,label\n1,2,a\n"
 
@@ -148,6 +149,38 @@ def test_a_compressed_table_whose_numbers_would_take_too_much_is_refused(tmp_pat
         file.write(f'{row}"{noise}"\n')
     error = refused(tmp_path / "x.csv.gz", "x.csv.gz claims .* bytes of data but stores")
     assert str(os.path.getsize(tmp_path / "x.csv.gz"))[:1] == error.what.split("stores ")[1][:1]
+
+
+def zstd(data):
+    return pyarrow.compress(data, codec="zstd", asbytes=True)
+
+
+def test_zstd_files_are_read(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    whole = (tmp_path / "x.npy").read_bytes()
+    # Two frames one after the other are one file, as zstd itself has it.
+    (tmp_path / "x.npy.zst").write_bytes(zstd(whole[:100]) + zstd(whole[100:]))
+    (tmp_path / "y.txt.zst").write_bytes(zstd("\n".join(map(str, Y)).encode()))
+    found = load(tmp_path / "x.npy.zst", labels=tmp_path / "y.txt.zst").splits["test"]
+    np.testing.assert_array_equal(found.vectors, X)
+    np.testing.assert_array_equal(found.labels, Y)
+    (tmp_path / "x.npy").unlink()
+    (tmp_path / "x2.npy.zst").write_bytes(zstd(whole))  # shards, in natural order
+    (tmp_path / "x10.npy.gz").write_bytes(gzip.compress(whole))
+    found = load(tmp_path / "x*.npy.*").splits["test"]
+    np.testing.assert_array_equal(found.vectors, np.concatenate([X, X, X]))
+
+
+def test_zstd_files_that_are_cut_huge_or_of_other_formats_are_refused(tmp_path):
+    data = zstd(np.random.default_rng(0).bytes(5000))
+    (tmp_path / "x.npy.zst").write_bytes(data[:-9])
+    assert "Truncated" in refused(tmp_path / "x.npy.zst", "cannot be inflated").why
+    (tmp_path / "x.npy.zst").write_bytes(zstd(bytes(100 << 20)))
+    assert "unzstd" in refused(tmp_path / "x.npy.zst", "inflates to more than").fix
+    (tmp_path / "x.h5.zst").write_bytes(data)
+    assert "unzstd" in refused(tmp_path / "x.h5.zst", "compressed by zstd").fix
+    (tmp_path / "x.npy").write_bytes(data)
+    assert refused(tmp_path / "x.npy", r"is a \.zst file").fix.endswith("x.npy.zst")
 
 
 def test_a_gzip_bomb_is_refused(tmp_path):

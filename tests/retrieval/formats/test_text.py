@@ -89,15 +89,18 @@ def test_decimal_commas_and_points_in_one_file_are_refused(tmp_path):
     assert load(tmp_path / "x.csv").splits["test"].labels.tolist() == ["1,5", "2,5"]
 
 
-def test_very_wide_tables_are_read_in_linear_time(tmp_path):
+@pytest.mark.parametrize("label", ["label", "colour"])
+def test_very_wide_tables_are_read_in_linear_time(tmp_path, label):
+    """A label with a name of its own is looked for among the columns that are no vectors."""
     width = 80_000
     names = ",".join(f"d{n}" for n in range(width))
     row = ",".join(["0.5"] * width)
-    (tmp_path / "x.csv").write_text(f"{names},label\n{row},a\n{row},b\n")
+    (tmp_path / "x.csv").write_text(f"{names},{label}\n{row},a\n{row},b\n")
     start = time.process_time()
     found = load(tmp_path / "x.csv").splits["test"]
     assert time.process_time() - start < 4
     assert found.vectors.shape == (2, width)
+    assert found.labels.tolist() == ["a", "b"]
     assert found.taken["vectors"] == "d0 ... d79999, 80,000 columns"
 
 

@@ -107,6 +107,19 @@ def test_classes_are_used_in_proportion_to_their_images():
     assert np.allclose(used, sizes * plan.size / len(targets), rtol=0.05)
 
 
+def test_classes_are_used_equally_often_if_asked_for():
+    sizes = np.array([10, 20, 30, 40, 60, 80])
+    targets = np.repeat(np.arange(6), sizes)
+    used = np.zeros(6)
+    for epoch in range(100):
+        plan = balanced_batches(targets, 3, 5, 0, epoch, equally=True)
+        assert plan.shape == (len(targets) // 15, 15)
+        counts = np.bincount(blocks(targets, plan, 3, 5)[:, :, 0].ravel(), minlength=6)
+        assert counts.max() - counts.min() <= 1
+        used += counts
+    assert np.allclose(used / used.sum(), 1 / 6, atol=0.002)
+
+
 def test_an_epoch_of_equal_classes_uses_every_image_once():
     targets = np.random.default_rng(0).permutation(np.repeat(np.arange(12), 20))
     plan = balanced_batches(targets, 6, 5, 0, 0)

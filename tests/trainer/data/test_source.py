@@ -11,6 +11,7 @@ from PIL import Image
 
 from retrieval.errors import DmlError
 from tests.trainer.data.pictures import SPEC, STILL, spoil
+from trainer.config import Input
 from trainer.data import sampling, transforms
 from trainer.data.source import open_images
 
@@ -91,6 +92,18 @@ def test_the_check_refuses_what_the_loader_would_refuse(data, tmp_path):
     assert "are allowed" in caught.value.why
     with pytest.raises(DmlError, match="cannot be read"):
         data.image(1, full.short_side)
+
+
+def test_large_jpegs_are_decoded_at_twice_the_size_and_so_nearly_as_in_full(data, rng):
+    noise = Image.fromarray(rng.integers(0, 256, (125, 125, 3), dtype=np.uint8))
+    noise.resize((500, 500), Image.Resampling.BICUBIC).save(data.root / data.paths[0], quality=95)
+    spec = replace(STILL, resize=60)
+    assert data.image(0, spec.short_side).shape == (125, 125, 3)  # not 63, the least above 60
+    full, usual, least = (
+        open_images(data, replace(spec, draft=draft), cache="none").resized(0).astype(float)
+        for draft in (0, Input.draft, 1)
+    )
+    assert 0 < np.abs(usual - full).mean() < 0.5 * np.abs(least - full).mean()
 
 
 def test_progress_reaches_the_end(data):

@@ -1,18 +1,32 @@
 """The Group Loss: its anchors, its dynamics, and that nothing makes it NaN."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances, rbf_kernel
 
 from retrieval.errors import DmlError
 from trainer.losses import build
-from trainer.losses.group import correlation, draw_anchors, step_
+from trainer.losses.group import (
+    SIMILARITIES,
+    draw_anchors,
+    non_negative_,
+    similarities,
+    step_,
+)
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+def similar(z, negatives="clamp", kind="pearson", diagonal=0.0):
+    """W as the loss makes it."""
+    return non_negative_(similarities(z, kind, 0.0), negatives, diagonal)
 
 
 def consistency(w, x):
@@ -21,13 +35,19 @@ def consistency(w, x):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 10_000), st.sampled_from(["clamp", "shift"]), st.integers(0, 3))
-def test_consistency_never_decreases(seed, negatives, anchors):
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from(["clamp", "shift"]),
+    st.integers(0, 3),
+    st.sampled_from(SIMILARITIES),
+    st.sampled_from([0.0, 1.0]),
+)
+def test_consistency_never_decreases(seed, negatives, anchors, kind, diagonal):
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(12, 4, dtype=torch.float64, generator=generator)
     x = (3 * torch.randn(12, 5, dtype=torch.float64, generator=generator)).softmax(1)
     x[:anchors] = torch.eye(5, dtype=torch.float64)[:anchors]
-    w = correlation(z, negatives)
+    w = similar(z, negatives, kind, diagonal)
     before = consistency(w, x)
     for _ in range(15):
         step_(x, w)
@@ -39,7 +59,7 @@ def test_consistency_never_decreases(seed, negatives, anchors):
 
 def test_a_row_without_support_keeps_its_prior():
     z = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [1.0, 2.0, 4.0]])  # row 1 against both
-    w = correlation(z, "clamp")
+    w = similar(z)
     assert (w[1] == 0).all()
     x = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.2, 0.8]])
     step_(x, w)
@@ -59,9 +79,44 @@ def test_more_classes_than_a_block_of_columns_refine_alike():
 def test_correlation_is_pearsons():
     z = torch.randn(7, 5, dtype=torch.float64)
     expected = torch.corrcoef(z).fill_diagonal_(0)
-    assert torch.allclose(correlation(z, "clamp"), expected.clamp(min=0))
+    assert torch.allclose(similar(z), expected.clamp(min=0))
     shifted = (expected - expected.min()).fill_diagonal_(0)
-    assert torch.allclose(correlation(z, "shift"), shifted)
+    assert torch.allclose(similar(z, "shift"), shifted)
+
+
+def test_cosine_and_gaussian_are_those_of_scikit_learn():
+    z = 3 + torch.randn(7, 5, dtype=torch.float64)
+    expected = torch.from_numpy(cosine_similarity(z.numpy())).fill_diagonal_(0.5)
+    assert torch.allclose(similar(z, kind="cosine", diagonal=0.5), expected.clamp(min=0))
+    squares = euclidean_distances(z.numpy(), squared=True)
+    for bandwidth, gamma in ((2.0, 1 / 8), (0.0, 42 / (2 * squares.sum()))):
+        expected = torch.from_numpy(rbf_kernel(z.numpy(), gamma=gamma))
+        assert torch.allclose(similarities(z, "gaussian", bandwidth), expected)
+
+
+def test_the_refinement_ends_once_nothing_changes():
+    z, labels = torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % 3
+    anchors = draw_anchors(labels, 1)
+
+    def refined(**options):
+        torch.manual_seed(2)
+        loss = build("group", 3, 4, **options).double()
+        return loss.refined(z, labels, anchors)[0].detach()
+
+    states = [refined(iterations=n) for n in range(60)]
+    changes = [(b - a).abs().max() for a, b in itertools.pairwise(states)]
+    tolerance = float(changes[20])
+    first = next(n for n, change in enumerate(changes, 1) if change <= tolerance)
+    assert 1 < first < 59
+    assert torch.equal(refined(iterations=1000, tolerance=tolerance), states[first])
+    assert torch.equal(refined(iterations=2, tolerance=tolerance), states[2])
+
+
+def test_the_head_may_have_no_bias():
+    loss = build("group", 5, 4, bias=False, batch_classes=True)
+    assert [name for name, _ in loss.named_parameters()] == ["head.weight"]
+    loss(torch.randn(6, 4), torch.arange(6) % 3).backward()
+    assert loss.head.weight.grad.isfinite().all()
 
 
 def test_anchors_are_a_fixed_number_of_each_class():
@@ -139,6 +194,19 @@ def test_loss_and_gradients_are_finite_for(kind, negatives, objective, temperatu
             assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", EMBEDDINGS)
+@pytest.mark.parametrize("negatives", ["clamp", "shift"])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_other_similarities_are_finite_for(kind, negatives, similarity):
+    z, labels = EMBEDDINGS[kind].clone().requires_grad_(), torch.arange(8) % 4
+    options = {"iterations": 5, "tolerance": 1e-3, "diagonal": 1.0, "anchors": 1}
+    loss = build("group", 8, 4, similarity=similarity, negatives=negatives, **options)
+    value = loss(z, labels)
+    value.backward()
+    assert value.isfinite()
+    assert z.grad.isfinite().all()
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 9),
@@ -170,6 +238,10 @@ def test_no_batch_makes_it_nan(n, dim, scale, temperature, iterations, anchors, 
         ("negatives", "drop"),
         ("objective", "mse"),
         ("ce_weight", -1),
+        ("tolerance", -1),
+        ("similarity", "dot"),
+        ("bandwidth", -1),
+        ("diagonal", -1),
     ],
 )
 def test_impossible_option_values_are_named(option, value):

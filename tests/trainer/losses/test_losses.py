@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import pytest
+import pytorch_metric_learning.losses
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,7 +95,9 @@ def test_parts_add_up_to_the_loss(name):
     assert torch.allclose(sum(parts.values()), loss(z, labels))
 
 
-@pytest.mark.parametrize("name", ["ce", "spce", "pce", "center", "contrastive"])
+@pytest.mark.parametrize(
+    "name", ["ce", "spce", "pce", "center", "contrastive", "snca", "nca", "multi_similarity"]
+)
 def test_losses_that_the_paper_splits_have_its_two_parts(name):
     assert set(build(name, CLASSES, DIM).parts(*batch())) == {"tightness", "contrastive"}
 
@@ -132,7 +135,9 @@ def test_a_loss_like_none_that_exists_gets_no_suggestion(name):
         ("group", "temprature", "temperature"),
         ("pce", "flor", "floor"),
         ("center", "wieght", "weight"),
-        ("contrastive", "neg_margn", "neg_margin"),
+        ("contrastive", "margn", "margin"),
+        ("pml:ContrastiveLoss", "neg_margn", "neg_margin"),
+        ("spce", "self_pair", "self_pairs"),
         ("arcface", "scal", "scale"),
         ("pml:MarginLoss", "learnbeta", "learn_beta"),
     ],
@@ -145,7 +150,7 @@ def test_unknown_option_names_the_nearest(name, option, near):
 
 
 @pytest.mark.parametrize(
-    ("name", "option"), [("spce", "scale"), ("contrastive", "loss"), ("group", "dropout")]
+    ("name", "option"), [("spce", "floor"), ("triplet", "loss"), ("group", "dropout")]
 )
 def test_option_that_cannot_be_is_refused(name, option):
     with pytest.raises(DmlError) as caught:
@@ -160,6 +165,8 @@ def test_option_that_cannot_be_is_refused(name, option):
         ("ce", "dropout", -0.1),
         ("pce", "floor", -1),
         ("center", "weight", -1),
+        ("spce", "scale", 0),
+        ("contrastive", "margin", -1),
     ],
 )
 def test_impossible_option_value_is_named(name, option, value):
@@ -210,6 +217,13 @@ def test_a_single_class_to_learn_costs_nothing(name):
 
 def test_untrained_cross_entropy_is_the_log_of_the_number_of_classes():
     assert build("ce", CLASSES, DIM)(*batch()).item() == pytest.approx(1.791759, abs=1e-6)
+
+
+@pytest.mark.parametrize("zero_init", [True, False])
+def test_the_head_of_cross_entropy_starts_at_zero_unless_asked(zero_init):
+    head = build("ce", 5, DIM, zero_init=zero_init).head
+    started_at_zero = not head.weight.any() and not head.bias.any()
+    assert started_at_zero == zero_init
 
 
 def test_absent_classes_cost_spce_as_logit_zero():
@@ -396,10 +410,36 @@ def test_snca_is_the_softmax_over_cosines_to_the_others():
     assert torch.allclose(build("snca", CLASSES, DIM)(z, labels), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["NCALoss", "MultiSimilarityLoss"])
+@pytest.mark.parametrize("labels", [[0, 1, 2, 0, 1, 2, 5, 5], [0, 1, 1, 2, 3, 4, 5, 5]])
+def test_losses_split_in_parts_have_the_value_of_the_library(name, labels):
+    z, labels = torch.randn(8, DIM, requires_grad=True), torch.tensor(labels)
+    library = getattr(pytorch_metric_learning.losses, name)()(z, labels)
+    ours = build(f"pml:{name}", CLASSES, DIM)(z, labels)
+    assert torch.allclose(ours, library)
+    by_ours, by_library = (torch.autograd.grad(value, z)[0] for value in (ours, library))
+    assert torch.allclose(by_ours, by_library, atol=1e-6)
+
+
+def test_another_reducer_leaves_a_loss_in_one_part():
+    parts = build("snca", CLASSES, DIM, reducer="SumReducer").parts(*batch())
+    assert set(parts) == {"loss"}
+
+
+@pytest.mark.parametrize("name", ["contrastive", "snca", "multi_similarity"])
+@pytest.mark.parametrize("labels", [[0], [2, 2, 2], [5, 0, 1]])
+def test_batches_without_positives_or_negatives_train(name, labels):
+    value, by_embedding, _ = step(
+        build(name, CLASSES, DIM), torch.randn(len(labels), DIM), torch.tensor(labels)
+    )
+    assert value.isfinite()
+    assert by_embedding.isfinite().all()
+
+
 def test_options_reach_the_library():
     z, labels = batch()
-    values = {build("contrastive", CLASSES, DIM, neg_margin=m)(z, labels).item() for m in (0.5, 1)}
-    assert len(values) == 2
+    losses = [build("pml:ContrastiveLoss", CLASSES, DIM, neg_margin=m) for m in (0.5, 1)]
+    assert losses[0](z, labels) != losses[1](z, labels)
     assert build("nca", CLASSES, DIM, distance="CosineSimilarity").loss.distance.is_inverted
 
 

@@ -93,7 +93,7 @@ def test_pce_without_a_linear_head_names_the_losses_that_have_one(name):
     with pytest.raises(DmlError) as caught:
         build_monitors(["spce", "pce"], CLASSES, DIM, loss)
     assert "ce, pce, group, center" in caught.value.why
-    assert "loss.monitor" in caught.value.fix
+    assert "--monitor" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["ce", "pce", "group", "center"])
@@ -103,10 +103,50 @@ def test_losses_with_a_head_can_be_watched(batch, name):
     assert math.isfinite(values["pce"])
 
 
+WITH_WEIGHTS = ["margin", "proxy_nca", "norm_softmax", "soft_triple", "arcface"]
+ANY = [entry.name for entry in LOSSES if entry.name not in WITH_WEIGHTS]
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_any_loss_without_weights_of_its_own_can_be_watched(batch, ce, name):
+    values = build_monitors([name], CLASSES, DIM, ce).measure(*batch)
+    parts = {key for key in values if "/" in key} - {"pce/lambda"}
+    assert math.isfinite(values[name])
+    if parts:
+        assert sum(values[key] for key in parts) == pytest.approx(values[name])
+
+
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
+def test_a_loss_with_weights_that_nobody_trains_cannot_be_watched(ce, name):
+    with pytest.raises(DmlError) as caught:
+        build_monitors([name], CLASSES, DIM, ce)
+    assert "weights of its own" in caught.value.why
+    assert "--monitor" in caught.value.fix
+
+
+def test_cross_entropy_beside_another_loss_is_that_of_its_head_without_dropout(batch):
+    group = build("group", CLASSES, DIM)
+    values = build_monitors(["ce"], CLASSES, DIM, group).measure(*batch)
+    smoothing = 0.1 * CLASSES / (CLASSES - 1)
+    expected = nn.functional.cross_entropy(
+        group.head(batch[0]), batch[1], label_smoothing=smoothing
+    )
+    assert values["ce"] == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_monitor_that_fails_is_a_note_and_nan(batch, ce, monkeypatch):
+    monitors = build_monitors(["triplet"], CLASSES, DIM, ce)
+    monkeypatch.setattr(monitors.watched["triplet"], "loss", None)
+    for _ in range(2):
+        assert math.isnan(monitors.measure(*batch)["triplet"])
+    assert len(monitors.notes) == 1
+    assert "the monitor triplet cannot be computed" in monitors.notes[0]
+
+
 def test_watching_draws_no_random_numbers_and_leaves_no_gradient(batch, ce):
     z, labels = batch
     before = torch.get_rng_state()
-    build_monitors(["spce", "pce"], CLASSES, DIM, ce).measure(z, labels)
+    build_monitors(["spce", "pce", "group", "ce"], CLASSES, DIM, ce).measure(z, labels)
     assert torch.equal(torch.get_rng_state(), before)
     assert z.grad is None
     assert ce.head.weight.grad is None

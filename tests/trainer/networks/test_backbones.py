@@ -294,7 +294,8 @@ def test_the_weights_of_another_network_are_refused_with_a_few_names(tmp_path, w
     for word in words:
         assert word in caught.value.why
     assert len(caught.value.why) < 1500
-    assert "network.backbone" in caught.value.fix
+    assert "--backbone NAME" in caught.value.fix
+    assert "the file holds: " in caught.value.why
 
 
 def test_a_deeper_network_of_the_same_kind_is_refused(tmp_path):
@@ -343,7 +344,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path, whole):
 def test_a_weights_name_that_is_no_file_suggests_a_word():
     with pytest.raises(DmlError, match="no weights 'imagnet'") as caught:
         build("resnet18", "imagnet")
-    assert "network.weights=imagenet" in caught.value.fix
+    assert "--weights imagenet" in caught.value.fix
     with pytest.raises(DmlError, match="smallcnn has no ImageNet weights"):
         build("smallcnn", "imagenet")
 

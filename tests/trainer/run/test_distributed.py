@@ -19,12 +19,14 @@ from torch import nn
 
 from retrieval.errors import DmlError
 from trainer.losses import LOSSES, build
+from trainer.losses.miners import add_miner
 from trainer.run import distributed
 from trainer.run.distributed import World
 
 ROOT = Path(__file__).parents[3]
 CLASSES, DIM, BATCH, STEPS = 6, 5, 12, 3
-NAMES = [entry.name for entry in LOSSES]
+MINED = ["margin distance_weighted", "multi_similarity multi_similarity", "triplet semihard"]
+NAMES = [*(entry.name for entry in LOSSES), *MINED]
 SHARE = 6  # images of each rank
 TOTALS = [0, 1, 2, 5, 8]
 
@@ -33,7 +35,10 @@ def make(name):
     """A network without BatchNorm and a loss with a head that is not zero, the same everywhere."""
     torch.manual_seed(len(name))
     network = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, DIM)).double()
+    name, _, miner = name.partition(" ")
     loss = build(name, CLASSES, DIM).double()
+    if miner:
+        add_miner(loss, name, miner, {})
     for parameter in loss.parameters():
         nn.init.normal_(parameter)
     return network, loss

@@ -115,6 +115,41 @@ def test_radam_starts_as_sgd_with_momentum():
     assert stepped("radam", [0.5])[1] == pytest.approx(2 - 0.1 * 0.5)
 
 
+def test_decoupled_decay_of_all_parameters_shrinks_them_by_rate_and_decay():
+    settings = {"decoupled": True, "decay_all": True}
+    weight, bias = stepped("radam", [0.5], **settings)  # as SGD at first
+    assert weight == bias == pytest.approx(2 * (1 - 0.1 * 0.01) - 0.1 * 0.5)
+    assert stepped("radam", [0.5])[0] == pytest.approx(2 - 0.1 * (0.5 + 0.01 * 2))
+    assert stepped("adam", [0.3] * 4, decoupled=True) == stepped("adamw", [0.3] * 4)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_eps_is_added_to_the_denominator(name):
+    # The first step is lr g / (|g| + eps).
+    assert stepped(name, [0.5], eps=0.5)[1] == pytest.approx(2 - 0.1 * 0.5)
+
+
+def test_radam_with_decoupled_decay_is_that_of_the_public_group_loss_code():
+    """RAdam by its formulas, with the decay lr * decay * weight, over 30 gradients."""
+    gradients = [0.5 * math.sin(step) for step in range(30)]
+    settings = {"decoupled": True, "decay_all": True, "eps": 1e-2}
+    value, mean, square = 2.0, 0.0, 0.0
+    longest = 2 / (1 - 0.999) - 1
+    for step, gradient in enumerate(gradients, 1):
+        square = 0.999 * square + 0.001 * gradient**2
+        mean = 0.9 * mean + 0.1 * gradient
+        power = 0.999**step
+        length = longest - 2 * step * power / (1 - power)
+        value -= 0.01 * 0.1 * value
+        size = 0.1 / (1 - 0.9**step)
+        if length >= 5:
+            ratio = (length - 4) / (longest - 4) * (length - 2) / length * longest / (longest - 2)
+            value -= size * math.sqrt((1 - power) * ratio) * mean / (math.sqrt(square) + 1e-2)
+        else:
+            value -= size * mean
+    assert stepped("radam", gradients, **settings) == pytest.approx((value, value), rel=1e-9)
+
+
 # resuming
 
 
@@ -180,11 +215,11 @@ def test_cosine_is_that_of_torch():
     assert rates(Schedule(epochs=5, name="cosine"), 7) == pytest.approx(expected, abs=1e-12)
 
 
-def test_cosine_after_warmup_is_that_of_torch():
+def test_cosine_with_warmup_is_that_of_the_public_cross_entropy_code():
     def make(optimizer):
-        warm = optim.lr_scheduler.LinearLR(optimizer, 1 / 6, total_iters=5)
-        cosine = optim.lr_scheduler.CosineAnnealingLR(optimizer, 70 - 6)
-        return optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [6])
+        return optim.lr_scheduler.LambdaLR(
+            optimizer, lambda i: min((i + 1) / 6, (1 + math.cos(math.pi * i / 70)) / 2)
+        )
 
     schedule = Schedule(epochs=10, name="cosine", warmup=6)
     assert rates(schedule, 7) == pytest.approx(torch_rates(make, 70), abs=1e-12)
@@ -211,13 +246,10 @@ def test_warmup_rises_from_its_first_step_to_the_full_rate():
 
 
 def test_cosine_by_hand():
-    schedule = Schedule(epochs=18, name="cosine", warmup=2)
     half = math.sqrt(0.5)
-    found = rates(schedule, 1)  # 16 steps after 2 of warm-up, which are a tenth: only 1
-    assert found[0] == 1
-    schedule = Schedule(epochs=9, name="cosine", warmup=1)
-    found = rates(schedule, 2)  # 17 steps after 1
-    assert found[:2] == [1, 1]
+    found = rates(Schedule(epochs=40, name="cosine", warmup=4), 1)
+    assert found[:3] == [0.25, 0.5, 0.75]
+    assert found[10::10] == pytest.approx([(1 + half) / 2, 0.5, (1 - half) / 2])
     schedule = Schedule(epochs=8, name="cosine")
     found = rates(schedule, 1)
     assert found[::2] == pytest.approx([1, (1 + half) / 2, 0.5, (1 - half) / 2])

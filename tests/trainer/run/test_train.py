@@ -22,21 +22,25 @@ import torch
 from retrieval import files
 from retrieval.errors import DmlError
 from tests.trainer.conftest import RUN_FILES, draw_pictures
-from trainer.config import Batches, Data, Loss
+from trainer.config import Batches, Data, Loss, Phase
 from trainer.data.datasets import load
 from trainer.data.datasets.splitting import with_validation
+from trainer.data.loading import Loader
+from trainer.resolve import resolve
 from trainer.run import checkpoint, device, optimizers, train
 from trainer.run import folder as run_folder
 from trainer.run.metrics_log import read_metrics
 from trainer.run.scoring import recall, verdict
 from trainer.run.setup import build_embedder, load_embedder
+from trainer.run.validation import sampled_classes
 from trainer.run.watch import Watch
 
 LOSSES = {
     "ce": Loss("ce"),  # dropout draws
-    "group": Loss("group", classification_epochs=1),  # anchors are drawn
+    "group": Loss("group"),  # anchors are drawn
     "spce": Loss("spce"),
     "proxy_nca": Loss("proxy_nca"),  # parameters of its own
+    "margin": Loss("margin", miner="distance_weighted"),  # negatives are drawn
 }
 
 
@@ -90,6 +94,8 @@ def test_a_run_leaves_a_complete_folder(config, tmp_path):
     assert records[0]["parts"].keys() == {"tightness", "contrastive"}
     assert records[0]["scores"].keys() == {"cos", "l2"}
     assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result))
+    assert 0 < result["test"]["distances"]["cos"]["nmi"]["mean"] <= 1
+    assert result["test"]["settings"]["recall_at"] == [1, 2]  # as the settings say
     assert result["test"]["distances"]["cos"]["recall"]["1"] > 0.5
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["versions"]["torch"]
@@ -186,7 +192,7 @@ def test_another_seed_gives_other_weights(config, change, tmp_path):
 def test_a_run_interrupted_anywhere_goes_on_bit_for_bit(loss, change, tmp_path):
     config = change(loss=LOSSES[loss], optimizer={"momentum": 0.9, "name": "sgd", "clip": 1.0})
     if loss == "group":
-        config = change(loss=LOSSES[loss], batches=Batches(classes=4, images=4))
+        config = change(loss=LOSSES[loss], phase=Phase(1), batches=Batches(classes=4, images=4))
     train.train(config, tmp_path / "whole")
     steps = config.schedule.epochs * 3  # 48 images, 16 a batch
     for after in sorted(random.Random(loss).sample(range(steps), 3)):
@@ -267,7 +273,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
 ):
     monkeypatch.setattr(optimizers, "rate", lambda _, step, steps: 1.0 if step < steps else 1e30)
     with pytest.raises(
-        DmlError, match=r"The loss is (nan|inf|-inf) at step 5 \(epoch 2,"
+        DmlError, match=r"The loss is (nan|inf|-inf) at step 2 of 3 in epoch 2\."
     ) as caught:
         train.train(config, tmp_path / "run")
     assert "end of epoch 1" in str(caught.value)
@@ -617,21 +623,127 @@ def test_monitored_losses_are_recorded_beside_the_loss(change, tmp_path):
     assert all(np.isfinite(value) for value in monitor.values())
 
 
+@pytest.mark.parametrize("phase", [0, 2])
+def test_a_length_scales_the_embeddings_of_loss_head_and_monitors(
+    phase, change, tmp_path, monkeypatch
+):
+    seen = {"loss": set(), "head": set(), "monitor": set()}
+
+    def noted(name, method):
+        def call(self, embeddings, *rest):
+            lengths = torch.linalg.vector_norm(embeddings, dim=1)
+            seen[name] |= {round(length, 3) for length in lengths.tolist()}
+            return method(self, embeddings, *rest)
+
+        return call
+
+    from trainer.losses.ce import CrossEntropy
+    from trainer.losses.monitor import Monitors
+
+    monkeypatch.setattr(CrossEntropy, "split", noted("loss", CrossEntropy.split))
+    monkeypatch.setattr(Monitors, "measure", noted("monitor", Monitors.measure))
+    monkeypatch.setattr(torch.nn.Linear, "forward", noted("head", torch.nn.Linear.forward))
+    config = change(
+        loss=Loss("ce", {"dropout": 0.0}, length=4.0, monitor=("spce",)),
+        phase=Phase(phase),
+        schedule={"epochs": 2},
+    )
+    train.train(config, tmp_path / "run")
+    assert seen["monitor"] == {4.0}
+    assert 4.0 in seen["head"]
+    assert seen["loss"] == ({4.0} if phase == 0 else set())
+
+
 def test_monitoring_does_not_change_the_result(config, change, tmp_path):
     train.train(config, tmp_path / "a")
     train.train(change(loss={"monitor": ("spce", "pce")}), tmp_path / "b")
     assert_same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
 
 
-def test_the_first_epochs_of_a_two_phase_run_are_classification(change, tmp_path):
-    config = change(
-        loss=Loss("group", classification_epochs=1), batches=Batches(classes=4, images=4)
+@pytest.fixture
+def phases(change):
+    """The path of *-group-code: a phase with settings of its own, then another optimiser."""
+    own = {"lr": 3e-4, "eps": 1e-2, "weight_decay": 0.0}
+    decay = {"weight_decay": 1e-3, "decay_all": True, "decoupled": True}
+    return change(
+        loss=Loss("group", {"diagonal": 1.0, "anchors": 1}),
+        phase=Phase(2, batch=8, augment=False, optimizer=own),
+        batches=Batches(classes=4, images=4, sampling="classes"),
+        optimizer={"name": "radam", "lr": 2e-3, **decay},
+        schedule={"name": "step", "milestones": (3,), "epochs": 4},
     )
-    train.train(config, tmp_path / "run")
-    parts = [set(record["parts"]) for record in read_metrics(tmp_path / "run")[1:]]
-    assert parts == [{"ce"}, {"refined", "ce"}, {"refined", "ce"}]
+
+
+def test_the_first_epochs_of_a_two_phase_run_are_classification(phases, change, tmp_path):
+    train.train(phases, tmp_path / "run")
+    records = read_metrics(tmp_path / "run")[1:]
+    parts = [set(record["parts"]) for record in records]
+    assert parts == [{"ce"}, {"ce"}, {"refined", "ce"}, {"refined", "ce"}]
+    assert [record["lr"] for record in records] == pytest.approx([3e-4, 3e-4, 2e-3, 2e-4])
+    state = checkpoint.load(tmp_path / "run" / "last.pt")["optimizer"]
+    steps = {int(each["step"]) for each in state["state"].values()}
+    assert steps == {2 * (48 // 16)}  # those since the phase ended: a new optimiser
+    assert {group["eps"] for group in state["param_groups"]} == {1e-8}
     with pytest.raises(DmlError, match="no head to classify with"):
-        train.train(change(loss=Loss("spce", classification_epochs=1)), tmp_path / "other")
+        train.train(change(loss=Loss("spce"), phase=Phase(1)), tmp_path / "other")
+
+
+def test_a_phase_sees_its_own_batches_and_unchanged_images(phases, tmp_path, monkeypatch):
+    seen = []
+    whole = Loader.epoch
+
+    def noted(self, plan, keys):
+        seen.append((plan.shape, keys is None))
+        return whole(self, plan, keys)
+
+    monkeypatch.setattr(Loader, "epoch", noted)
+    train.train(phases, tmp_path / "run")
+    assert seen == [((6, 8), True)] * 2 + [((3, 16), False)] * 2  # 48 images of 6 classes
+
+
+@pytest.mark.parametrize("steps", [5, 9, 12, 13, 16])  # within the phase, at its end, after it
+def test_a_run_of_two_phases_goes_on_as_if_never_interrupted(phases, tmp_path, steps):
+    train.train(phases, tmp_path / "whole")
+    with pytest.raises(Interruption):
+        train.train(phases, tmp_path / "run", Interrupting(steps))
+    train.train(phases, tmp_path / "run", resume=True)
+    assert_same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    assert_same_files(tmp_path / "whole", tmp_path / "run")
+
+
+# The presets of Cars, and sop-group, differ from these in numbers only.
+GROUP_PRESETS = ("cub-group", "cub-group-code", "sop-group-code")
+
+
+@pytest.mark.parametrize("name", GROUP_PRESETS)
+def test_group_presets_train_on_small_pictures(name, pictures, tmp_path):
+    """With all of their settings but the data set, sizes, weights and the number of epochs."""
+    flags = {"data.dataset": "folder", "data.root": str(pictures), "data.workers": 0}
+    flags |= {"network.weights": "none", "input.resize": 18, "input.crop": 16}
+    flags |= {"batches.classes": 3, "batches.images": 4, "schedule.epochs": 2, "phase.epochs": 1}
+    flags |= {"run.device": "cpu", "run.select": "last"}
+    config, _ = resolve(name, None, flags)
+    result = train.train(config, tmp_path / "run")
+    assert result["epochs"] == 2
+    parts = [set(record["parts"]) for record in read_metrics(tmp_path / "run")]
+    last = {"refined", "ce"} if name.endswith("code") else {"refined"}
+    assert parts == [{"ce"}, last]
+    head = checkpoint.load(tmp_path / "run")["loss"]
+    assert ("head.bias" in head) == name.endswith("code")
+    assert head["head.weight"].shape == (8, 1024 if name.endswith("code") else 512)
+
+
+def test_a_checkpoint_of_classification_epochs_is_resumed(change, tmp_path):
+    config = change(loss=Loss("group"), phase=Phase(1), batches=Batches(classes=4, images=4))
+    train.train(config, tmp_path / "whole")
+    with pytest.raises(Interruption):
+        train.train(config, tmp_path / "run", Interrupting(4))
+    state = checkpoint.load(tmp_path / "run")
+    del state["config"]["phase"], state["version"], state["format"]
+    state["config"]["loss"]["classification_epochs"] = 1
+    checkpoint.save(tmp_path / "run", state, best=True)  # as before there was a phase
+    train.train(checkpoint.load_config(tmp_path / "run"), tmp_path / "run", resume=True)
+    assert_same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("select", ["test", "last"])
@@ -771,13 +883,29 @@ def test_a_rank_that_ends_ends_the_others_and_its_reason_is_told_once(moment, co
         assert "".join(told).count("There is no folder") == 1
 
 
-def test_a_batch_that_processes_cannot_share_is_refused(tmp_path):
+def test_a_batch_that_processes_cannot_share_is_refused(change):
+    from trainer.run.distributed import World
+    from trainer.run.epoch import check_shares
+
+    targets = np.repeat(np.arange(8), 20)
+    config = change(
+        batches={"size": 16, "classes": 0}, phase={"epochs": 1, "batch": 15}, schedule={"epochs": 2}
+    )
+    with pytest.raises(DmlError, match="batch of 15 images cannot be shared by 2") as caught:
+        check_shares(config, targets, 0, World(0, 2, 0))
+    assert caught.value.fix.endswith("2 divides: --set phase.batch=N.")
+    check_shares(config, targets, 1, World(0, 2, 0))
+    with pytest.raises(DmlError, match="batch of 16 images cannot be shared by 3") as caught:
+        check_shares(config, targets, 1, World(0, 3, 0))
+    assert caught.value.fix.endswith("--batch N|CxM.")
+    check_shares(config, targets, 0, World(0, 3, 0))
+
+
+def test_processes_take_all_columns_of_a_batch():
     from trainer.run.distributed import World
     from trainer.run.epoch import own_columns
 
     plan = np.arange(30).reshape(2, 15)
-    with pytest.raises(DmlError, match="cannot be shared by 2"):
-        own_columns(plan, World(0, 2, 0))
     shares = [own_columns(plan, World(rank, 3, rank)) for rank in range(3)]
     assert np.array_equal(np.concatenate(shares, axis=1), plan)
 
@@ -807,3 +935,21 @@ def test_a_folder_with_something_in_it_is_not_used(config, tmp_path):
     (tmp_path / "run" / "thesis.tex").write_text("x")
     with pytest.raises(DmlError, match="exists already"):
         train.train(config, tmp_path / "run")
+
+
+def test_recall_of_training_images_is_logged_and_changes_nothing(change, tmp_path):
+    plain = train.train(change(run={"threads": 1}), tmp_path / "plain")
+    asked = change(run={"threads": 1, "train_recall": 24})
+    found = train.train(asked, tmp_path / "asked")
+    assert found["scores"] == plain["scores"]
+    records = read_metrics(tmp_path / "asked")
+    assert "train_scores" not in records[0]
+    assert all(0 <= record["train_scores"]["cos"] <= 1 for record in records[1:])
+
+
+@pytest.mark.parametrize(("count", "classes", "images"), [(24, 3, 24), (1000, 10, 80), (6, 2, 6)])
+def test_training_images_are_sampled_as_whole_classes(count, classes, images):
+    labels = np.repeat(np.arange(10), 8)
+    rows = sampled_classes(np.arange(80), labels, count, 0)
+    assert len(np.unique(labels[rows])) == classes
+    assert len(rows) == len(set(rows)) == images

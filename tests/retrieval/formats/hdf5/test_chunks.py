@@ -126,10 +126,16 @@ def test_a_chunk_at_a_place_outside_the_array_does_not_stand_for_a_missing_one(t
         vectors(tmp_path / "x.h5")
 
 
-def test_filters_that_cannot_be_checked_are_refused_with_a_way_out(tmp_path):
+@pytest.mark.parametrize("claimed", [4800, 10**9])
+def test_filters_that_cannot_be_checked_are_refused_with_a_way_out(tmp_path, claimed):
+    """HDF5 would write as many numbers as a damaged filter claims, beyond the end of its buffer."""
     numbers = np.arange(4800).reshape(X.shape)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=numbers, chunks=X.shape, scaleoffset=0)
+    data = (tmp_path / "x.h5").read_bytes()
+    options = struct.pack("<4I", 2, 0, 4800, 0)  # for integers, bits, numbers in a chunk, class
+    assert data.count(options) == 1
+    (tmp_path / "x.h5").write_bytes(data.replace(options, struct.pack("<4I", 2, 0, claimed, 0)))
     with pytest.raises(DmlError, match="filter scaleoffset") as error:
         vectors(tmp_path / "x.h5")
     assert "h5repack" in error.value.fix

@@ -369,6 +369,14 @@ def test_temporary_files_of_dead_writers_are_removed_and_of_living_ones_not(tmp_
     assert there == {"x.h5", name.name, ".x.h5.partial.original.tmp"}
 
 
+def test_a_resumed_file_leaves_no_file_of_an_attempt_to_start_again(tmp_path):
+    stop_early(tmp_path / "x.h5")
+    (tmp_path / "x.h5.partial.new").write_bytes(b"half")  # killed while --force began
+    with writer(tmp_path / "x.h5", resume=True) as out:
+        out.write("test", 0, X)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.h5"]
+
+
 def test_a_conversion_does_not_remove_what_another_process_is_writing(tmp_path):
     with writer(tmp_path / "x.h5") as out:
         with pytest.raises(DmlError, match="in use"):

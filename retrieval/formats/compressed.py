@@ -1,4 +1,4 @@
-"""Read `.npy.gz`, `.csv.gz` and the like: inflate to a temporary file, then read that.
+"""Read `.npy.gz`, `.csv.zst` and the like: inflate to a temporary file, then read that.
 
 The temporary file is removed as soon as it has been read or mapped.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,12 +53,29 @@ def _format(path: Path) -> Format:
     suffix = Path(path.stem).suffix.lower()
     if suffix not in INSIDE:
         raise DmlError(
-            f"{path} is compressed by gzip.",
-            f"Of such files {', '.join(f'{s}.gz' for s in INSIDE)} are read as they are.",
-            f"Unpack it: gunzip -k {shlex.quote(str(path))}",
+            f"{path} is compressed by {'zstd' if _is_zstd(path) else 'gzip'}.",
+            f"Of such files {', '.join(s + path.suffix for s in INSIDE)} are read as they are.",
+            f"Unpack it: {_unpacking(path)}",
         )
     (format,) = (format for format in FORMATS if suffix in format.suffixes)
     return format
+
+
+def _is_zstd(path: Path) -> bool:
+    return path.suffix.lower() == ".zst"
+
+
+def _unpacking(path: Path) -> str:
+    return f"{'unzstd' if _is_zstd(path) else 'gunzip -k'} {shlex.quote(str(path))}"
+
+
+def _opened(path: Path) -> Any:
+    """A stream of the inflated bytes."""
+    if not _is_zstd(path):
+        return gzip.open(path)
+    import pyarrow
+
+    return pyarrow.input_stream(str(path), compression="zstd")
 
 
 @contextmanager
@@ -89,19 +107,21 @@ def _temporary(name: str) -> Iterator[Path]:
 def _inflate(path: Path, target: Path) -> None:
     stored, written = os.path.getsize(path), 0
     try:
-        with gzip.open(path) as source, target.open("wb") as out:
+        with _opened(path) as source, target.open("wb") as out:
             while block := source.read(BLOCK):
                 written += len(block)
                 if written > ROOM_RATIO * stored + ROOM_BYTES:
                     raise DmlError(
                         f"{path} stores {stored:,} bytes and inflates to more than {written:,}.",
                         f"More than {ROOM_RATIO}-fold growth is not plausible for embeddings.",
-                        f"If you trust the file, unpack it: gunzip -k {shlex.quote(str(path))}",
+                        f"If you trust the file, unpack it: {_unpacking(path)}",
                     )
                 out.write(block)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise damaged(f"{path} cannot be inflated.", f"{error}.") from error
     except OSError as error:
+        if error.errno is None:  # of Arrow: the stream is damaged
+            raise damaged(f"{path} cannot be inflated.", f"{error}.") from error
         raise DmlError(
             f"{path} cannot be inflated in {tempfile.gettempdir()}.",
             f"{error.strerror or error}.",

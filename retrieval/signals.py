@@ -1,4 +1,4 @@
-"""End a program soon after Ctrl-C, without a traceback.
+"""End a program with a message, not a traceback: soon after Ctrl-C, or when a file is cut short.
 
 Imported by the command line before everything else. Its imports are built into Python: `signal`,
 `contextlib` and others are files, and while they are read Ctrl-C would show a traceback.
@@ -20,7 +20,6 @@ else:
 
 INTERRUPTED = 130  # exit code, as of a shell
 STEP = "DMLTOOL_STEP"  # set in the environment of commands that another one runs
-LISTENS = "DMLTOOL_LISTENS"  # set where these start deaf to Ctrl-C but are to end with it
 AGAIN = 1.0  # seconds within which a second signal is taken for the first: launchers send it too
 
 EVERY = 0.1  # seconds between looks whether an import is over
@@ -33,19 +32,20 @@ _patience = AGAIN  # seconds that Ctrl-C waits for the end of an import
 _main = _thread.get_ident()  # of the thread that runs commands
 
 
-def watch(name: str) -> None:
-    """Shows no traceback from now on; `name` is the __name__ of the command line's module.
+def end_on_interrupt(name: str) -> None:
+    """End without a traceback on Ctrl-C. `name`: the __name__ of the command line's module.
 
-    Where that is imported by another program, such as a test, nothing is changed.
+    Where that is imported by another program, such as a test, nothing is changed. A Ctrl-C that
+    was blocked while Python started arrives here.
     """
     program = os.path.basename(sys.argv[0]) if sys.argv else ""
     if name != "__main__" and not program.startswith("dmltool"):
         return
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not usual and LISTENS not in os.environ:
-        return  # a background job, which Ctrl-C is not meant for
-    signal.signal(signal.SIGINT, _end)
-    sys.unraisablehook = _unraisable
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)  # else a background job, which Ctrl-C is not meant for
+        sys.unraisablehook = _unraisable
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 class raised:
@@ -75,11 +75,6 @@ class patient:
     def __exit__(self, *_: object) -> None:
         global _patience
         _patience = AGAIN
-
-
-def deaf() -> bool:
-    """Started so that Ctrl-C is not meant for it, as a shell starts background jobs."""
-    return signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 def happened() -> bool:
@@ -148,8 +143,8 @@ def _unraisable(args: sys.UnraisableHookArgs) -> None:
 def run_child(command: list[str], patience: float = 1.2) -> int:
     """Run a command as a child process and return its exit code.
 
-    After Ctrl-C it is killed if it does not end soon. It ignores Ctrl-C while Python starts, and
-    ends when this process ends.
+    After Ctrl-C it is killed if it does not end soon. Ctrl-C waits while Python starts in it, until
+    `end_on_interrupt` lets it through. It ends when this process ends.
     """
     import ctypes
     import subprocess
@@ -157,13 +152,12 @@ def run_child(command: list[str], patience: float = 1.2) -> int:
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def prepare() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         if libc is not None:
             libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
     before = prepare if os.name == "posix" else None  # Windows cannot prepare a child
-    env = os.environ | {STEP: "1"} | ({} if deaf() else {LISTENS: "1"})
-    child = subprocess.Popen(command, preexec_fn=before, env=env)
+    child = subprocess.Popen(command, preexec_fn=before, env=os.environ | {STEP: "1"})
     try:
         code = child.wait()
         return code if code >= 0 else 128 - code
@@ -178,3 +172,47 @@ def run_child(command: list[str], patience: float = 1.2) -> int:
         child.kill()
         child.wait()
         return INTERRUPTED
+
+
+# Reading a page that a mapped file no longer has is a bus error, which ends a process without a
+# word. A handler of Python's own cannot help: it runs after the instruction that fails, which never
+# ends. This one is called by the system itself, on the spot.
+
+_sizes: dict[str, int] = {}  # of mapped files, as they were when they were opened
+_tells = False  # this process is a program of ours
+_handler: object = None  # kept, or it would be collected and the system call into nothing
+
+
+def tell_cut_files() -> None:
+    """Name the file that is cut short; for programs: a library leaves signals alone."""
+    global _tells
+    _tells = True
+
+
+def expect_size(path: str, size: int) -> None:
+    """A file of this size is mapped from now on."""
+    global _handler
+    _sizes[os.path.abspath(path)] = size
+    if _tells and _handler is None and hasattr(signal, "SIGBUS"):
+        import ctypes
+
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
+        install = ctypes.CDLL(None).signal
+        install.argtypes, install.restype = [ctypes.c_int, kind], ctypes.c_void_p
+        _handler = kind(_tell_cut_file)
+        install(signal.SIGBUS, _handler)
+
+
+def _tell_cut_file(_: int) -> None:
+    try:
+        cut = [p for p, size in _sizes.items() if os.path.exists(p) and os.path.getsize(p) < size]
+        what = f"{cut[0]} was cut short while it was read." if cut else "A file cannot be read on."
+        message = (
+            f"\nError: {what}\n"
+            "  Another program wrote to the file in place, or its disk is at fault.\n"
+            "  Fix: Run the command again once the file is complete.\n"
+        )
+        # Straight to the descriptor: another thread may hold the lock of sys.stderr.
+        os.write(2, message.encode("utf-8", "surrogateescape"))
+    finally:
+        os._exit(1)

@@ -1,0 +1,158 @@
+"""Entropies of embeddings and labels: Boudiaf et al., ECCV 2020, eqs. 1 and 6.
+
+Eq. 6 estimates the entropy of n embeddings of d dimensions, up to a constant, by
+d / (n (n - 1)) * the sum of log D_ij^2 over all i != j, where D_ij is a Euclidean distance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from retrieval.ranking.identical_rows import row_groups
+from retrieval.resources import Progress, processors, run_all, single_blas_thread, slices
+from retrieval.results import Entropies
+
+TILE = 1024  # rows of a block of pairs: 8 MB a matrix, of which each thread holds a few
+DOUBTFUL = 1e-6
+"""Below this part of the longest squared norms, squared distances come from differences."""
+SAME_DIRECTION = (32 * np.finfo(np.float64).eps) ** 2
+"""Squared distance of unit vectors that float64 cannot tell apart."""
+
+
+class LogSquares(NamedTuple):
+    """The sum of log D^2 over pairs i < j of different vectors, and how many pairs there are."""
+
+    total: float
+    pairs: int
+    identical: int  # pairs left out, since log 0 is infinite
+
+
+def label_entropy(labels: np.ndarray) -> float:
+    """H(Y) in nats, from the frequencies of the labels."""
+    shares = np.unique(labels, return_counts=True)[1] / len(labels)
+    return abs(float((shares * np.log(shares)).sum()))  # a sum of numbers <= 0; never -0.0
+
+
+def embedding_entropies(
+    vectors: np.ndarray,
+    labels: np.ndarray | None,
+    distance: str = "l2",
+    progress: Progress | None = None,
+) -> Entropies:
+    """H(Z) by eq. 6, H(Z|Y) by eq. 6 within classes, and their difference, in nats.
+
+    H(Z|Y) is the mean over classes, weighted by their images; classes without two different
+    vectors are left out. `cos` scales the vectors to length 1 first. None: not enough vectors.
+    """
+    D = vectors.shape[1]
+    groups = row_groups(vectors) if len(vectors) else np.zeros(0, np.int64)
+    whole = log_squares(vectors, groups, distance, progress)
+    found: Entropies = {
+        "embeddings": _mean(whole, D),
+        "given_labels": None,
+        "difference": None,
+        "identical_pairs": whole.identical,
+    }
+    if labels is None or whole.pairs == 0:
+        return found
+    codes = np.unique(labels, return_inverse=True)[1]
+    order = np.argsort(codes, kind="stable")
+    weighted, images = 0.0, 0
+    for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
+        value = _mean(log_squares(vectors[rows], groups[rows], distance), D)
+        if value is not None:
+            weighted += len(rows) * value
+            images += len(rows)
+    if images:
+        found["given_labels"] = weighted / images
+        found["difference"] = D * whole.total / whole.pairs - weighted / images
+    return found
+
+
+def _mean(sums: LogSquares, dim: int) -> float | None:
+    return dim * sums.total / sums.pairs if sums.pairs else None
+
+
+def log_squares(
+    vectors: np.ndarray,
+    groups: np.ndarray,
+    distance: str = "l2",
+    progress: Progress | None = None,
+    tile: int = TILE,
+) -> LogSquares:
+    """Sum log D^2 over all pairs of different rows, in float64, a tile of pairs at a time.
+
+    groups: (N,) equal for identical rows, from `row_groups`.
+    """
+    n = len(vectors)
+    if n < 2:
+        return LogSquares(0.0, 0, 0)
+    centre = np.zeros(vectors.shape[1])
+    if distance == "l2":  # distances do not change, and products lose fewer digits
+        centre = sum(vectors[part].sum(0, np.float64) for part in slices(n, tile)) / n
+    found: list[LogSquares] = []
+    repeated = len(np.unique(groups)) < n
+
+    def rows(part: slice) -> np.ndarray:
+        block = vectors[part].astype(np.float64)
+        return block - centre if distance == "l2" else _units(block)
+
+    def add(a: slice, b: slice) -> None:
+        first = rows(a)
+        same = groups[a][:, None] == groups[b] if repeated else None
+        if a == b:  # every pair once
+            itself = np.tri(len(first), dtype=bool)
+            same = itself if same is None else same | itself
+        least = 0.0 if distance == "l2" else SAME_DIRECTION
+        found.append(_tile(first, first if a == b else rows(b), same, least))
+
+    parts = list(slices(n, tile))
+    pairs = [(a, b) for i, a in enumerate(parts) for b in parts[i:]]
+    if len(pairs) == 1:
+        add(*pairs[0])
+    else:
+        tasks = [(partial(add, a, b), 1) for a, b in pairs]
+        with single_blas_thread():
+            run_all(tasks, processors(), progress)
+    counted = sum(each.pairs for each in found)
+    total = math.fsum(each.total for each in found)  # exact, so the order does not matter
+    return LogSquares(total, counted, n * (n - 1) // 2 - counted)
+
+
+def _tile(a: np.ndarray, b: np.ndarray, left_out: np.ndarray | None, least: float) -> LogSquares:
+    """The pairs of two blocks of rows; `left_out` (A, B) marks those that do not count."""
+    norms_a, norms_b = (a * a).sum(1), (b * b).sum(1)
+    squares = a @ b.T
+    squares *= -2
+    squares += norms_a[:, None]
+    squares += norms_b
+    doubtful = squares <= DOUBTFUL * (norms_a.max() + norms_b.max())
+    if left_out is not None:
+        doubtful &= ~left_out
+    if doubtful.any():
+        for i, j in _chunks(np.nonzero(doubtful), a.shape[1]):
+            squares[i, j] = ((a[i] - b[j]) ** 2).sum(1)
+        alike = doubtful & (squares <= least)
+        left_out = alike if left_out is None else left_out | alike
+    pairs = squares.size
+    if left_out is not None:
+        squares[left_out] = 1.0  # its logarithm is 0
+        pairs -= np.count_nonzero(left_out)
+    return LogSquares(float(np.log(squares, out=squares).sum()), int(pairs), 0)
+
+
+def _chunks(pairs: tuple[np.ndarray, ...], dim: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The positions of pairs, so many at a time that their differences take 8 MB."""
+    for part in slices(len(pairs[0]), max(1, (1 << 20) // dim)):
+        yield pairs[0][part], pairs[1][part]
+
+
+def _units(rows: np.ndarray) -> np.ndarray:
+    """Rows of length 1; zeros stay zeros."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)

@@ -1,0 +1,182 @@
+"""Join the files of one set: their rows follow each other as if they stood in one file.
+
+Ranking wants each set of vectors as one array. Those of shards are therefore copied, one shard
+after the other, to a temporary file without a name, which is then mapped into memory: one shard at
+a time is held, and the pages of the file give way when memory is wanted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from retrieval.embeddings import Embeddings, Split, collected, note, plain
+from retrieval.errors import DmlError
+from retrieval.formats import labels as label_arrays
+from retrieval.formats.arrays import Growing
+from retrieval.formats.named_arrays import parts
+
+T = TypeVar("T")
+PADDED = 1 << 24  # bytes that text labels may take beyond twice those of the shards
+
+
+@dataclass
+class _Split:
+    """What has been read of one split."""
+
+    first: Path
+    vectors: Growing
+    taken: dict[str, str]
+    labels: list[tuple[Path, np.ndarray | None, np.ndarray | None]] = field(default_factory=list)
+    """For each shard its labels and their names."""
+    paths: list[np.ndarray | None] = field(default_factory=list)
+
+
+def join(name: Path, files: Sequence[Path], read: Callable[[Path], Embeddings]) -> Embeddings:
+    """Read shards in the order given; `read` reads one of them."""
+    if len(files) == 1:
+        return replace(_read(name, files[0], read), source=name)
+    named = _named_splits(name, files)
+    found: dict[str, _Split] = {}
+    attrs: dict[str, object] = {}
+    with ExitStack() as opened:
+        for n, file in enumerate(files):
+            shard = _read(name, file, read)
+            if named and list(shard.splits) == ["test"]:
+                shard = replace(shard, splits={named[n]: shard.splits["test"]})
+            attrs = shard.attrs if n == 0 else _shared(attrs, shard.attrs)
+            for split, part in shard.splits.items():
+                if split not in found:
+                    rows = opened.enter_context(closing(Growing(part.vectors)))
+                    found[split] = _Split(file, rows, part.taken)
+                _add(found[split], file, part, shard.label_names)
+        names = _common_names(found)
+        splits = {split: _result(part, names is None) for split, part in found.items()}
+    given = any(paths is not None for part in found.values() for paths in part.paths)
+    if given and any(split.paths is None for split in splits.values()):
+        note(f"{name}: paths are not used, because some of its files have none")
+    return Embeddings(name, shard.format, splits, names, attrs)
+
+
+def _shared(attrs: dict[str, object], others: dict[str, object]) -> dict[str, object]:
+    """The metadata that are the same in both."""
+    return {k: v for k, v in attrs.items() if k in others and plain(v) == plain(others[k])}
+
+
+def join_labels(
+    name: Path, files: Sequence[Path], read: Callable[[Path], np.ndarray]
+) -> np.ndarray:
+    """The labels of several files, one after the other."""
+    return _joined_labels([(file, _read(name, file, read)) for file in files])
+
+
+def _read(name: Path, file: Path, read: Callable[[Path], T]) -> T:
+    """Read a shard; a remark that all shards give rise to is made once, on the set."""
+    with collected() as notes:
+        shard = read(file)
+    for text in notes:
+        note(text.replace(str(file), str(name)))
+    return shard
+
+
+def _named_splits(name: Path, files: Sequence[Path]) -> list[str]:
+    """The split that the name of each file tells, such as test-0.npy, if they tell several."""
+    folder = os.path.commonpath([file.parent for file in files])
+    told = [parts(str(file.relative_to(folder).with_suffix("")))[0] for file in files]
+    if len(set(told)) == 1:
+        return []
+    if None in told:
+        with_split = next(n for n, split in enumerate(told) if split)
+        raise DmlError(
+            f"{name} has files of one split and files of none.",
+            f"{files[with_split]} is of {told[with_split]}, {files[told.index(None)]} tells no "
+            "split.",
+            "Choose the files of one set by a pattern, or name all by their split.",
+        )
+    return [split for split in told if split]
+
+
+def _add(found: _Split, file: Path, part: Split, names: np.ndarray | None) -> None:
+    have, given = found.vectors, part.vectors
+    for what, first, other in (
+        ("dimensions", have.dim, given.shape[1]),
+        ("dtype", have.dtype, given.dtype),
+    ):
+        if first != other:
+            shown = f"{first} {what}" if what == "dimensions" else f"the dtype {first}"
+            raise DmlError(
+                f"{found.first} and {file} do not belong to one set.",
+                f"The first has vectors of {shown}, the second of {other}.",
+                "Choose the files of one set by a pattern, or write them alike.",
+            )
+    have.append(given)
+    found.labels.append((file, part.labels, names))
+    found.paths.append(part.paths)
+
+
+def _common_names(found: dict[str, _Split]) -> np.ndarray | None:
+    """The names of labels if all shards have the same; their numbers then mean the same."""
+    every = [names for part in found.values() for _, _, names in part.labels]
+    first = every[0]
+    same = first is not None and all(
+        names is not None and np.array_equal(first, names) for names in every
+    )
+    return first if same else None
+
+
+def _result(found: _Split, by_name: bool) -> Split:
+    have = [file for file, labels, _ in found.labels if labels is not None]
+    joined = None
+    if have:
+        shards = []
+        for file, labels, names in found.labels:
+            if labels is None:
+                raise DmlError(
+                    f"{have[0]} has labels and {file} has none.",
+                    "The files of a set have all of them labels, or none of them.",
+                    "Give the labels in files of their own: --labels 'labels/*.npy'",
+                )
+            if by_name and names is not None and not label_arrays.is_text(labels):
+                labels = label_arrays.named(labels, names, str(file))
+            shards.append((file, labels))
+        joined = _joined_labels(shards)
+    paths = [part for part in found.paths if part is not None]
+    every = len(paths) == len(found.paths)
+    return Split(
+        found.vectors.array(), joined, _joined_text(paths) if every else None, taken=found.taken
+    )
+
+
+def _joined_labels(shards: Sequence[tuple[Path, np.ndarray]]) -> np.ndarray:
+    texts = {label_arrays.is_text(labels): file for file, labels in shards}
+    if len(texts) == 2:
+        raise DmlError(
+            f"The labels of {texts[True]} are text, those of {texts[False]} are numbers.",
+            "Nothing tells which name belongs to which number.",
+            "Write all of them as text, or all as numbers.",
+        )
+    arrays = [labels for _, labels in shards]
+    if True in texts:
+        return _joined_text(arrays)
+    wide = next((labels for labels in arrays if labels.dtype.kind == "u"), None)
+    if wide is not None:  # NumPy would join int64 and uint64 as floats
+        smallest = min(arrays, key=lambda labels: int(labels.min(initial=0)))
+        as_one = label_arrays.alike(smallest, wide)[0].dtype.kind
+        if as_one == "U":
+            return _joined_text([labels.astype(np.str_) for labels in arrays])
+        arrays = [labels.astype(np.uint64) for labels in arrays]
+    return np.concatenate(arrays)
+
+
+def _joined_text(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    # NumPy gives every text the room of the longest: one long label can fill the memory.
+    padded = max(array.itemsize for array in arrays) * sum(map(len, arrays))
+    if padded > 2 * sum(array.nbytes for array in arrays) + PADDED:
+        arrays = [array.astype(object) for array in arrays]
+    return np.concatenate(arrays)

@@ -1,0 +1,4 @@
+"""k-means: initial centroids, exact iterations, and their compiled loops."""
+
+STARTS = ("k-means++", "random")
+"""Kinds of initial centroids; the first is the default."""

@@ -1,0 +1,207 @@
+"""Compiled loops of k-means. All of them release the GIL, so every thread works on its own rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrieval.resources import compiled
+
+TIE = np.float32(1e-6)  # of |x|^2: distances that differ by less are equal, the point stays
+ORDERED = {"nnan", "nsz", "contract", "reassoc"}  # no NaN: a minimum may use vector registers
+
+
+@compiled(fastmath=ORDERED)
+def fold(product, norms, columns, label, nearest, which):
+    """Find the two nearest centroids (|c|^2 - 2 x c) of each row, its own one left out."""
+    A, B = product.shape
+    for i in range(A):
+        first, second = nearest[0, i], nearest[1, i]
+        for begin in range(0, B, 32):
+            end = min(begin + 32, B)
+            least = np.float32(np.inf)
+            for j in range(begin, end):
+                value = norms[j] - np.float32(2) * product[i, j]
+                least = value if value < least else least
+            if least < second:
+                for j in range(begin, end):
+                    value = norms[j] - np.float32(2) * product[i, j]
+                    if value < second and columns[j] != label[i]:
+                        if value < first:
+                            second, first = first, value
+                            which[i] = columns[j]
+                        else:
+                            second = value
+        nearest[0, i], nearest[1, i] = first, second
+
+
+@compiled(fastmath=ORDERED)
+def count_nearer(product, norms, limits):
+    """How many of |c|^2 - 2 x c (rows x, columns c) are below the limits of their rows."""
+    total = 0
+    for i in range(len(product)):
+        limit, found = limits[i], np.int32(0)
+        for j in range(product.shape[1]):
+            found += np.int32(norms[j] - np.float32(2) * product[i, j] < limit)
+        total += int(found)
+    return total
+
+
+@compiled(fastmath=ORDERED)
+def inner(a, b):
+    """The product of two vectors."""
+    total = np.float32(0)
+    for d in range(len(a)):
+        total += a[d] * b[d]
+    return total
+
+
+@compiled(fastmath=ORDERED)
+def fold_bounds(bounds, norms, columns, label, limits, points, rows, centroids, nearest, which):
+    """Do what `fold` does, from upper bounds of the products.
+
+    A product is computed only if its bound allows that the centroid is the nearest, and nearer than
+    the limit. Otherwise its bound stands for it: too near, but no nearer than the limit.
+    """
+    A, B = bounds.shape
+    for i in range(A):
+        first, second = nearest[0, i], nearest[1, i]
+        for begin in range(0, B, 32):
+            end = min(begin + 32, B)
+            least = np.float32(np.inf)
+            for j in range(begin, end):
+                value = norms[j] - np.float32(2) * bounds[i, j]
+                least = value if value < least else least
+            if least < second:
+                for j in range(begin, end):
+                    value = norms[j] - np.float32(2) * bounds[i, j]
+                    if value < second and columns[j] != label[i]:
+                        if value < min(first, limits[i]):
+                            value = norms[j] - np.float32(2) * inner(points[rows[i]], centroids[j])
+                        if value < first:
+                            second, first = first, value
+                            which[i] = columns[j]
+                        elif value < second:
+                            second = value
+        nearest[0, i], nearest[1, i] = first, second
+
+
+@compiled
+def settle(rows, norms, nearest, which, label, own, other):
+    """Assign points to nearer centroids, and lower their bounds for all others."""
+    for i in range(len(rows)):
+        row = rows[i]
+        first = max(np.float32(0), nearest[0, i] + norms[row])
+        second = max(np.float32(0), nearest[1, i] + norms[row])
+        if which[i] >= 0 and first + TIE * norms[row] < own[row]:
+            other[row] = min(other[row], own[row], second)
+            own[row], label[row] = first, which[i]
+        else:
+            other[row] = min(other[row], first)
+
+
+@compiled
+def measure(points, norms, centroids, rows, label, own):
+    """Compute the squared distances of points to their own centroids."""
+    for row in rows:
+        point, centroid = points[row], centroids[label[row]]
+        square, product = np.float32(0), np.float32(0)
+        for d in range(len(point)):
+            square += centroid[d] * centroid[d]
+            product += centroid[d] * point[d]
+        own[row] = max(np.float32(0), square - np.float32(2) * product + norms[row])
+
+
+@compiled
+def transfer(points, rows, before, after, sums, counts, touched):
+    """Move points from the sums of their former clusters to those of their new ones."""
+    for row in rows:
+        old, new = before[row], after[row]
+        if old >= 0:
+            counts[old] -= 1
+            touched[old] = True
+            for d in range(points.shape[1]):
+                sums[old, d] -= points[row, d]
+        counts[new] += 1
+        touched[new] = True
+        for d in range(points.shape[1]):
+            sums[new, d] += points[row, d]
+
+
+@compiled
+def squared_distances(product, norms, others, out, start):
+    """Write |a|^2 - 2 a b + |b|^2 into columns of `out`, from `start` on."""
+    for c in range(len(product)):
+        for i in range(product.shape[1]):
+            squared = norms[c] - np.float32(2) * product[c, i] + others[i]
+            out[c, start + i] = max(np.float32(0), squared)
+
+
+@compiled(fastmath=ORDERED)
+def count_below(bounds, norms, others, own):
+    """How many of |a|^2 - 2 a b + |b|^2 are below the limits of their columns."""
+    total = 0
+    for c in range(len(bounds)):
+        found = np.int32(0)
+        for i in range(bounds.shape[1]):
+            found += np.int32(norms[c] - np.float32(2) * bounds[c, i] + others[i] < own[i])
+        total += int(found)
+    return total
+
+
+@compiled
+def bounded_distances(bounds, drawn, norms, points, others, own, out, start):
+    """Do what `squared_distances` does, from upper bounds of the products.
+
+    A distance that is not below `own` of its point may be too small, but not below it either.
+    """
+    for c in range(len(bounds)):
+        for i in range(bounds.shape[1]):
+            squared = norms[c] - np.float32(2) * bounds[c, i] + others[i]
+            if squared < own[i]:
+                product = inner(drawn[c], points[i])
+                squared = norms[c] - np.float32(2) * product + others[i]
+            out[c, start + i] = max(np.float32(0), squared)
+
+
+@compiled(fastmath=ORDERED)
+def gain(distances, own):
+    """By how much the sum of distances falls with a centroid at these distances."""
+    total = 0.0
+    for begin in range(0, len(own), 4096):
+        part = np.float32(0)
+        for i in range(begin, min(begin + 4096, len(own))):
+            part += max(np.float32(0), own[i] - distances[i])
+        total += np.float64(part)
+    return total
+
+
+@compiled(fastmath=ORDERED)
+def gains(distances, own, start, stop, out):
+    """The gains of some candidates."""
+    for c in range(start, stop):
+        out[c] = gain(distances[c], own)
+
+
+@compiled
+def keep_best(distances, bounds, done, wanted, label, own, other):
+    """Choose candidates one by one, each time the one that gains most.
+
+    A gain that was computed before the last choice is an upper bound of what it is now.
+    """
+    chosen = np.empty(wanted, np.int64)
+    computed = np.zeros(len(bounds), np.int64)
+    for n in range(wanted):
+        best = np.argmax(bounds)
+        while computed[best] < n:
+            bounds[best] = gain(distances[best], own)
+            computed[best] = n
+            best = np.argmax(bounds)
+        chosen[n] = best
+        bounds[best] = -1.0
+        for i in range(len(own)):
+            squared = distances[best, i]
+            if squared < own[i]:
+                other[i], own[i], label[i] = own[i], squared, done + n
+            elif squared < other[i]:
+                other[i] = squared
+    return chosen

@@ -1,0 +1,194 @@
+"""Find the files that a name stands for: a file, a run folder, a pattern or a folder of shards."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrieval.errors import DmlError, damaged
+from retrieval.formats import COMPRESSED, FORMATS, find_format
+from retrieval.formats.named_arrays import SPLIT_NAMES
+
+LISTING = 1 << 24  # bytes of a state.json that are read; it lists some hundred files
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a name on the command line stands for."""
+
+    name: Path
+    files: tuple[Path, ...]
+    """In natural order. One file, which need not exist, or the shards of one set."""
+    key: str | None
+    labels: Path | None = None
+    """A file of labels that belongs to the others."""
+
+    @property
+    def is_set(self) -> bool:
+        return self.files != (self.name,)
+
+
+def locate(source: str | Path) -> Place:
+    """`file.h5::key` -> the file and the key; for a run folder, the embeddings in it."""
+    text = str(source)
+    if not text.partition("::")[0]:
+        raise DmlError(
+            "The name of a file is empty.",
+            "A variable of the shell may not be set.",
+            "Give the name of a file: dmltool eval embeddings.h5",
+        )
+    key = None
+    if "::" in text and not os.path.exists(text):
+        text, _, key = text.rpartition("::")
+    inside = os.path.join(text, "embeddings.h5")
+    path = Path(inside if os.path.isfile(inside) else text)
+    if pair := _projector(path):
+        return Place(path, pair[:1], key or None, pair[1])
+    return Place(path, _files(path), key or None)
+
+
+def _projector(path: Path) -> tuple[Path, Path] | None:
+    """The vectors and the labels of a folder as TensorBoard's projector has it."""
+    labels = path / "metadata.tsv"
+    for name in ("vectors.tsv", "tensors.tsv"):
+        if (path / name).is_file() and labels.is_file():
+            return path / name, labels
+    return None
+
+
+def natural(path: Path) -> tuple[list[str | int], str]:
+    """A key to sort by that puts part-2 before part-10."""
+    pieces = re.split(r"([0-9]+)", str(path))
+    return [int(piece) if n % 2 else piece for n, piece in enumerate(pieces)], str(path)
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    if path.is_dir():
+        return _in_folder(path)
+    if glob.has_magic(str(path)) and not path.exists():
+        found = [Path(name) for name in glob.glob(str(path), recursive=True)]
+        if files := _sorted(file for file in found if not file.is_dir()):
+            return files
+        raise DmlError(
+            f"{path} matches no file.",
+            "A pattern stands for the files whose names it fits: * for any text, ? for one sign.",
+            f"Look there: ls {os.path.dirname(str(path)) or '.'}",
+        )
+    return (path,)
+
+
+def _sorted(files: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(sorted(files, key=natural))
+
+
+def _in_folder(path: Path) -> tuple[Path, ...]:
+    from retrieval.formats import refused
+
+    names = os.listdir(path)
+    if "dataset_dict.json" in names:
+        return _splits_of_hugging_face(path)
+    if "state.json" in names:
+        return _hugging_face(path)
+    shards = embedding_files(names)
+    if error := refused.explain_folder(path, shards):
+        raise error
+    formats = sorted({_inner_suffix(name) for name in shards})
+    if len(formats) > 1:
+        raise DmlError(
+            f"{path} holds files of several formats: {', '.join(formats)}.",
+            "The files of a set have one format.",
+            f"Choose some by a pattern: '{path}/*{formats[0]}'",
+        )
+    return _sorted(path / name for name in shards)
+
+
+def embedding_files(names: Iterable[str]) -> list[str]:
+    """The names, of those in a folder, that have the suffix of an embedding format."""
+    suffixes = {s for format in FORMATS if not format.labels_only for s in format.suffixes}
+    shown = [name for name in names if not name.startswith((".", "_"))]
+    return [name for name in shown if os.path.splitext(name)[1].lower() in suffixes]
+
+
+def _inner_suffix(name: str) -> str:
+    """`.npy` of both x.npy and x.npy.gz."""
+    suffixes = Path(name).suffixes
+    compressed = suffixes[-1].lower() in COMPRESSED and len(suffixes) > 1
+    return suffixes[-2 if compressed else -1].lower()
+
+
+def _hugging_face(path: Path) -> tuple[Path, ...]:
+    """The Arrow files of a folder that `save_to_disk` of Hugging Face's datasets wrote, in order.
+
+    The rows of a filtered data set, which old versions keep in a file of their own, are refused.
+    """
+    state = _json(path / "state.json")
+    listed = state.get("_data_files")
+    listed = listed if isinstance(listed, list) else []
+    names = [entry.get("filename") for entry in listed if isinstance(entry, dict)]
+    good = [name for name in names if isinstance(name, str) and name == os.path.basename(name)]
+    if not good or len(good) != len(listed):
+        raise damaged(f"{path / 'state.json'} does not list the files of a data set.")
+    if state.get("_indices_data_files"):
+        raise DmlError(
+            f"{path} is a selection of rows of a data set.",
+            "It was saved by an old version of datasets, which keeps the selection in a file.",
+            "Save it again: dataset.flatten_indices().save_to_disk(FOLDER)",
+        )
+    return tuple(path / name for name in good)
+
+
+def _splits_of_hugging_face(path: Path) -> tuple[Path, ...]:
+    listed = _json(path / "dataset_dict.json").get("splits")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    known = [name for name in names if name in SPLIT_NAMES and (path / name).is_dir()]
+    if not known:
+        raise DmlError(
+            f"{path} is a data set with the splits {', '.join(names) or '(none)'}.",
+            f"Of these, {', '.join(sorted(SPLIT_NAMES))} are known.",
+            f"Give one of its folders: dmltool eval {path / names[0]}"
+            if names
+            else "Save it again: dataset.save_to_disk(FOLDER)",
+        )
+    return tuple(file for name in known for file in _hugging_face(path / name))
+
+
+def _json(path: Path) -> dict:
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(LISTING))
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(f"{path} cannot be read.", f"{error}.") from error
+    if not isinstance(found, dict):
+        raise damaged(f"{path} holds no JSON object.")
+    return found
+
+
+class Sources:
+    """The input files of a command, as they were when it began; a missing one is an error."""
+
+    def __init__(self, *names: str | None) -> None:
+        self.places = [locate(name) for name in names if name]
+        self.files = [file for place in self.places for file in place.files]
+        self.files += [place.labels for place in self.places if place.labels]
+        for path in self.files:
+            if not path.exists():
+                find_format(path)  # raises, before anything else is found wrong
+        self.seen = [self._look(path) for path in self.files]
+
+    def check_unchanged(self) -> None:
+        for path, before in zip(self.files, self.seen, strict=True):
+            if self._look(path) != before:
+                raise DmlError(
+                    f"{path} was changed while it was read.",
+                    "Scores of half-old, half-new data would be wrong.",
+                    "Run the command again once the file is complete.",
+                )
+
+    @staticmethod
+    def _look(path: Path) -> tuple[int, int] | None:
+        return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None

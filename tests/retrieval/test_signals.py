@@ -1,0 +1,268 @@
+"""Ctrl-C at any moment: one line, exit code 130, soon. A mapped file that is cut short is named."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {
+    "list": ["list", "losses"],
+    "dry run": ["train", "--loss", "group", "--dry-run"],
+    "train": ["train", "--data", "nowhere"],
+    "eval": ["eval", "nowhere.npy"],
+}
+
+# The first thing that the program does when cli is there is to tell so on stderr.
+STARTED = """
+import os, runpy, sys
+sys.path.insert(0, {root!r})
+import retrieval.signals as signals
+watch = signals.end_on_interrupt
+def told(name):
+    watch("__main__")
+    os.write(2, b"started")
+signals.end_on_interrupt = told
+sys.argv = ["dmltool", *sys.argv[1:]]
+runpy.run_module("cli", run_name="__main__")
+"""
+
+
+def interrupted(args, seconds, folder):
+    """(exit code, stderr, seconds until the end) of a command that is interrupted after a while."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTED.format(root=str(ROOT)), *args],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.stderr.read(7) == b"started"
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    told = process.communicate(timeout=60)[1].decode()
+    return process.returncode, told, time.monotonic() - began
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_at_any_moment_is_one_line(name, tmp_path):
+    moments = random.Random(name)
+    for _ in range(8):
+        seconds = moments.choice((0.05, 0.3, 3)) * moments.random()
+        code, told, _ = interrupted(COMMANDS[name], seconds, tmp_path)
+        assert "Traceback" not in told, (seconds, told)
+        assert "ignored" not in told, (seconds, told)
+        assert "bug in dmltool" not in told, (seconds, told)
+        if code != 0 and "nowhere" not in told:  # it was not faster
+            assert code == 130, (seconds, told)
+            assert told.count("Interrupted") == 1, (seconds, told)
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_ctrl_c_that_is_blocked_while_python_starts_is_one_line(before, tmp_path):
+    """As `env --block-signal=INT dmltool` starts it; a background job is still not interrupted."""
+
+    def block():
+        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "cli", "list", "losses"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        preexec_fn=block,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.send_signal(signal.SIGINT)
+    shown, told = process.communicate(timeout=60)
+    if before == signal.SIG_DFL:
+        assert (process.returncode, shown) == (130, b"")
+        assert told == b"\nInterrupted: nothing was written.\n"
+    else:
+        assert (process.returncode, told) == (0, b"")
+
+
+def test_children_of_a_command_do_not_start_with_ctrl_c_blocked():
+    code = f"""
+import signal, subprocess, sys
+sys.path[:0] = [{str(ROOT)!r}]
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+from retrieval import signals
+signals.end_on_interrupt("__main__")
+mask = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+subprocess.run([sys.executable, "-c", mask], check=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+def test_ctrl_c_inside_an_import_that_catches_everything_ends_the_command(tmp_path):
+    code = f"""
+import sys, time
+sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+from retrieval import signals
+signals.end_on_interrupt("__main__")
+with signals.raised():
+    print("here", flush=True)
+    import stubborn
+    time.sleep(60)
+"""
+    (tmp_path / "stubborn.py").write_text(
+        "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end:\n"
+        "    try:\n        time.sleep(0.05)\n    except BaseException:\n        pass\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "here\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    told = process.communicate(timeout=60)[1]
+    assert time.monotonic() - began < 10  # a second where nothing else runs
+    assert (process.returncode, told) == (130, "\nInterrupted.\n")
+
+
+def test_ctrl_c_inside_an_import_is_raised_at_its_end(tmp_path):
+    """What a command has computed before is still shown."""
+    code = f"""
+import sys, time
+sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+from retrieval import signals
+signals.end_on_interrupt("__main__")
+with signals.raised(), signals.patient():
+    print("here", flush=True)
+    try:
+        import slow
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("kept", sys.modules["slow"].whole)
+"""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2.5)\nwhole = True\n")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "here\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("kept True\n", "")
+
+
+def test_a_child_that_does_not_end_is_killed(tmp_path):
+    code = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}]
+from retrieval import signals
+signals.end_on_interrupt("__main__")
+with signals.raised():
+    deaf = "import signal, time; signal.signal(2, signal.SIG_IGN); print(1, flush=True)"
+    signals.run_child([sys.executable, "-c", deaf + "; time.sleep(60)"])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "1\n"
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    process.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+
+
+def test_ctrl_c_ends_the_demo_soon(tmp_path):
+    """The seconds are short where nothing else runs: 2 at most."""
+    for seconds in (0.5, 2.5, 5.0):
+        code, told, took = interrupted(["demo", "--quick", "--out", "demo"], seconds, tmp_path)
+        assert code == 130, told
+        assert took < 20, (seconds, told)
+        assert "Traceback" not in told
+        assert "bug in dmltool" not in told
+
+
+def test_ctrl_c_inside_an_import_of_the_demo_is_not_lost(tmp_path):
+    """Libraries catch everything around imports of their own; the demo would go on."""
+    (tmp_path / "PIL").mkdir()
+    (tmp_path / "PIL" / "__init__.py").write_text(
+        "import sys, time\nprint('here', file=sys.stderr, flush=True)\n"
+        "end = time.monotonic() + 30\nwhile time.monotonic() < end:\n"
+        "    try:\n        time.sleep(0.05)\n    except BaseException:\n        pass\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli", "demo", "--quick", "--out", "demo"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    while process.stderr.readline() not in ("here\n", ""):
+        pass
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    told = process.communicate(timeout=60)[1]
+    assert time.monotonic() - began < 15  # two seconds where nothing else runs
+    assert process.returncode == 130, told
+    assert "Interrupted" in told
+
+
+USES = {
+    "copied": "x.copy()",
+    "multiplied": "x @ x.T",
+    "in a thread": "t = threading.Thread(target=lambda: x.sum()); t.start(); t.join()",
+}
+SCRIPT = """
+import os, sys, threading
+from retrieval.loading import load
+from retrieval import signals
+signals.tell_cut_files()
+x = load(sys.argv[1]).splits["test"].vectors
+os.truncate(sys.argv[1], 4096)
+{use}
+print("not reached")
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    vectors = np.random.default_rng(0).standard_normal((6000, 256)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", embeddings=vectors, labels=np.arange(6000) // 4)
+    return tmp_path / "x.npz"
+
+
+@pytest.mark.parametrize("use", USES)
+def test_reading_on_is_an_error_that_names_the_file(file, use):
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(use=USES[use]), file],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert run.returncode == 1
+    assert f"{file} was cut short" in run.stderr
+    assert run.stdout == ""
+
+
+def test_eval_of_a_file_that_is_cut_short_says_so(file):
+    command = [sys.executable, "-m", "cli", "eval", str(file), "--no-map"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        maps = Path(f"/proc/{run.pid}/maps")
+        end = time.monotonic() + 60
+        while str(file) not in maps.read_text():
+            assert run.poll() is None
+            assert time.monotonic() < end
+        os.truncate(file, 4096)
+        out, told = run.communicate(timeout=60)
+    assert run.returncode == 1, (out, told)
+    # All rows may have been copied before; then the change itself is noticed.
+    assert "cut short" in told or "was changed while it was read" in told

@@ -1,0 +1,76 @@
+"""The page of a sweep: which chart it has, and that it needs nothing from elsewhere."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from trainer.config import Config
+from trainer.sweep import charts, page
+from trainer.sweep.results import compared, setting
+
+
+def outcome(seed, share, classes=12):
+    """A run that gets a share of 10 queries of each class right, more or less."""
+    rng = np.random.default_rng(seed)
+    hits = np.clip(np.rint(10 * share + rng.normal(0, 1, classes)), 0, 10).astype(int).tolist()
+    recall = sum(hits) / (10 * classes)
+    scores = {d: {"recall@1": recall, "map_at_r": recall / 2} for d in ("l2", "cos")}
+    validation = {"split": "val", "scores": scores, "classes": [str(c) for c in range(classes)]}
+    validation |= {"queries": [10] * classes, "hits": {"cos": hits, "l2": hits}}
+    return {"seed": seed, "run": "x", "best_epoch": 1, "validation": validation, "test": None}
+
+
+def result(*keys, method="grid"):
+    """A sweep over three values of each key."""
+    cells = np.stack(np.meshgrid(*[np.arange(1, 4)] * len(keys)), -1).reshape(-1, len(keys))
+    rows = [
+        setting(
+            n,
+            dict(zip(keys, map(str, cell), strict=True)),
+            [outcome(seed, 0.3 + 0.05 * cell.sum()) for seed in range(3)],
+        )
+        for n, cell in enumerate(cells)
+    ]
+    about = {"name": "<b>sweep</b>", "method": method, "settings": Config().to_dict()}
+    return compared(rows, list(keys), about)
+
+
+@pytest.mark.parametrize(
+    ("keys", "marks"),
+    [
+        (["optimizer.lr"], {'class="band cos"': 1, 'class="cos" cx': 9}),
+        (["optimizer.lr", "network.dim"], {'class="cell"': 9}),
+        (["optimizer.lr", "network.dim", "optimizer.clip"], {'class="setting"': 27}),
+    ],
+)
+def test_the_chart_fits_the_number_of_parameters(keys, marks):
+    drawn = charts.chart(result(*keys))
+    ElementTree.fromstring(drawn)  # well formed
+    assert {mark: drawn.count(mark) for mark in marks} == marks
+
+
+def test_settings_drawn_at_random_have_parallel_coordinates():
+    drawn = charts.chart(result("optimizer.lr", "network.dim", method="random"))
+    assert drawn.count('class="setting"') == 9
+
+
+def test_the_best_cell_of_a_heat_map_is_the_darkest():
+    found = result("optimizer.lr", "network.dim")
+    shares = re.findall(r'style="--share:(\d+)%"', charts.chart(found))
+    assert shares[0] == "75"  # the rows are best first
+    assert shares[-1] == "12"
+
+
+def test_the_page_escapes_names_and_loads_nothing():
+    text = page.render(result("optimizer.lr", "network.dim"))
+    assert "<b>sweep</b>" not in text
+    assert "&lt;b&gt;sweep" in text
+    assert not re.search(r"https?://|<script|<link|src=", text)
+
+
+def test_a_failed_setting_is_on_the_page():
+    found = result("optimizer.lr")
+    found["rows"].append(setting(9, {"optimizer.lr": "1e9"}, [], "The loss is nan."))
+    assert "The loss is nan." in page.render(found)

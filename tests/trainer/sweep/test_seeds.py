@@ -1,0 +1,29 @@
+"""`dmltool train --seeds N`: run folders, mean and spread, and going on."""
+
+import json
+import statistics
+
+from tests.conftest import call
+from tests.trainer.conftest import SMALL
+
+
+def test_seeds_are_runs_of_their_own_with_mean_and_spread(pictures, tmp_path):
+    out = tmp_path / "runs"
+    words = ("train", *SMALL, "--epochs=1", "--threads=1", "--data", pictures, "--seed", 3)
+    found = json.loads(call(*words, "--seeds", 2, "--out", out, "--json").stdout)
+    assert found["seeds"] == [3, 4]
+    results = [json.loads((out / f"seed-{s}" / "result.json").read_text()) for s in (3, 4)]
+    recalls = [result["test"]["distances"]["cos"]["recall"]["1"] for result in results]
+    shown = found["rows"][0]["test"]["cos"]["recall@1"]
+    assert shown == {"mean": statistics.fmean(recalls), "std": statistics.stdev(recalls)}
+    alone = tmp_path / "alone"
+    assert call(*words, "--out", alone).exit_code == 0
+    assert json.loads((alone / "result.json").read_text())["test"] == results[0]["test"]
+
+    before = (out / "seed-3" / "last.pt").stat().st_mtime_ns
+    again = call(*words, "--seeds", 3, "--out", out)
+    assert "seeds 3 to 5" in again.stdout
+    assert (out / "seed-3" / "last.pt").stat().st_mtime_ns == before
+    other = call(*words, "--seeds", 2, "--out", out, "--lr", 0.5)
+    assert other.exit_code == 1
+    assert "optimizer.lr" in other.stderr

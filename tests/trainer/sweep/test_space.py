@@ -1,0 +1,76 @@
+import pytest
+
+from retrieval.errors import DmlError
+from trainer.sweep.space import Choice, Range, cells, from_file, from_grid
+
+
+def test_a_grid_has_every_combination_in_order():
+    space = from_grid(["loss.options.anchors=0,1", "batches.images=4,6,8"])
+    found = [tuple(cell.values()) for cell in cells(space)]
+    assert found == [(a, i) for a in ("0", "1") for i in ("4", "6", "8")]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("loss.name=ce,group", ('"ce"', '"group"')),
+        ("input.scale=[0.2, 1.0],[0.5, 1.0]", ("[0.2, 1.0]", "[0.5, 1.0]")),
+        ("network.batchnorm=true,false", ("true", "false")),
+        ("optimizer.lr=1e-3", ("0.001",)),
+    ],
+)
+def test_values_of_a_grid_are_those_of_set(text, values):
+    [parameter] = from_grid([text]).values()
+    assert parameter == Choice(values)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["lr=1,2"],
+        ["optimizer.lr"],
+        ["optimizer.lr="],
+        ["optimizer.lr=1,1"],
+        ["optimizer.lr=1", "optimizer.lr=2"],
+        ["run.seed=0,1"],
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused(texts):
+    with pytest.raises(DmlError):
+        from_grid(texts)
+
+
+def test_a_file_has_ranges_logarithms_whole_numbers_and_choices(tmp_path):
+    file = tmp_path / "space.toml"
+    file.write_text(
+        "optimizer.lr = {low = 1e-4, high = 0.1, log = true}\n"
+        "optimizer.momentum = {low = 0.0, high = 0.9}\n"
+        "[batches]\nimages = {low = 2, high = 8}\n"
+        '[loss]\nname = ["ce", "spce"]\n'
+    )
+    space = from_file(file)
+    assert space["optimizer.lr"] == Range(1e-4, 0.1, log=True)
+    assert not space["optimizer.momentum"].whole
+    assert space["batches.images"].whole
+    assert space["loss.name"] == Choice(('"ce"', '"spce"'))
+    with pytest.raises(DmlError, match="range"):
+        cells(space)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "optimizer.lr = 3",
+        "optimizer.lr = []",
+        "optimizer.lr = {low = 1}",
+        "optimizer.lr = {low = 2, high = 1}",
+        "optimizer.lr = {low = 0, high = 1, log = true}",
+        "optimizer.lr = {low = 0, high = 1, step = 2}",
+        "optimizer.lr = {low = nan, high = 1}",
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(tmp_path, text):
+    (tmp_path / "space.toml").write_text(text)
+    with pytest.raises(DmlError):
+        from_file(tmp_path / "space.toml")

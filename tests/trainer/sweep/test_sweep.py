@@ -1,0 +1,208 @@
+"""Sweeps of runs that take a second: what is trained, compared and written, also after kills."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval.errors import DmlError
+from tests.conftest import call
+from tests.trainer.conftest import SMALL
+from trainer.run.checkpoint import load
+from trainer.sweep.runs import SweepWatch
+from trainer.sweep.space import Range
+from trainer.sweep.study import Trials
+from trainer.sweep.sweep import sweep
+
+LR = "optimizer.lr=0.0001,0.003"
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of ours catches it."""
+
+
+class KilledAt(SweepWatch):
+    """Raises at the so-many-th epoch."""
+
+    def __init__(self, epochs):
+        self.left = epochs
+
+    def epoch(self, record):
+        self.left -= 1
+        if not self.left:
+            raise Killed
+
+
+def table(folder):
+    return (folder / "sweep.csv").read_text()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Holds the result of a sweep that was trained once, by its plan."""
+    return {}
+
+
+def result_of(plan, tmp_path, undisturbed):
+    if "found" not in undisturbed:
+        folder = undisturbed["folder"] = tmp_path / "undisturbed"
+        undisturbed["found"] = sweep(plan(LR), folder)
+        undisturbed["table"] = table(folder)
+    return undisturbed
+
+
+def test_settings_are_ordered_by_their_mean_over_seeds(plan, tmp_path, undisturbed):
+    found = result_of(plan, tmp_path, undisturbed)["found"]
+    folder = undisturbed["folder"]
+    means = []
+    for row in found["rows"]:
+        runs = [folder / f"trial-{row['trial']:03d}" / f"seed-{seed}" for seed in (0, 1)]
+        best = [load(run / "best.pt")["best"]["scores"]["cos"] for run in runs]
+        mean, std = (row["validation"]["cos"]["recall@1"][key] for key in ("mean", "std"))
+        assert mean == pytest.approx(np.mean(best), abs=1e-12)
+        assert std == pytest.approx(np.std(best, ddof=1), abs=1e-12)
+        means.append(mean)
+    assert means == sorted(means, reverse=True)
+    assert {row["values"]["optimizer.lr"] for row in found["rows"]} == {"0.003", "0.0001"}
+
+
+def test_only_the_best_setting_is_scored_on_the_test_set(plan, tmp_path, undisturbed):
+    found = result_of(plan, tmp_path, undisturbed)["found"]
+    first, second = found["rows"]
+    assert first["test"]["cos"]["recall@1"]["mean"] > 0
+    assert second["test"] is None
+    for row, scored in ((first, True), (second, False)):
+        for run in row["runs"]:
+            result = json.loads((Path(run["run"]) / "result.json").read_text())
+            assert (result["test"] is not None) == scored
+
+
+def test_csv_and_json_have_the_same_rows(plan, tmp_path, undisturbed):
+    found = result_of(plan, tmp_path, undisturbed)
+    assert json.loads((found["folder"] / "sweep.json").read_text()) == found["found"]
+    rows = list(csv.DictReader(found["table"].splitlines()))
+    for row, line in zip(found["found"]["rows"], rows, strict=True):
+        assert line["optimizer.lr"] == row["values"]["optimizer.lr"]
+        mean = row["validation"]["cos"]["recall@1"]["mean"]
+        assert float(line["validation cos recall@1 mean"]) == mean
+
+
+@pytest.mark.parametrize("epochs", [[1], [2, 3, 5]])
+def test_a_sweep_that_is_interrupted_ends_with_the_same_table(plan, tmp_path, undisturbed, epochs):
+    expected = result_of(plan, tmp_path, undisturbed)["table"]
+    for count in epochs:
+        with pytest.raises(Killed):
+            sweep(plan(LR), tmp_path / "sweep", watch=KilledAt(count))
+    sweep(plan(LR), tmp_path / "sweep")
+    assert table(tmp_path / "sweep") == expected
+
+
+def test_a_finished_sweep_trains_nothing_again(plan, tmp_path, undisturbed):
+    expected = result_of(plan, tmp_path, undisturbed)
+    sweep(plan(LR), expected["folder"], watch=KilledAt(1))
+    assert table(expected["folder"]) == expected["table"]
+
+
+def test_another_sweep_does_not_go_into_the_same_folder(plan, tmp_path, undisturbed):
+    folder = result_of(plan, tmp_path, undisturbed)["folder"]
+    with pytest.raises(DmlError, match="another sweep"):
+        sweep(plan("optimizer.lr=0.1"), folder)
+    with pytest.raises(DmlError, match="another sweep") as error:
+        sweep(plan(LR, settings=(*plan(LR).settings, "optimizer.clip=1")), folder)
+    assert "optimizer.clip" in error.value.why
+
+
+def test_a_setting_that_diverges_is_the_last_of_the_table(plan, tmp_path):
+    found = sweep(plan("optimizer.lr=1e6,0.003", seeds=1), tmp_path / "sweep")
+    good, bad = found["rows"]
+    assert good["values"]["optimizer.lr"] == "0.003"
+    assert bad["error"]
+    assert bad["runs"] == []
+
+
+def test_random_settings_are_drawn_by_number_and_stay_in_their_ranges(plan, tmp_path):
+    space = {"optimizer.lr": Range(1e-4, 1e-2, log=True), "network.dim": Range(4, 8)}
+    random = plan(space=space, method="random", trials=3, seeds=1)
+    with pytest.raises(Killed):
+        sweep(random, tmp_path / "killed", watch=KilledAt(4))
+    found = [sweep(random, tmp_path / name) for name in ("killed", "whole")]
+    values = [{row["trial"]: row["values"] for row in one["rows"]} for one in found]
+    assert values[0] == values[1]
+    assert len({tuple(each.values()) for each in values[0].values()}) == 3
+    for each in values[0].values():
+        assert 1e-4 <= float(each["optimizer.lr"]) <= 1e-2
+        assert each["network.dim"] in "45678"
+
+
+def test_tpe_trains_as_many_settings_as_asked(plan, tmp_path):
+    space = {"optimizer.lr": Range(1e-4, 1e-2, log=True)}
+    tpe = plan(space=space, method="tpe", trials=2, seeds=1)
+    assert len(sweep(tpe, tmp_path / "sweep")["rows"]) == 2
+
+
+def command(pictures, out, *more):
+    small = (word for word in SMALL if "--workers" not in word)  # here those that train
+    words = (
+        *small,
+        "--set=data.workers=0",
+        "--data",
+        pictures,
+        "--grid",
+        LR,
+        "--seeds",
+        2,
+        "--threads",
+        1,
+        "--out",
+        out,
+    )
+    return [sys.executable, "-m", "cli", "sweep", *map(str, words), *more]
+
+
+def test_workers_that_are_killed_leave_a_sweep_that_ends_with_the_same_table(pictures, tmp_path):
+    """SIGKILL to the first process of two, while both train; the second ends by itself."""
+    whole, killed = tmp_path / "whole" / "sweep", tmp_path / "killed" / "sweep"
+    assert call("sweep", *command(pictures, whole)[4:]).exit_code == 0
+    process = subprocess.Popen(command(pictures, killed, "--workers=2"), stderr=subprocess.DEVNULL)
+    until(lambda: len(list(killed.glob("trial-*/seed-0/metrics.jsonl"))) == 2, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (killed / "sweep.csv").exists()
+    assert call("sweep", *command(pictures, killed)[4:]).exit_code == 0
+    assert table(killed) == table(whole)
+
+
+def until(happened, process, polls=15_000):
+    """Wait for what a process does; counted in polls, as both may be stopped for a while."""
+    for _ in range(polls):
+        if happened():
+            return
+        assert process.poll() is None
+        time.sleep(0.02)
+    raise AssertionError("it has not happened")
+
+
+def test_a_sweep_names_what_varies():
+    assert call("sweep").exit_code == 2
+    assert call("sweep", "--grid", "optimizer.lr=1", "--space", "x.toml").exit_code == 2
+
+
+def test_a_sweep_of_a_version_without_some_setting_goes_on(plan, tmp_path):
+    """What it did not write down has its default; another value is another sweep."""
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    trials = Trials(plan(LR), folder, None)
+    known = trials.study.user_attrs["definition"]
+    del known["settings"]["run.train_recall"]
+    trials.study.set_user_attr("definition", known)
+    Trials(plan(LR), folder, None)
+    with pytest.raises(DmlError, match="another sweep") as error:
+        Trials(plan(LR, settings=(*plan(LR).settings, "run.train_recall=9")), folder, None)
+    assert "run.train_recall" in error.value.why

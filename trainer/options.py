@@ -1,0 +1,172 @@
+"""Options of the commands that train: how they are declared, and the settings they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from retrieval.console import tell, warn
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+FLAGS = {  # options of `dmltool train` that are keys of the configuration
+    "dataset": "data.dataset",
+    "data": "data.root",
+    "loss": "loss.name",
+    "miner": "loss.miner",
+    "backbone": "network.backbone",
+    "weights": "network.weights",
+    "dim": "network.dim",
+    "epochs": "schedule.epochs",
+    "lr": "optimizer.lr",
+    "seed": "run.seed",
+    "select": "run.select",
+    "monitor": "loss.monitor",
+    "min_images": "data.min_images",
+    "skip_bad": "data.skip_bad",
+    "cache": "data.cache",
+    "workers": "data.workers",
+    "device": "run.device",
+    "threads": "run.threads",
+    "precision": "run.precision",
+    "deterministic": "run.deterministic",
+    "compile": "run.compile",
+    "tensorboard": "run.tensorboard",
+}
+
+# How error messages name a key: by the option that sets it.
+OPTION_OF = {key: f"--{name.replace('_', '-')}" for name, key in FLAGS.items()} | dict.fromkeys(
+    ("batches.size", "batches.classes", "batches.images"), "--batch"
+)
+
+
+class Batch(click.ParamType):
+    """128 images at random, or 6x9: classes x images of each."""
+
+    name = "N|CxM"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, int]:
+        try:
+            numbers = [int(part) for part in value.lower().split("x")]
+        except ValueError:
+            numbers = []
+        if len(numbers) not in (1, 2) or min(numbers) < 1:
+            self.fail(f"{value!r} is neither a number of images nor CxM such as 6x9.", param, ctx)
+        if len(numbers) == 1:
+            return {"batches.size": numbers[0], "batches.classes": 0, "batches.images": 0}
+        return {"batches.classes": numbers[0], "batches.images": numbers[1]}
+
+
+SETTINGS = (
+    click.option("--preset", metavar="NAME", help="Start from a preset; see dmltool list presets."),
+    click.option("--config", "file", metavar="FILE", help="Start from a TOML file of settings."),
+    click.option(
+        "--dataset", metavar="NAME", help="Data set; see dmltool list datasets.  [default: glyphs]"
+    ),
+    click.option(
+        "--data", metavar="PATH", help="Folder with one folder per class, or a CSV table."
+    ),
+    click.option("--loss", metavar="NAME", help="Loss; see dmltool list losses; also pml:NAME."),
+    click.option(
+        "--miner", metavar="NAME", help="Miner of pairs for the loss; see dmltool list miners."
+    ),
+    click.option(
+        "--backbone", metavar="NAME", help="Backbone; see dmltool list backbones; also timm:NAME."
+    ),
+    click.option(
+        "--weights", metavar="NAME|FILE", help="Initial weights: imagenet, none, or a file."
+    ),
+    click.option(
+        "--dim", type=click.IntRange(0), help="Embedding dimension; 0: the backbone's own."
+    ),
+    click.option("--epochs", type=click.IntRange(1), help="Number of epochs."),
+    click.option(
+        "--batch", type=Batch(), help="N random images, or C classes x M images: 128, 6x9."
+    ),
+    click.option("--lr", type=float, help="Learning rate."),
+    click.option("--seed", type=click.IntRange(0), help="Seed of the run."),
+    click.option(
+        "--select",
+        type=click.Choice(["val", "test", "last"]),
+        help="How to choose the best epoch: val (held-out training classes, so that it trains on "
+        "90 % of them), test (test set: use this to compare with the papers) or last (last "
+        "epoch).  [default: val]",
+    ),
+    click.option(
+        "--monitor", metavar="NAME,...", help="Additional losses to log, such as spce,pce."
+    ),
+    click.option(
+        "--min-images", type=click.IntRange(1), help="Leave out training classes with fewer images."
+    ),
+    click.option("--skip-bad", is_flag=True, help="Leave out unreadable images, also in export."),
+    click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images."),
+    click.option(
+        "--cache",
+        type=click.Choice(["none", "ram", "disk"]),
+        help="Where to cache resized images.",
+    ),
+    click.option("--device", help="cpu, cuda, cuda:1, mps, ...  [default: a GPU if there is one]"),
+    click.option(
+        "--threads",
+        type=click.IntRange(1),
+        metavar="N",
+        help="CPU threads.  [default: found by a short trial]",
+    ),
+    click.option(
+        "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Precision of the network."
+    ),
+    click.option("--deterministic", is_flag=True, help="Make runs repeat exactly."),
+    click.option("--compile", is_flag=True, help="Compile the network with torch.compile."),
+    click.option("--tensorboard", is_flag=True, help="Also write logs for TensorBoard."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change any setting; see docs/settings.md.",
+    ),
+)
+"""The options that say what is trained."""
+
+
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say what is trained, from --preset to --set."""
+    for option in reversed(SETTINGS):
+        command = option(command)
+    return command
+
+
+def flags_of(batch: dict[str, int] | None, monitor: str | None, **given: Any) -> dict[str, Any]:
+    """Return dotted keys of the configuration for the options that were given."""
+    flags = {
+        FLAGS[name]: value
+        for name, value in given.items()
+        if value is not None and value is not False  # 0 is a value
+    }
+    if monitor:
+        flags["loss.monitor"] = [part.strip() for part in monitor.split(",")]
+    return flags | (batch or {})
+
+
+def resolved(
+    preset: str | None, file: Path | None, flags: dict[str, Any], settings: tuple[str, ...]
+) -> tuple[Config, str]:
+    """Return the settings of a new run, and its name."""
+    from trainer.resolve import needs_weights, preset_path, resolve, starting_preset
+
+    config, name = resolve(preset, file, flags, settings, OPTION_OF)
+    start = str(file or preset or starting_preset(flags, settings))
+    if not preset and not file:
+        tell(f"Settings of the preset {start}; --dry-run shows them")
+    if config.network.weights == "none" and needs_weights(file or preset_path(start)):
+        warn(
+            f"The settings of {start} are for pretrained weights. Own images without any "
+            "learn with --preset photos-scratch-ce"
+        )
+    return config, name

@@ -1,0 +1,1 @@
+"""Sweeps: train many settings with several seeds each, and compare them."""

@@ -1,0 +1,117 @@
+"""The command sweep. What it calls is imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from retrieval.console import GOES_ON, on_interrupt, print_json, say_next, stdout_console
+from retrieval.options import json_option
+from trainer.options import flags_of, resolved, settings_options
+
+
+@click.command()
+@settings_options
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="KEY=V,V,...",
+    help="Values of a setting; may be repeated, then all combinations are trained.",
+)
+@click.option("--random", type=click.IntRange(1), metavar="N", help="Draw N settings at random.")
+@click.option(
+    "--tpe", type=click.IntRange(1), metavar="N", help="Draw N settings by Optuna's TPE sampler."
+)
+@click.option(
+    "--space", metavar="FILE", help="TOML file of ranges and choices for --random and --tpe."
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Number of runs of each setting; seeds are --seed, --seed + 1, ...",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of processes that train settings at the same time.",
+)
+@click.option(
+    "--storage", metavar="URL", help="Database of the sweep.  [default: SQLite in the folder]"
+)
+@click.option("--test-all", is_flag=True, help="Score every run on the test set, not the best.")
+@click.option("--out", metavar="DIR", help="Folder of the sweep.  [default: runs/PRESET-sweep]")
+@json_option
+def sweep(
+    preset: str | None,
+    file: str | None,
+    settings: tuple[str, ...],
+    grid: tuple[str, ...],
+    random: int | None,
+    tpe: int | None,
+    space: str | None,
+    seeds: int,
+    workers: int,
+    storage: str | None,
+    test_all: bool,
+    out: str | None,
+    as_json: bool,
+    allow_incomplete: bool,
+    **given: Any,
+) -> None:
+    """Train many settings with several seeds each, and compare them.
+
+    Settings are compared on the validation classes; only the best one is scored on the test set.
+    The same command continues a sweep that was interrupted, and takes part in one that runs. It
+    writes sweep.html, sweep.csv and sweep.json next to the run folders.
+
+    \b
+    Examples:
+      dmltool sweep --grid optimizer.lr=0.001,0.003 --seeds 2 --epochs 2
+      dmltool sweep --preset glyphs-group --grid loss.options.anchors=0,1,2
+      dmltool sweep --preset glyphs-ce --tpe 50 --space space.toml --workers 2
+    """
+    if random and tpe:
+        raise click.UsageError("--random and --tpe exclude each other.")
+    if space and not (random or tpe):
+        raise click.UsageError("--space is for --random N or --tpe N.")
+    if not grid and not space:
+        raise click.UsageError("Name what varies: --grid KEY=V,V,... or --space FILE.")
+    from retrieval.resources import processors
+    from trainer.sweep import space as spaces
+    from trainer.sweep.plan import GRID, RANDOM, TPE, Plan
+
+    if allow_incomplete:
+        settings = (*settings, "data.options.allow_incomplete=true")
+    parameters = spaces.from_grid(grid) | (spaces.from_file(Path(space)) if space else {})
+    flags, path = flags_of(**given), Path(file) if file else None
+    _, name = resolved(preset, path, flags, settings)
+    plan = Plan(
+        preset=preset,
+        file=path,
+        flags=flags,
+        settings=settings,
+        space=parameters,
+        method=TPE if tpe else RANDOM if random else GRID,
+        trials=tpe or random or len(spaces.cells(parameters)),
+        seeds=seeds,
+        threads=max(1, processors() // workers),
+        test_all=test_all,
+    )
+    folder = Path(out) if out else Path("runs") / f"{name}-sweep"
+    with on_interrupt(lambda: GOES_ON):
+        from trainer.sweep.sweep import sweep as run_sweep
+        from trainer.sweep.tables import SweepDisplay, sweep_table
+
+        with SweepDisplay() as watch:
+            found = run_sweep(plan, folder, storage, workers, watch, SweepDisplay)
+    if as_json:
+        print_json(found)
+        return
+    stdout_console().print(sweep_table(found))
+    say_next(f"open {folder / 'sweep.html'} in a browser")

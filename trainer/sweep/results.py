@@ -1,0 +1,197 @@
+"""Compare the settings of a sweep: means and spread over seeds, and tests of differences."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retrieval import bootstrap
+from retrieval.console import to_json
+from retrieval.files import write_text
+from retrieval.metrics import DISTANCES
+from trainer import toml
+from trainer.config import Config
+from trainer.sweep.runs import Outcome
+
+if TYPE_CHECKING:
+    from trainer.sweep.study import Trials
+
+VERSION = 1
+TABLE, RESULT = "sweep.csv", "sweep.json"
+CRITERION = ("cos", "recall@1")
+"""The distance and the score that order the settings."""
+
+
+def gather(trials: Trials) -> dict[str, Any]:
+    """The settings of a sweep, best first, each with its runs and its difference to the best."""
+    from trainer.sweep.study import ERROR, OUTCOMES
+
+    rows = []
+    for frozen in trials.all():
+        if not frozen.state.is_finished() or (not frozen.params and trials.plan.space):
+            continue
+        runs = frozen.user_attrs.get(OUTCOMES, [])
+        values = {key: text_of(frozen.params[key]) for key in trials.plan.space}
+        rows.append(setting(frozen.number, values, runs, frozen.user_attrs.get(ERROR)))
+    plan = trials.plan
+    begun = {"name": trials.folder.name, "method": plan.method, "trials": plan.trials}
+    return compared(rows, list(plan.space), begun | {"settings": trials.plan.config().to_dict()})
+
+
+def text_of(value: Any) -> str:
+    """A value of Optuna as TOML; choices are that already."""
+    return value if isinstance(value, str) else toml.render(value)
+
+
+def setting(
+    number: int, values: dict[str, str], runs: list[Outcome], error: str | None = None
+) -> dict[str, Any]:
+    """A setting with the means and standard deviations of its scores over the seeds."""
+    return {
+        "trial": number,
+        "values": values,
+        "error": error,
+        "runs": runs,
+        "validation": spread([run["validation"]["scores"] for run in runs if run["validation"]]),
+        "test": None,
+        "difference": None,
+    }
+
+
+def spread(runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, Any]] | None:
+    """Mean and standard deviation of every score over runs, by distance and name."""
+    if not runs:
+        return None
+    return {
+        d: {
+            name: mean_and_std([run[d][name] for run in runs])
+            for name in runs[0][d]
+            if isinstance(runs[0][d][name], float)
+        }
+        for d in runs[0]
+    }
+
+
+def mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
+    """The mean, and the standard deviation of a sample; None for one value."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": std}
+
+
+def compared(rows: list[dict], parameters: list[str], about: dict[str, Any]) -> dict[str, Any]:
+    """The result of a sweep: its settings in order, and the tests against the first."""
+    d, name = CRITERION
+    good = [row for row in rows if row["validation"]]
+    good.sort(key=lambda row: (-row["validation"][d][name]["mean"], row["trial"]))
+    for row in good[1:]:
+        row["difference"] = difference(good[0]["runs"], row["runs"])
+    return {
+        "version": VERSION,
+        **about,
+        "parameters": parameters,
+        "seeds": [run["seed"] for run in good[0]["runs"]] if good else [],
+        "split": good[0]["runs"][0]["validation"]["split"] if good else None,
+        "rows": good + [row for row in rows if not row["runs"]],
+    }
+
+
+def difference(best: list[Outcome], other: list[Outcome]) -> dict[str, Any] | None:
+    """Recall@1 (cos) of a setting less that of the best, tested over seeds and classes together.
+
+    None if the two have other validation classes or seeds.
+    """
+    a, b = ([run["validation"] for run in runs] for runs in (other, best))
+    for key in ("classes", "queries"):
+        if any(run[key] != a[0][key] for run in (*a, *b)):
+            return None
+    if [run["seed"] for run in best] != [run["seed"] for run in other]:
+        return None
+    hits = [np.array([run["hits"][CRITERION[0]] for run in runs]) for runs in (a, b)]
+    found, span, p = bootstrap.paired_runs(hits[0] - hits[1], np.array(a[0]["queries"]))
+    known = not np.isnan(p)
+    return {"difference": found, "ci": list(span) if known else None, "p": p if known else None}
+
+
+def of_seeds(outcomes: list[Outcome], name: str, config: Config) -> dict[str, Any]:
+    """The result of one setting: the simplest sweep. Without validation there is only the test."""
+    row = setting(0, {}, outcomes)
+    add_test(row, outcomes)
+    return {
+        "version": VERSION,
+        "name": name,
+        "method": "seeds",
+        "trials": 1,
+        "settings": config.to_dict(),
+        "parameters": [],
+        "seeds": [run["seed"] for run in outcomes],
+        "split": config.run.select,
+        "rows": [row],
+    }
+
+
+def chosen(found: dict[str, Any]) -> dict[str, Any] | None:
+    """The best setting; None if none could be trained."""
+    return next((row for row in found["rows"] if row["runs"]), None)
+
+
+def add_test(row: dict[str, Any], runs: list[Outcome] | None) -> None:
+    """Give a setting the test scores of its runs, where they are known."""
+    if not runs or any(run["test"] is None for run in runs):
+        return
+    row["runs"] = runs
+    row["test"] = spread([flat(run["test"]) for run in runs])
+
+
+def flat(distances: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Scores of the evaluation by name: recall {"1": ...} becomes recall@1; no intervals."""
+    found: dict[str, dict[str, float]] = {}
+    for d, scores in distances.items():
+        found[d] = {}
+        for name, value in scores.items():
+            if isinstance(value, dict) and not name.endswith("_ci"):
+                ks = {k: v for k, v in value.items() if str(k).isdigit()}
+                found[d] |= {f"{name}@{k}": v for k, v in ks.items()}
+                if "mean" in value:  # of the seeds of k-means
+                    found[d][name] = value["mean"]
+            elif isinstance(value, float):
+                found[d][name] = value
+    return found
+
+
+def write(found: dict[str, Any], folder: Path) -> None:
+    """Write sweep.json and sweep.csv."""
+    write_text(folder / RESULT, to_json(found), force=True)
+    write_text(folder / TABLE, to_csv(found), force=True)
+
+
+def to_csv(found: dict[str, Any]) -> str:
+    """One line for a setting: its values, means and standard deviations, the difference and p."""
+    lines: list[dict[str, Any]] = []
+    for rank, row in enumerate(found["rows"], 1):
+        line: dict[str, Any] = {"rank": rank, "trial": row["trial"], **row["values"]}
+        line |= {"seeds": len(row["runs"]), "error": row["error"]}
+        for part in ("validation", "test"):
+            line |= dict(_cells(part, row[part] or {}))
+        tested = row["difference"] or {"difference": None, "ci": None, "p": None}
+        low, high = tested["ci"] or (None, None)
+        line |= {"difference": tested["difference"], "low": low, "high": high, "p": tested["p"]}
+        lines.append(line)
+    names = dict.fromkeys(name for line in lines for name in line)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _cells(part: str, scores: dict[str, dict[str, Any]]) -> Iterable[tuple[str, float | None]]:
+    for d in DISTANCES:
+        for name, value in scores.get(d, {}).items():
+            for kind in ("mean", "std"):
+                yield f"{part} {d} {name} {kind}", value[kind]

@@ -1,0 +1,108 @@
+"""Train the runs of one setting, a seed each; go on with what was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retrieval.errors import DmlError
+from trainer.config import Config
+from trainer.resolve import ANY_TIME, resumed
+from trainer.run.checkpoint import LAST, load_config
+from trainer.run.folder import RESULT, VALIDATION
+from trainer.run.train import train
+from trainer.run.watch import Watch
+from trainer.sweep.plan import comparable
+
+Outcome = dict[str, Any]
+"""What a sweep keeps of a run: seed, run, best_epoch, validation, test."""
+
+
+class SweepWatch(Watch):
+    """Receives the progress of a sweep, and that of its runs."""
+
+    def trial(self, number: int, trials: int, values: dict[str, str]) -> None:
+        """A trial begins."""
+
+    def trained(self, values: dict[str, str], outcomes: list[Outcome] | str) -> None:
+        """A trial has ended, with an outcome for every seed or the reason of a failure."""
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """The run folder of a seed."""
+    return folder / f"seed-{seed}"
+
+
+def train_seeds(
+    configs: Mapping[int, Config], folder: Path, watch: Watch, test: bool
+) -> list[Outcome]:
+    """Train a run for every seed under FOLDER/seed-N; finished ones are read."""
+    return [
+        train_seed(config, seed_folder(folder, seed), watch, test)
+        for seed, config in configs.items()
+    ]
+
+
+def train_seed(config: Config, folder: Path, watch: Watch, test: bool) -> Outcome:
+    """Train a run, go on with an interrupted one, or read a finished one.
+
+    A finished run that was not scored on the test set is scored now if `test` asks for it.
+    """
+    started = (folder / LAST).exists()
+    if started:
+        config = continued(config, folder)
+    found = finished(config, folder)
+    if found is None or (test and found["test"] is None):
+        train(config, folder, watch, resume=started, test=test)
+        found = finished(config, folder)
+    assert found is not None, folder
+    return found
+
+
+def check_alone() -> None:
+    """Raise under torchrun, whose processes would each train all runs."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise DmlError(
+            "Several seeds or settings cannot be trained under torchrun.",
+            "Its processes share one run.",
+            "Start the command without it; `dmltool sweep --workers N` trains N runs at a time.",
+        )
+
+
+def continued(config: Config, folder: Path) -> Config:
+    """The settings of a run that has begun, where it is computed changed as asked."""
+    saved = load_config(folder)
+    if comparable(saved) != comparable(config):
+        ours, theirs = comparable(config), comparable(saved)
+        key = next(k for k in (*ours, *theirs) if ours.get(k) != theirs.get(k))
+        raise DmlError(
+            f"{folder} holds a run of other settings.",
+            f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here.",
+            "Choose another --out.",
+        )
+    tables = config.to_dict()
+    places = {key: tables[key.split(".")[0]][key.split(".")[1]] for key in ANY_TIME}
+    return resumed(saved, places, ())
+
+
+def finished(config: Config, folder: Path) -> Outcome | None:
+    """The outcome of a run whose last epoch is scored; None before that."""
+    try:
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        validation = None
+        if config.run.select != "last":
+            validation = json.loads((folder / VALIDATION).read_text(encoding="utf-8"))
+        if result["epochs"] < config.schedule.epochs:
+            return None
+        return {
+            "seed": config.run.seed,
+            "run": str(folder),
+            "best_epoch": result["best_epoch"],
+            "validation": validation,
+            "test": result["test"] and result["test"]["distances"],
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,159 @@
+"""The parameters of a sweep and the values they may take: --grid, and files for --space."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrieval.errors import DmlError
+from trainer import toml
+
+EXAMPLE = "loss.options.anchors=0,1,2,3"
+FORMS = (
+    "A parameter is a list of choices such as [5, 10], or a range such as "
+    "{low = 1e-4, high = 0.1, log = true}; a range of whole numbers has whole ends"
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Some values, each as the text of TOML that --set takes."""
+
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from low to high; log: as many from 1 to 10 as from 10 to 100."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers are meant: both ends are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Space = dict[str, Choice | Range]
+
+
+def from_grid(texts: Iterable[str]) -> Space:
+    """The choices of every `table.key=value,value,...`."""
+    space: Space = {}
+    for text in texts:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        found = split_values(values)
+        if not equals or "." not in key or not found:
+            raise DmlError(
+                f"--grid {text} is not understood.",
+                "It takes the form table.key=value,value.",
+                f"Write it so: --grid {EXAMPLE}",
+            )
+        _add(space, key, Choice(tuple(map(toml.render, found))), "--grid")
+    return space
+
+
+def split_values(text: str) -> list[Any]:
+    """The values between commas: those of a TOML list, else bare words."""
+    listed = toml.parse_value(f"[{text}]")
+    if isinstance(listed, list):
+        return listed
+    return [toml.parse_value(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def from_file(path: Path) -> Space:
+    """The ranges and choices of a TOML file, whose keys are those of a configuration."""
+    space: Space = {}
+    for key, value in _leaves(toml.read(path)):
+        _add(space, key, _parameter(key, value, path), str(path))
+    if not space:
+        raise DmlError(f"{path} names no parameters.", f"{FORMS}.", "Add a line for each.")
+    return space
+
+
+def _add(space: Space, key: str, parameter: Choice | Range, source: str) -> None:
+    if key in space:
+        raise DmlError(
+            f"{source} names {key} twice.",
+            "All values of a parameter belong together.",
+            "Write them as one list.",
+        )
+    if isinstance(parameter, Choice) and len(set(parameter.values)) < len(parameter.values):
+        raise DmlError(
+            f"{source} gives {key} a value twice.",
+            f"It has {', '.join(parameter.values)}.",
+            "Leave one of them out; --seeds N trains each setting N times.",
+        )
+    if key == "run.seed":
+        raise DmlError(
+            "The setting run.seed cannot be swept.",
+            "Every setting has the same seeds.",
+            "Use --seeds N.",
+        )
+    space[key] = parameter
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The lists and ranges of nested tables, by dotted key."""
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _parameter(key: str, value: Any, path: Path) -> Choice | Range:
+    if isinstance(value, list) and value:
+        return Choice(tuple(map(toml.render, value)))
+    wrong = DmlError(
+        f"{path}: {key} = {toml.render(value) if value is not None else ''} is not understood.",
+        f"{FORMS}.",
+        f"Write it so: {key} = {{low = 1, high = 8}}",
+    )
+    if not isinstance(value, Mapping) or not value.keys() <= {"low", "high", "log"}:
+        raise wrong
+    low: Any = value.get("low")
+    high: Any = value.get("high")
+    log = value.get("log", False)
+    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+    if not numbers or not isinstance(log, bool) or not -math.inf < low < high < math.inf:
+        raise wrong
+    if log and low <= 0:
+        raise DmlError(
+            f"{path}: {key} begins at {low}.",
+            "The logarithm of a range needs numbers above 0.",
+            "Begin above 0, or leave out log = true.",
+        )
+    return Range(low, high, log)
+
+
+def cells(space: Space) -> list[dict[str, str]]:
+    """Every combination of the choices: the settings of a grid, the last parameter fastest."""
+    ranges = [key for key, parameter in space.items() if isinstance(parameter, Range)]
+    if ranges:
+        raise DmlError(
+            f"A grid cannot hold the range of {ranges[0]}.",
+            "A range has no end of values.",
+            "Draw from it: --random 50 or --tpe 50, or name values: --grid.",
+        )
+    values = [parameter.values for parameter in space.values() if isinstance(parameter, Choice)]
+    return [
+        dict(zip(space, combination, strict=True)) for combination in itertools.product(*values)
+    ]
+
+
+def to_json(space: Space) -> dict[str, Any]:
+    """The space as lists and dicts."""
+    return {
+        key: list(parameter.values)
+        if isinstance(parameter, Choice)
+        else {"low": parameter.low, "high": parameter.high, "log": parameter.log}
+        for key, parameter in space.items()
+    }

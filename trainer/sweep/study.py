@@ -1,0 +1,238 @@
+"""The trials of a sweep in Optuna's storage: create, claim, take over and finish them.
+
+A trial is one setting with all its seeds. What is drawn for a trial depends on the sweep and the
+trial's number, so that it is drawn again where a worker was killed before it wrote it down.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrieval import files
+from retrieval.errors import DmlError, install
+from trainer.config import Config
+from trainer.sweep import space as spaces
+from trainer.sweep.plan import GRID, TPE, Plan, comparable
+from trainer.sweep.runs import Outcome
+from trainer.sweep.space import Choice
+
+try:
+    import optuna
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+    from optuna.trial import FrozenTrial, Trial, TrialState
+except ImportError as error:
+    raise DmlError("A sweep needs Optuna.", f"{error}.", install("sweep")) from error
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+DATABASE = "study.db"
+DEFINITION, ALIVE, PLACE, OUTCOMES, ERROR = "definition", "alive", "place", "outcomes", "error"
+BEAT = 30.0  # seconds between signs of life
+GRACE = 300.0  # seconds without one, after which a trial of another machine is taken over
+
+
+class Cell(BaseSampler):
+    """Gives a trial the values of its cell of the grid."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values = values
+
+    def infer_relative_search_space(self, study: Any, trial: FrozenTrial) -> dict:
+        return {}
+
+    def sample_relative(self, study: Any, trial: FrozenTrial, search_space: dict) -> dict:
+        return {}
+
+    def sample_independent(
+        self, study: Any, trial: FrozenTrial, name: str, distribution: BaseDistribution
+    ) -> Any:
+        return self.values[name]
+
+
+@dataclass
+class Claim:
+    """A trial that this process works on."""
+
+    number: int
+    values: dict[str, str]
+    folder: Path
+    trial: Trial
+
+
+class Trials:
+    """The trials of one sweep; several processes and machines may have it open."""
+
+    def __init__(self, plan: Plan, folder: Path, storage: str | None) -> None:
+        self.plan, self.folder = plan, folder
+        self.own_storage = storage is None
+        url = storage or f"sqlite:///{(folder / DATABASE).resolve()}"
+        try:
+            self.study = optuna.create_study(
+                storage=url, study_name=folder.name, direction="maximize", load_if_exists=True
+            )
+        except Exception as error:  # whatever the driver of a database raises
+            raise DmlError(
+                f"The storage {url} cannot be opened.",
+                f"{type(error).__name__}: {str(error).splitlines()[0]}.",
+                "Name a database that Optuna takes, such as postgresql://user@host/name, and "
+                "install its driver.",
+            ) from error
+        self.place = f"{socket.gethostname()}:{folder.resolve()}"
+        self.cells = spaces.cells(plan.space) if plan.method == GRID else []
+        self._check_definition()
+
+    def _check_definition(self) -> None:
+        """Write down what this sweep is; raise if the storage holds another of this name."""
+        ours = json.loads(json.dumps(self.plan.definition()))
+        theirs = self.study.user_attrs.get(DEFINITION)
+        if theirs is None:
+            self.study.set_user_attr(DEFINITION, ours)
+            return
+        new = comparable(Config())  # settings that an older version did not know have its default
+        known = {k: new[k] for k in ours["settings"] if k in new} | theirs["settings"]
+        theirs = {**theirs, "settings": json.loads(json.dumps(known))}
+        for key, value in ours.items():
+            if theirs.get(key) != value:
+                what = key
+                if key == "settings":
+                    names = [
+                        k for k in {**value, **theirs[key]} if value.get(k) != theirs[key].get(k)
+                    ]
+                    what = ", ".join(names)
+                raise DmlError(
+                    f"{self.folder} holds another sweep.",
+                    f"It differs in: {what}.",
+                    "Choose another --out, or repeat the command that began it.",
+                )
+
+    @contextmanager
+    def claimed(self) -> Iterator[Claim | None]:
+        """Hold a trial that nobody works on: an abandoned one, or a new one; None if there is none.
+
+        While it is held, signs of life are written to the storage.
+        """
+        with ExitStack() as stack:
+            claim = self._abandoned(stack) or self._new(stack)
+            if claim is not None:
+                claim.trial.set_user_attr(PLACE, self.place)
+                stack.enter_context(self._beating(claim.trial))
+            yield claim
+
+    def _abandoned(self, stack: ExitStack) -> Claim | None:
+        for frozen in self.all():
+            if frozen.state == TrialState.RUNNING and (lock := self._locked(frozen)) is not None:
+                stack.push(lock)
+                if self._state(frozen) == TrialState.RUNNING:  # else finished in the meantime
+                    return self._claim(Trial(self.study, frozen._trial_id))
+                stack.pop_all().close()
+        return None
+
+    def _new(self, stack: ExitStack) -> Claim | None:
+        while len(self.all()) < self.plan.trials:
+            trial = self.study.ask()
+            if trial.number >= self.plan.trials:  # another machine was faster
+                self.study.tell(trial, state=TrialState.FAIL)
+                return None
+            frozen = self.study.trials[trial.number]
+            lock = self._locked(frozen, new=True)
+            if lock is not None:  # else another process of this folder has taken it over
+                stack.push(lock)
+                return self._claim(trial)
+        return None
+
+    def _locked(self, frozen: FrozenTrial, new: bool = False) -> ExitStack | None:
+        """The lock of a trial's folder if its worker is gone, or if the trial is new."""
+        folder = self.folder_of(frozen.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        stack = ExitStack()
+        busy = DmlError(f"{folder} is being trained by another process.")
+        try:
+            held = stack.enter_context(files.locked_folder(folder, busy))
+        except DmlError:
+            return None
+        started = frozen.datetime_start.timestamp() if frozen.datetime_start else 0.0
+        silent = time.time() - frozen.user_attrs.get(ALIVE, started)
+        here = self.own_storage or frozen.user_attrs.get(PLACE) == self.place
+        if new or (here and held) or silent > GRACE:
+            return stack
+        stack.close()
+        return None
+
+    def _claim(self, trial: Trial) -> Claim:
+        """Draw the values of a trial, or read those that are written down."""
+        self.study.sampler = self._sampler(trial.number)
+        values = {}
+        for key, parameter in self.plan.space.items():
+            if isinstance(parameter, Choice):
+                values[key] = str(trial.suggest_categorical(key, parameter.values))
+            elif parameter.whole:
+                low, high = int(parameter.low), int(parameter.high)
+                values[key] = str(trial.suggest_int(key, low, high, log=parameter.log))
+            else:
+                found = trial.suggest_float(key, parameter.low, parameter.high, log=parameter.log)
+                values[key] = repr(found)
+        return Claim(trial.number, values, self.folder_of(trial.number), trial)
+
+    def _sampler(self, number: int) -> BaseSampler:
+        if self.plan.method == GRID:
+            return Cell(self.cells[number])
+        if self.plan.method == TPE:
+            return TPESampler(seed=number, constant_liar=True)
+        return RandomSampler(seed=number)
+
+    @contextmanager
+    def _beating(self, trial: Trial) -> Iterator[None]:
+        """Write signs of life until the trial is left."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while True:
+                try:
+                    trial.set_user_attr(ALIVE, time.time())
+                except Exception:  # finished, or the database is away for a moment
+                    if ended.is_set():
+                        return
+                if ended.wait(BEAT):
+                    return
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def complete(self, claim: Claim, outcomes: list[Outcome]) -> None:
+        """Write the outcome of a trial; its value is the mean of Recall@1 (cos) over the seeds."""
+        claim.trial.set_user_attr(OUTCOMES, outcomes)
+        recalls = [one["validation"]["scores"]["cos"]["recall@1"] for one in outcomes]
+        self.study.tell(claim.number, sum(recalls) / len(recalls), skip_if_finished=True)
+
+    def fail(self, claim: Claim, why: str) -> None:
+        """Write that a setting cannot be trained."""
+        claim.trial.set_user_attr(ERROR, why)
+        self.study.tell(claim.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def all(self) -> list[FrozenTrial]:
+        """The trials so far, in order; not those that were one too many."""
+        return self.study.get_trials(deepcopy=False)[: self.plan.trials]
+
+    def unfinished(self) -> int:
+        """How many trials have been begun and are not finished."""
+        return sum(frozen.state == TrialState.RUNNING for frozen in self.all())
+
+    def folder_of(self, number: int) -> Path:
+        return self.folder / f"trial-{number:03d}"
+
+    def _state(self, frozen: FrozenTrial) -> TrialState:
+        return self.study.trials[frozen.number].state

@@ -1,0 +1,170 @@
+"""Run a sweep: workers train its trials, then the settings are compared."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrieval.errors import DmlError
+from retrieval.files import locked_folder, write_text
+from trainer.run.watch import Watch
+from trainer.sweep import page, results
+from trainer.sweep.plan import Plan
+from trainer.sweep.runs import Outcome, SweepWatch, check_alone, train_seeds
+from trainer.sweep.study import Trials
+
+POLL = 1.0  # seconds between looks at what other workers do
+
+
+def sweep(
+    plan: Plan,
+    folder: Path,
+    storage: str | None = None,
+    workers: int = 1,
+    watch: SweepWatch | None = None,
+    make_watch: Callable[[], SweepWatch] = SweepWatch,
+) -> dict[str, Any]:
+    """Train all trials of a plan, score the chosen setting on the test set, write the results.
+
+    A sweep that was killed goes on. make_watch: a function at the top of a module that gives each
+    further worker process its own watch.
+    """
+    watch = watch or SweepWatch()
+    check_alone()
+    plan.check()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DmlError(
+            f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
+        ) from error
+    trials = Trials(plan, folder, storage)
+    with helpers(plan, folder, storage, workers - 1, make_watch):
+        work(trials, watch)
+        while trials.unfinished():  # by other workers; some may die
+            time.sleep(POLL)
+            work(trials, watch)
+    return conclude(trials, watch)
+
+
+def work(trials: Trials, watch: SweepWatch) -> None:
+    """Train trials until none is left that nobody works on."""
+    while True:
+        with trials.claimed() as claim:
+            if claim is None:
+                return
+            watch.trial(claim.number, trials.plan.trials, claim.values)
+            try:
+                runs = trials.plan.runs(claim.values)
+                outcomes = train_seeds(runs, claim.folder, watch, trials.plan.test_all)
+            except (DmlError, torch.OutOfMemoryError) as error:
+                if is_of_machine(error):
+                    raise
+                why = error.what if isinstance(error, DmlError) else "Out of GPU memory."
+                trials.fail(claim, why)
+                watch.trained(claim.values, why)
+                continue
+            trials.complete(claim, outcomes)
+            watch.trained(claim.values, outcomes)
+
+
+def is_of_machine(error: BaseException | None) -> bool:
+    """Whether a file or the disk is at fault, not the settings: then the sweep stops."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def helpers(
+    plan: Plan,
+    folder: Path,
+    storage: str | None,
+    count: int,
+    make_watch: Callable[[], SweepWatch],
+) -> Iterator[None]:
+    """Run further workers, each in a process of its own.
+
+    What one of them fails at is left to the others, so that the first process meets the error too.
+    """
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_helper, args=(plan, folder, storage, make_watch))
+        for _ in range(count)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _helper(
+    plan: Plan, folder: Path, storage: str | None, make_watch: Callable[[], SweepWatch]
+) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        work(Trials(plan, folder, storage), make_watch())
+    except (DmlError, OSError, KeyboardInterrupt):
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def conclude(trials: Trials, watch: SweepWatch) -> dict[str, Any]:
+    """Compare the settings, score the chosen one on the test set, and write the files."""
+    found = results.gather(trials)
+    with waited_lock(trials.folder):
+        best = results.chosen(found)
+        if best is not None:
+            outcomes = _tested(trials, best, watch)
+            results.add_test(best, outcomes)
+        results.write(found, trials.folder)
+        write_text(trials.folder / page.PAGE, page.render(found), force=True)
+    return found
+
+
+def _tested(trials: Trials, best: dict[str, Any], watch: Watch) -> list[Outcome] | None:
+    """The runs of the best setting with test scores; None if they are on another machine."""
+    if all(run["test"] for run in best["runs"]):
+        return best["runs"]
+    folder = trials.folder_of(best["trial"])
+    if not all((folder / Path(run["run"]).name).exists() for run in best["runs"]):
+        return None
+    return train_seeds(trials.plan.runs(best["values"]), folder, watch, test=True)
+
+
+class Busy(DmlError):
+    """Another process writes the results."""
+
+
+@contextmanager
+def waited_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, after whoever else has it."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked_folder(folder, Busy(f"{folder} is locked.")))
+                break
+            except Busy:
+                time.sleep(POLL)
+        yield
