@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from retrieval.ranking import kernels
-from retrieval.ranking.leading_axes import leading_axes
+from retrieval.ranking.backends import Backend, Limits, Tile
+from retrieval.ranking.backends.numpy import NumpyBackend
 from retrieval.ranking.nearest_positive import Classes, nearest_positives
 from retrieval.ranking.pair_distance import compare_exactly, measure
 from retrieval.ranking.positions import positions_of
@@ -39,8 +39,8 @@ class TileCounter:
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._centres: dict[str, np.ndarray] = {}
-        everything = slice(0, len(prepared.queries)), slice(0, len(prepared.gallery))
-        self.axes = leading_axes(prepared, self.margin, *self._reaches(*everything), axes)
+        limits = Limits(self.margin, self.thresholds, self.norms, self.tying)
+        self.backend: Backend = NumpyBackend(prepared, limits, self.reaches, axes)
 
     # Thresholds
 
@@ -86,7 +86,7 @@ class TileCounter:
         thresholds[2] = 2 * queries.norm * self.prepared.scale
         return thresholds
 
-    def _reaches(self, q: slice, g: slice) -> tuple[kernels.Reach, kernels.Reach]:
+    def reaches(self, q: slice, g: slice) -> tuple[kernels.Reach, kernels.Reach]:
         """What matters to these queries, and to these gallery items where they are queries too."""
         if self.prepared.symmetric:
             return self._reach(q, self.norms[:, q]), self._reach(g, self.norms[:, g])
@@ -140,59 +140,35 @@ class TileCounter:
 
     def _column(self, g: slice, parts: list[slice]) -> None:
         """Count all queries of `parts` against the gallery block g: the task of one thread."""
-        work = _Worker(self)
-        units = self.prepared.gallery.units(g)
+        work, items = _Worker(self), self.backend.load(g)
         for q in parts:
             if self.stop.is_set():
                 return
-            if self.axes is None:
-                product = np.matmul(self.prepared.queries.units(q), units.T)  # (A, B)
-            else:
-                product = self.axes.product(q, g, self.margin, *self._reaches(q, g))
-            column = self._self_columns(q, g)
-            rows = np.flatnonzero(column >= 0)
-            product[rows, column[rows]] = np.nan  # compares false: neither counted nor doubtful
-            self._tile(kernels.Tile(product, self.margin, False), q, g, work)
+            product = self.backend.product(q, g, items)
+            self._tile(Tile(product, q, g), work)
             if self.prepared.symmetric and q != g:
-                self._tile(kernels.Tile(product, self.margin, True), g, q, work)
+                self._tile(Tile(product, g, q, transposed=True), work)
         work.settle_all()
         with self.lock:
             for d in self.prepared.distances:
                 self.counts[d] += work.counts[d]
                 self.ties[d] += work.ties[d]
 
-    def _self_columns(self, q: slice, g: slice) -> np.ndarray:
-        """(A,) the column of the query itself in the gallery block g, or -1."""
-        column = self.prepared.self_ids[q] - g.start
-        return np.where((column >= 0) & (column < g.stop - g.start), column, -1)
-
-    def _tile(self, tile: kernels.Tile, q: slice, g: slice, work: _Worker) -> None:
-        # Contiguous copies: compiled loops over strided rows would not use vector registers.
-        thresholds = np.ascontiguousarray(self.thresholds[:, q])
-        norms = np.ascontiguousarray(self.norms[:, g])
-        counts = np.empty((4, q.stop - q.start), np.int32)
-        count = kernels.count_columns if tile.transposed else kernels.count_rows
-        count(tile.product, self.margin, thresholds, norms, counts)
-        codes = self.prepared.queries.codes[q], self.prepared.gallery.codes[g]
+    def _tile(self, tile: Tile, work: _Worker) -> None:
+        counts = self.backend.count(tile)
         for d in self.prepared.distances:
-            queries = kernels.TileQueries(thresholds, codes[0], self.tying[d][q])
-            gallery = kernels.TileGallery(norms, codes[1], self.prepared.groups[d][g])
-            pairs = _TilePairs(tile, d, queries, gallery, q, g)
-            self._add(pairs, counts[:2] if d == "cos" else counts[2:], work)
-            if self.positions:
-                self._credit(pairs, work)
+            self._add(tile, d, counts[:2] if d == "cos" else counts[2:], work)
+            if d in self.positions:
+                self._credit(tile, d, work)
 
-    def _add(self, pairs: _TilePairs, counts: np.ndarray, work: _Worker) -> None:
+    def _add(self, tile: Tile, d: str, counts: np.ndarray, work: _Worker) -> None:
         """Add the counts (2, A) of sure and possible negatives; look at what is in doubt."""
-        d, q, g = pairs.distance, pairs.q, pairs.g
+        q, g = tile.q, tile.g
         sure, possible = counts
         flagged = np.flatnonzero(sure != possible)
         found, tied = 0, np.zeros(len(sure), np.int64)
         if len(flagged):
-            everything = np.arange(g.stop - g.start)
-            transposed = pairs.tile.transposed
-            rows, columns = (everything, flagged) if transposed else (flagged, everything)
-            found = kernels.doubtful(*pairs.arguments, rows, columns, tied, work.pairs)
+            found = self.backend.doubtful(tile, d, flagged, tied, work.pairs)
         if found < 0:
             self._tile_float64(d, q, g, work)
             return
@@ -200,16 +176,16 @@ class TileCounter:
         work.ties[d][q] += tied
         work.add(d, work.pairs[:found], q.start, g.start)
 
-    def _credit(self, pairs: _TilePairs, work: _Worker) -> None:
+    def _credit(self, tile: Tile, d: str, work: _Worker) -> None:
         """Add the tile's negatives to the positions of the queries' positives."""
-        positions, q, first = self.positions[pairs.distance], pairs.q, 0
+        positions, q, first = self.positions[d], tile.q, 0
         lists = positions.lists_of(q)
-        while first < len(pairs.tile.product) and not self.stop.is_set():
+        while first < len(tile.product) and not self.stop.is_set():
             with self.query_locks[q.start]:
-                first, found = kernels.credit_tile(*pairs.arguments, first, lists, work.pairs)
+                first, found = self.backend.credit(tile, d, first, lists, work.pairs)
                 if found:
                     query, item = work.pairs[:found].T
-                    positions.settle(query + q.start, item + pairs.g.start)
+                    positions.settle(query + q.start, item + tile.g.start)
 
     def _tile_float64(self, d: str, q: slice, g: slice, work: _Worker) -> None:
         """Count a tile with too many open pairs by a product of centred vectors in float64."""
@@ -228,7 +204,7 @@ class TileCounter:
         extra = (6 * ULP64, ((dim + 16) * ULP64) ** 2) if d == "cos" else (0.0, 1e-290)
         slack = np.array([(8 * dim + 64) * ULP64, *extra])
         rows = kernels.Float64Queries(
-            w_q, limits, self._self_columns(q, g), queries.codes[q], self.tying[d][q]
+            w_q, limits, self.prepared.self_columns(q, g), queries.codes[q], self.tying[d][q]
         )
         columns = kernels.Float64Gallery(w_g, gallery.codes[g], self.prepared.groups[d][g])
         product, first = Y @ Z.T, 0
@@ -248,22 +224,6 @@ class TileCounter:
                     total += _points(d, gallery, some).sum(axis=0)
                 self._centres[d] = total / len(gallery)
         return _points(d, vectors, part) - self._centres[d]
-
-
-class _TilePairs(NamedTuple):
-    """The pairs of a tile for one distance: its queries q and its gallery items g."""
-
-    tile: kernels.Tile
-    distance: str
-    queries: kernels.TileQueries
-    gallery: kernels.TileGallery
-    q: slice
-    g: slice
-
-    @property
-    def arguments(self) -> tuple[kernels.Tile, bool, kernels.TileQueries, kernels.TileGallery]:
-        """What the kernels take first."""
-        return self.tile, self.distance == "l2", self.queries, self.gallery
 
 
 class _Worker:

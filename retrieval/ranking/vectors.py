@@ -100,6 +100,11 @@ class Prepared:
         """Whether one half of the product serves both sides."""
         return self.queries is self.gallery
 
+    def self_columns(self, q: slice, g: slice) -> np.ndarray:
+        """(A,) the column of each query itself in a tile of queries q and items g, or -1."""
+        column = self.self_ids[q] - g.start
+        return np.where((column >= 0) & (column < g.stop - g.start), column, -1)
+
 
 def prepare(problem: Problem, distances: tuple[str, ...], memory: int, threads: int) -> Prepared:
     """Measure the vectors of a problem and find out how exact float64 is for them."""

@@ -65,16 +65,16 @@ def test_tails_that_hide_the_nearest_negative_are_multiplied(rng):
 def test_skipping_is_chosen_where_the_spectrum_falls_and_nowhere_else(rng):
     falling, labels = embeddings(rng, 1.0, noise=0.3, N=21_000, D=512, C=2000)
     flat, _ = embeddings(rng, 0.0, noise=3.0, N=21_000, D=512, C=2000)
-    assert counter(falling, labels, None).axes is not None
-    assert counter(flat, labels, None).axes is None
-    assert counter(falling[:2000], labels[:2000], None).axes is None  # a cheap product
+    assert counter(falling, labels, None).backend.axes is not None
+    assert counter(flat, labels, None).backend.axes is None
+    assert counter(falling[:2000], labels[:2000], None).backend.axes is None  # a cheap product
 
 
 def test_most_pairs_of_a_falling_spectrum_are_skipped(rng):
     X, labels = embeddings(rng, 1.0, noise=0.3, D=256)
     found = counter(X, labels, 32)
     part = slice(0, 256), slice(256, 512)
-    product = found.axes.product(*part, found.margin, *found._reaches(*part))
+    product = found.backend.axes.product(*part, found.margin, *found.reaches(*part))
     skipped = product == -2
     assert skipped.mean() > 0.9
     units = X / np.linalg.norm(X, axis=1, keepdims=True)

@@ -1,0 +1,66 @@
+"""What differs between devices: the product of two blocks of vectors, and the counting of it.
+
+Everything around it is shared (`tiles`): thresholds, margins, and the exact decision of the pairs
+that float32 leaves open.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from retrieval.ranking.kernels import PositiveLists
+
+
+class Limits(NamedTuple):
+    """What the cosines of all queries and gallery items are compared with."""
+
+    margin: np.float32  # how far a cosine may be off
+    thresholds: np.ndarray  # (5, Q) float32, as `kernels.TileQueries` has them
+    norms: np.ndarray  # (3, G) float32, as `kernels.TileGallery` has them
+    tying: dict[str, np.ndarray]  # distance -> (Q,) groups, as `kernels.TileQueries` has them
+
+
+class Tile(NamedTuple):
+    """The cosines of some queries and some gallery items, on the device of a backend."""
+
+    product: Any  # (A, B) float32; NaN where a query meets itself, which compares false
+    q: slice  # the queries
+    g: slice  # the gallery items
+    transposed: bool = False  # the queries are the columns of the product, not the rows
+
+
+class Backend(Protocol):
+    """Multiplies blocks and counts. Its methods are called by several threads at a time."""
+
+    def load(self, g: slice) -> Any:
+        """Bring gallery items to the device, for products with several blocks of queries."""
+
+    def product(self, q: slice, g: slice, items: Any) -> Any:
+        """Multiply queries and loaded items, as `Tile` has it; -2 for pairs that matter to none."""
+
+    def count(self, tile: Tile) -> np.ndarray:
+        """Count the items that reach the thresholds of each query.
+
+        Returns (4, n) integers: cos sure, cos possible, l2 sure, l2 possible.
+        """
+
+    def doubtful(
+        self, tile: Tile, distance: str, queries: np.ndarray, tied: np.ndarray, pairs: np.ndarray
+    ) -> int:
+        """List the negatives that possibly, but not surely, reach the thresholds of some queries.
+
+        A negative in the group that ties with the nearest positive is added to `tied` (n,) instead.
+        Returns the number of rows (query, item) of the tile written to `pairs`, -1 if they do not
+        fit.
+        """
+
+    def credit(
+        self, tile: Tile, distance: str, first: int, lists: PositiveLists, pairs: np.ndarray
+    ) -> tuple[int, int]:
+        """Add negatives to the positives that they are at least as near as, as `credit_tile` does.
+
+        `lists` are those of the tile's queries. Returns the row of the product to go on from, and
+        the number of open pairs written to `pairs`.
+        """

@@ -1,0 +1,87 @@
+"""Multiply and count on the CPU: BLAS and compiled loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from retrieval.ranking import kernels
+from retrieval.ranking.backends import Limits, Tile
+from retrieval.ranking.leading_axes import leading_axes
+from retrieval.ranking.vectors import Prepared
+
+Reaches = Callable[[slice, slice], tuple[kernels.Reach, kernels.Reach]]
+
+
+class NumpyBackend:
+    """Products of NumPy arrays, counted by kernels.
+
+    `reaches` tells what matters to queries and gallery items; `axes` is that of `count_ranks`.
+    """
+
+    def __init__(
+        self, prepared: Prepared, limits: Limits, reaches: Reaches, axes: int | None
+    ) -> None:
+        self.prepared, self.limits, self.reaches = prepared, limits, reaches
+        everything = slice(0, len(prepared.queries)), slice(0, len(prepared.gallery))
+        self.axes = leading_axes(prepared, limits.margin, *reaches(*everything), axes)
+
+    def load(self, g: slice) -> np.ndarray:
+        return self.prepared.gallery.units(g)
+
+    def product(self, q: slice, g: slice, items: np.ndarray) -> np.ndarray:
+        if self.axes is None:
+            product = np.matmul(self.prepared.queries.units(q), items.T)  # (A, B)
+        else:
+            product = self.axes.product(q, g, self.limits.margin, *self.reaches(q, g))
+        column = self.prepared.self_columns(q, g)
+        rows = np.flatnonzero(column >= 0)
+        product[rows, column[rows]] = np.nan
+        return product
+
+    def count(self, tile: Tile) -> np.ndarray:
+        counts = np.empty((4, tile.q.stop - tile.q.start), np.int32)
+        count = kernels.count_columns if tile.transposed else kernels.count_rows
+        thresholds, norms = self._thresholds(tile), self._norms(tile)
+        count(tile.product, self.limits.margin, thresholds, norms, counts)
+        return counts
+
+    def doubtful(
+        self, tile: Tile, distance: str, queries: np.ndarray, tied: np.ndarray, pairs: np.ndarray
+    ) -> int:
+        everything = np.arange(tile.g.stop - tile.g.start)
+        rows, columns = (everything, queries) if tile.transposed else (queries, everything)
+        return int(kernels.doubtful(*self._arguments(tile, distance), rows, columns, tied, pairs))
+
+    def credit(
+        self,
+        tile: Tile,
+        distance: str,
+        first: int,
+        lists: kernels.PositiveLists,
+        pairs: np.ndarray,
+    ) -> tuple[int, int]:
+        return kernels.credit_tile(*self._arguments(tile, distance), first, lists, pairs)
+
+    def _arguments(
+        self, tile: Tile, distance: str
+    ) -> tuple[kernels.Tile, bool, kernels.TileQueries, kernels.TileGallery]:
+        """What the kernels take first."""
+        prepared, q, g = self.prepared, tile.q, tile.g
+        queries = kernels.TileQueries(
+            self._thresholds(tile), prepared.queries.codes[q], self.limits.tying[distance][q]
+        )
+        gallery = kernels.TileGallery(
+            self._norms(tile), prepared.gallery.codes[g], prepared.groups[distance][g]
+        )
+        cosines = kernels.Tile(tile.product, self.limits.margin, tile.transposed)
+        return cosines, distance == "l2", queries, gallery
+
+    # Contiguous copies: compiled loops over strided rows would not use vector registers.
+
+    def _thresholds(self, tile: Tile) -> np.ndarray:
+        return np.ascontiguousarray(self.limits.thresholds[:, tile.q])
+
+    def _norms(self, tile: Tile) -> np.ndarray:
+        return np.ascontiguousarray(self.limits.norms[:, tile.g])
