@@ -15,7 +15,7 @@ from importlib import import_module
 
 import click
 
-from retrieval import console
+from retrieval import console, processes
 from retrieval.errors import DmlError, install
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
@@ -43,6 +43,7 @@ COMMANDS = {  # heading of the help -> name -> where the command is
         "demo": "exporter.commands:demo",
     },
 }
+SEVERAL = ("train", "export", "embed", "eval", "compare")  # several processes may share the work
 HIDDEN = {"baselines": "exporter.commands:baselines"}  # a step of the demo
 
 
@@ -75,11 +76,23 @@ class Cli(click.Group):
             extra.setdefault("color", False)
         return super().make_context(*args, **extra)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name and name not in SEVERAL:
+            processes.refuse_several(name)
+        return name, command, rest
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             with signals.raised():
                 return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except click.ClickException as error:
+            if not processes.reports_fully():
+                ctx.exit(error.exit_code)
+            raise
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt:
             console.end_interrupted(console.NOTHING)
@@ -125,6 +138,8 @@ def show_error(error: DmlError) -> None:
     what, why, fix = (console.visible(text) for text in (error.what, error.why, error.fix))
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
     click.secho(console.folded(what, 7).replace("\n", "\n  "), bold=True, err=True)
+    if not processes.reports_fully():
+        return
     if why:
         click.echo(f"  {console.indented(why, 2)}", err=True)
     if fix:  # not folded: a command that spans lines cannot be copied

@@ -24,6 +24,7 @@ import torch
 from benchmarks.measure import machine, record, table
 from retrieval.metrics import DISTANCES
 from retrieval.problem import from_arrays
+from retrieval.processes import World
 from retrieval.ranking.ranks import count_ranks
 from trainer import losses
 from trainer.config import Config
@@ -32,7 +33,6 @@ from trainer.networks.embedder import Embedder
 from trainer.resolve import resolve
 from trainer.run import train
 from trainer.run.device import to_input
-from trainer.run.distributed import World
 from trainer.run.epoch import train_epoch
 from trainer.run.setup import build_embedder
 from trainer.run.state import Job

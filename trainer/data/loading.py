@@ -5,7 +5,6 @@ Neither the number of workers nor the cache changes a single bit of a batch.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from retrieval.errors import DmlError
-from retrieval.resources import processors
+from retrieval.processes import from_environment
 from trainer.data import transforms
 from trainer.data.source import Source
 
@@ -91,8 +90,7 @@ def chosen_workers(source: Source, device: torch.device) -> int:
     in_memory = source.store is not None and source.store.file is None
     if in_memory and (device.type == "cpu" or sys.platform != "linux"):
         return 0
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
-    return max(1, min(processors() // ranks, MOST_WORKERS))
+    return min(from_environment().processors, MOST_WORKERS)
 
 
 # Processes

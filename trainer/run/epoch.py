@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import DmlError
+from retrieval.processes import World
 from trainer.config import Config
 from trainer.data import sampling
 from trainer.losses.base import with_length
 from trainer.run import checkpoint, distributed, optimizers
 from trainer.run.device import precision, to_input
-from trainer.run.distributed import World
 from trainer.run.state import Training
 
 MONITORED_STEPS = 20  # an epoch

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
+from retrieval.processes import World
 from trainer import losses, validate
 from trainer.config import Config
 from trainer.data import datasets
@@ -19,7 +20,6 @@ from trainer.data.datasets.splitting import check_batches, with_validation, with
 from trainer.data.source import Source, open_images
 from trainer.networks.embedder import Embedder
 from trainer.run import checkpoint, distributed
-from trainer.run.distributed import World
 from trainer.run.scoring import gallery_and_queries
 from trainer.run.watch import Watch
 from trainer.validate import from_dict

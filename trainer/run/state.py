@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
+from retrieval.processes import World
 from trainer.config import Config
 from trainer.data.datasets import DataSet
 from trainer.data.datasets.records import counted
@@ -22,7 +23,6 @@ from trainer.data.loading import Loader
 from trainer.data.source import Source
 from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
-from trainer.run.distributed import World
 from trainer.run.metrics_log import Board, draw_curves, versions
 from trainer.run.setup import load_weights
 from trainer.run.watch import Watch

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from retrieval import processes
 from retrieval.files import write_text
 from trainer import losses
 from trainer.config import Config
@@ -19,7 +20,7 @@ from trainer.data.source import Source
 from trainer.losses.miners import add_miner
 from trainer.losses.monitor import build_monitors
 from trainer.resolve import resolve
-from trainer.run import checkpoint, distributed, metrics_log, optimizers
+from trainer.run import checkpoint, metrics_log, optimizers
 from trainer.run import folder as run_folder
 from trainer.run.device import determinism, pick_device, precision, use_threads
 from trainer.run.epoch import check_shares, epoch_plan, train_epoch
@@ -90,25 +91,23 @@ def train(
     half, limited = precision(config, device), None
     if half is not None and device.type == "cpu":
         limited = allow_half(half)
-    world = distributed.join(device.type)
-    if device.type == "cuda" and world.size > 1:
-        device = torch.device("cuda", world.local_rank)
-    watch = watch if watch is not None and world.rank == 0 else Watch()
-    if limited:
-        watch.note(limited)
     try:
-        with distributed.together(world):
+        with processes.joined(device.type) as world:
+            if device.type == "cuda" and world.size > 1:
+                device = torch.device("cuda", processes.own_gpu(world))
+            watch = watch if watch is not None and world.rank == 0 else Watch()
+            if limited:
+                watch.note(limited)
             return train_job(Job(config, Path(folder), world, device, watch), resume, test)
     finally:
         torch.set_num_threads(threads)
-        distributed.leave(world)
 
 
 def train_job(job: Job, resume: bool, test: bool) -> dict[str, Any] | None:
     """Check names, hold the folder, prepare, train all epochs, and score the best one."""
     folder, world = job.folder, job.world
-    distributed.from_first(lambda: check_names(job.config, folder), world)
-    if resume and distributed.from_first(lambda: run_folder.not_started(folder), world):
+    processes.from_first(lambda: check_names(job.config, folder), world)
+    if resume and processes.from_first(lambda: run_folder.not_started(folder), world):
         job.watch.note(f"{folder} was stopped before its first checkpoint: it starts anew")
         resume = False
     own: AbstractContextManager[object] = nullcontext()
@@ -117,7 +116,7 @@ def train_job(job: Job, resume: bool, test: bool) -> dict[str, Any] | None:
     with own, determinism(job.config.run.deterministic):
         saved = None
         if resume:
-            saved = distributed.from_first(lambda: checkpoint.load(folder), world)
+            saved = processes.from_first(lambda: checkpoint.load(folder), world)
         with closing(prepare(job, saved)) as training:
             fit(training)
             result = finish(training, test)
@@ -126,7 +125,7 @@ def train_job(job: Job, resume: bool, test: bool) -> dict[str, Any] | None:
 
 def prepare(job: Job, saved: dict[str, Any] | None) -> Training:
     """Open the data, build what is trained, and start the run or restore a checkpoint."""
-    with distributed.first_alone(job.world):  # it checks images and fills the cache on the disk
+    with processes.first_alone(job.world):  # it checks images and fills the cache on the disk
         source = open_data(job.config, job.watch)
     job = replace(job, config=balanced(job.config, source.data, job.world.size, job.watch))
     training = build(job, source, saved)
@@ -244,7 +243,7 @@ def finish(training: Training, test: bool) -> dict[str, Any]:
         training.watch.note(told)
     tested = test and bool(data.counts().keys() & {"test", "query", "gallery"})
     if tested or needs_vectors(training):
-        best = distributed.from_first(lambda: run_folder.best_weights(folder), training.world)
+        best = processes.from_first(lambda: run_folder.best_weights(folder), training.world)
         load_weights(training.embedder, best)
     result = {
         "run": str(folder),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from retrieval import processes
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings, evaluate, score
 from retrieval.metrics import usual_recall_at
@@ -36,7 +37,7 @@ def score_baselines(training: Training) -> dict[str, Any] | None:
         return None
     vectors, labels, gallery = found
     dim = training.embedder.dim
-    untrained, pixels = distributed.from_first(
+    untrained, pixels = processes.from_first(
         lambda: [recall(part, labels, gallery) for part in (vectors[:, :dim], vectors[:, dim:])],
         training.world,
     )
@@ -83,7 +84,7 @@ def validate(training: Training, found: Embedded | None) -> dict[str, float]:
     """Recall@1 on the split that picks the best epoch; nothing if none does."""
     if found is None:
         return {}
-    return distributed.from_first(lambda: recall(*found), training.world)
+    return processes.from_first(lambda: recall(*found), training.world)
 
 
 def training_recall(training: Training) -> dict[str, float]:
@@ -95,7 +96,7 @@ def training_recall(training: Training) -> dict[str, float]:
     rows = sampled_classes(data.rows("train"), data.labels, count, training.config.data.val_seed)
     distributed.share_buffers(training.embedder, training.world)
     vectors = embed_rows(training, rows)
-    return distributed.from_first(lambda: recall(vectors, data.labels[rows]), training.world)
+    return processes.from_first(lambda: recall(vectors, data.labels[rows]), training.world)
 
 
 def sampled_classes(rows: np.ndarray, labels: np.ndarray, count: int, seed: int) -> np.ndarray:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from retrieval.errors import DmlError
+from retrieval.processes import from_environment
 from trainer.config import Config
 from trainer.resolve import ANY_TIME, resumed
 from trainer.run.checkpoint import LAST, load_config
@@ -63,10 +63,10 @@ def train_seed(config: Config, folder: Path, watch: Watch, test: bool) -> Outcom
 
 
 def check_alone() -> None:
-    """Raise under torchrun, whose processes would each train all runs."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    """Raise under torchrun or srun, whose processes would each train all runs."""
+    if from_environment().size > 1:
         raise DmlError(
-            "Several seeds or settings cannot be trained under torchrun.",
+            "Several seeds or settings cannot be trained by torchrun or srun.",
             "Its processes share one run.",
             "Start the command without it; `dmltool sweep --workers N` trains N runs at a time.",
         )

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from retrieval import resources
 from retrieval.errors import DmlError
+from tests import ranks
 from tests.trainer.data.pictures import SPEC, epochs
 from trainer.data import loading, sampling, transforms
 from trainer.data.loading import Loader
@@ -199,13 +201,14 @@ def test_ctrl_c_leaves_the_workers_to_a_parent_that_goes_on(data):
 
 
 def test_workers_are_chosen_by_device_and_cache(data, monkeypatch):
-    monkeypatch.setattr(loading, "processors", lambda: 16)
+    monkeypatch.setattr(resources, "processors", lambda: 16)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     kept, plain, mapped = (open_images(data, SPEC, cache=c) for c in ("ram", "none", "disk"))
     assert loading.chosen_workers(kept, cpu) == 0
     assert loading.chosen_workers(plain, cpu) == 8
     assert loading.chosen_workers(mapped, cpu) == 8
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    for name, value in ranks.variables(8)[0].items():
+        monkeypatch.setenv(name, value)
     assert loading.chosen_workers(plain, cuda) == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
     assert loading.chosen_workers(plain, cuda) == 1

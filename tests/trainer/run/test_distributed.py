@@ -4,26 +4,21 @@ The file is also the script of those processes: `python test_distributed.py FOLD
 """
 
 import copy
-import os
-import socket
-import subprocess
 import sys
-import time
 import warnings
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from retrieval.errors import DmlError
+from retrieval import processes
+from retrieval.processes import World
+from tests.ranks import together
 from trainer.losses import LOSSES, build
 from trainer.losses.miners import add_miner
 from trainer.run import distributed
-from trainer.run.distributed import World
 
-ROOT = Path(__file__).parents[3]
 CLASSES, DIM, BATCH, STEPS = 6, 5, 12, 3
 MINED = ["margin distance_weighted", "multi_similarity multi_similarity", "triplet semihard"]
 NAMES = [*(entry.name for entry in LOSSES), *MINED]
@@ -126,9 +121,6 @@ def of_rank(world):
             distributed.gather_rows(rows(n)[world.rank :: world.size], n, world) for n in TOTALS
         ],
         "labels": distributed.gather_rows(torch.arange(7)[world.rank :: world.size], 7, world),
-        "agree": [
-            distributed.agree(flag, world) for flag in (False, world.rank == 1, world.rank == 0)
-        ],
         "mean": mean_of_different_gradients(world),
         "buffers": shared_statistics(world),
     }
@@ -136,48 +128,15 @@ def of_rank(world):
 
 def main(folder):
     warnings.simplefilter("ignore")
-    world = distributed.join("cpu")
-    torch.save(of_rank(world), Path(folder) / f"{world.rank}.pt")
-    distributed.leave(world)
-
-
-def launch(folder, size):
-    """The errors of the ranks that failed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(size),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [text for text, rank in zip(errors, ranks, strict=True) if rank.returncode]
+    with processes.joined() as world:
+        torch.save(of_rank(world), Path(folder) / f"{world.rank}.pt")
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    failed = launch(folder, 2)
-    if any("EADDRINUSE" in text for text in failed):  # another program took the port meanwhile
-        failed = launch(folder, 2)
-    assert not failed, "\n".join(failed)
+    for outcome in together(2, __file__, folder):
+        assert outcome.code == 0, outcome.stderr
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -208,11 +167,6 @@ def test_rows_of_any_number_come_back_in_order_on_every_rank(ranks):
         assert rank["labels"].tolist() == list(range(7))
 
 
-def test_one_yes_is_a_yes_for_all(ranks):
-    for rank in ranks:
-        assert rank["agree"] == [False, True, True]
-
-
 def test_gradients_are_averaged_and_missing_ones_stay_missing(ranks):
     for rank in ranks:
         (weight, bias), unused = rank["mean"]
@@ -229,24 +183,6 @@ def test_statistics_of_rank_0_are_shared(ranks):
 # one process
 
 
-@pytest.fixture
-def environment(monkeypatch):
-    for name in distributed.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    return lambda **given: [monkeypatch.setenv(name, value) for name, value in given.items()]
-
-
-def test_without_torchrun_a_process_is_alone(environment):
-    environment(MASTER_ADDR="somewhere")  # some clusters set it for everything
-    assert distributed.join("cpu") == World() == World(0, 1, 0)
-
-
-def test_one_process_of_torchrun_needs_no_group(environment):
-    environment(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="a", MASTER_PORT="1")
-    assert distributed.join("cpu") == World(0, 1, 0)
-    assert not torch.distributed.is_initialized()
-
-
 def test_alone_nothing_is_copied():
     world = World()
     z, labels = torch.randn(4, 3), torch.arange(4)
@@ -254,93 +190,8 @@ def test_alone_nothing_is_copied():
     assert distributed.gather_batch(z, labels, world) == (z, labels)
     assert distributed.gather_rows(z, 4, world) is z
     assert distributed.wrap(network, world, torch.device("cpu")) is network
-    assert [distributed.agree(flag, world) for flag in (True, False)] == [True, False]
     distributed.average_gradients(network, world)
     distributed.share_buffers(network, world)
-    distributed.leave(world)
-
-
-FITTING = {
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"WORLD_SIZE": ""}, "Without a value: WORLD_SIZE"),
-        ({"LOCAL_RANK": "", "MASTER_ADDR": ""}, "Without a value: LOCAL_RANK, MASTER_ADDR"),
-        ({"RANK": "2"}, "LOCAL_RANK <= RANK < WORLD_SIZE"),
-        ({"LOCAL_RANK": "-1"}, "0 <= LOCAL_RANK"),
-        ({"RANK": "one"}, "whole numbers"),
-    ],
-)
-def test_variables_that_do_not_fit_are_shown(environment, changes, why):
-    environment(**FITTING | changes)
-    with pytest.raises(DmlError) as caught:
-        distributed.join("cpu")
-    assert "MASTER_PORT=29500" in caught.value.what
-    assert why in caught.value.why
-    assert "torchrun" in caught.value.fix
-
-
-def test_a_torch_without_distributed_is_named(environment, monkeypatch):
-    environment(**FITTING)
-    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    with pytest.raises(DmlError, match=r"torch\.distributed"):
-        distributed.join("cpu")
-
-
-def test_devices_that_cannot_be_shared_are_named(environment, monkeypatch):
-    environment(**FITTING)
-    with pytest.raises(DmlError, match="mps"):
-        distributed.join("mps")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(DmlError, match="nproc-per-node=1"):
-        distributed.join("cuda")
-
-
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_rank_that_never_comes_is_not_waited_for_long(environment, monkeypatch, rank):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment(**FITTING | {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port})
-    assert timedelta(minutes=1) > distributed.JOIN
-    monkeypatch.setattr(distributed, "JOIN", timedelta(seconds=2))
-    began = time.monotonic()
-    with pytest.raises(DmlError, match=f"Rank {rank} cannot join the 2 processes"):
-        distributed.join("cpu")
-    assert time.monotonic() - began < 30
-
-
-def test_ranks_that_are_missing_are_named(monkeypatch):
-    monkeypatch.setattr(distributed, "JOIN", timedelta(seconds=1))
-    with pytest.raises(RuntimeError, match="rank 1, 2"):
-        distributed.meet(torch.distributed.HashStore(), World(0, 3, 0))
-
-
-def test_only_the_end_of_another_rank_is_told_as_such():
-    ended = pytest.raises(DmlError, match="another process of this run has ended")
-    with ended, distributed.together(World(1, 2, 1)):
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
-    for world in (World(1, 2, 1), World()):
-        with pytest.raises(RuntimeError, match="shapes"), distributed.together(world):
-            raise RuntimeError("shapes do not fit")
-
-
-def test_a_port_that_is_taken_is_named(environment):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        environment(**FITTING | {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": port})
-        with pytest.raises(DmlError, match=f"Rank 0 cannot join the 2 processes at .*:{port}"):
-            distributed.join("cpu")
 
 
 class FrozenBackbone(nn.Module):

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import torch
 
 from retrieval import files
 from retrieval.errors import DmlError
+from tests.ranks import together
 from tests.trainer.conftest import RUN_FILES, draw_pictures
 from trainer.config import Batches, Data, Loss, Phase
 from trainer.data.datasets import load
@@ -846,45 +846,21 @@ def test_a_rank_that_ends_ends_the_others_and_its_reason_is_told_once(moment, co
     """Without torchrun, which would end them by itself."""
     (tmp_path / "config.toml").write_text(config.to_toml())
     more = ["--data", str(tmp_path / "nowhere")] if moment == "data" else []
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                RANK,
-                moment,
-                "train",
-                "--config",
-                str(tmp_path / "config.toml"),
-                "--out",
-                str(tmp_path / "run"),
-                *more,
-            ],
-            cwd=Path(__file__).parents[3],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
-        )
-        for rank in ("0", "1")
-    ]
-    told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    out = ["--config", tmp_path / "config.toml", "--out", tmp_path / "run", *more]
+    ranks = together(2, "-c", RANK, moment, "train", *out)
+    told = [rank.stderr for rank in ranks]
     lost, survivor = (1, 0) if moment == "training" else (0, 1)
-    assert ranks[survivor].returncode == 1, told
-    assert f"Rank {survivor} stops, because another process of this run has ended" in told[survivor]
+    assert ranks[survivor].code == 1, told
+    assert f"Error: Rank {survivor} stops, because rank {lost} on " in told[survivor]
     assert "bug in dmltool" not in "".join(told)
     assert "Traceback" not in "".join(told)
     if moment == "data":
-        assert ranks[lost].returncode == 1
+        assert ranks[lost].code == 1
         assert "".join(told).count("There is no folder") == 1
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(change):
-    from trainer.run.distributed import World
+    from retrieval.processes import World
     from trainer.run.epoch import check_shares
 
     targets = np.repeat(np.arange(8), 20)
@@ -902,7 +878,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(change):
 
 
 def test_processes_take_all_columns_of_a_batch():
-    from trainer.run.distributed import World
+    from retrieval.processes import World
     from trainer.run.epoch import own_columns
 
     plan = np.arange(30).reshape(2, 15)

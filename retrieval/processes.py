@@ -1,0 +1,388 @@
+"""Several processes that work on one job, on one machine or several, started by torchrun or srun.
+
+Only their environment variables are read. torch connects the processes and is imported when there
+are several: a process that is alone needs none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from retrieval.errors import DmlError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch.distributed import Store
+
+    from retrieval.watchdog import Watchdog
+
+T = TypeVar("T")
+JOIN = timedelta(seconds=50)
+"""All ranks start within this time, or the others stop."""
+TIMEOUT = timedelta(days=1)
+"""How long ranks wait for one another; the watchdog ends them if one dies."""
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+START = "torchrun --nproc-per-node=2 $(which dmltool) COMMAND ..."
+LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
+MOST = 1 << 26  # numbers in one collective
+
+_joined = itertools.count()
+_stores: dict[tuple[str, int], Store] = {}  # kept: who comes back meets the others there again
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a job. `local_rank` is the place on this machine, and the GPU there."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = ""
+    """The machine of rank 0."""
+    port: int = 0
+    """Where rank 0 or torchrun listens there."""
+    by_slurm: bool = False
+
+    @property
+    def processors(self) -> int:
+        """The processors for this process; srun usually binds its tasks to some, torchrun not."""
+        from retrieval import resources
+
+        machine = resources.processors()
+        if not self.by_slurm:
+            return max(1, machine // self.local_size)
+        found = os.environ.get("SLURM_CPUS_ON_NODE", "")
+        share = int(found) // self.local_size if found.isdecimal() else machine
+        return max(1, min(machine, share))
+
+    def share(self, tasks: Sequence[T]) -> Sequence[T]:
+        """Those of the tasks that are this rank's: every size-th one."""
+        return tasks[self.rank :: self.size]
+
+    def add(self, *arrays: np.ndarray) -> None:
+        """Replace integer arrays by their sums over all ranks, in place."""
+        self._reduce("SUM", arrays)
+
+    def least(self, *arrays: np.ndarray) -> None:
+        """Replace integer arrays by their element-wise minima over all ranks, in place."""
+        self._reduce("MIN", arrays)
+
+    def complete(self, *arrays: np.ndarray) -> None:
+        """Fill in what other ranks have computed: every element is zero on all ranks but one.
+
+        The bits are added, so that floats stay as they are.
+        """
+        self._reduce("SUM", [array.view(f"i{array.itemsize}") for array in arrays])
+
+    def _reduce(self, operation: str, arrays: Sequence[np.ndarray]) -> None:
+        if self.size == 1:
+            return
+        import torch
+        from torch import distributed
+
+        for array in arrays:
+            assert array.dtype.kind == "i", "sums of floats depend on their order"
+            assert array.flags.c_contiguous, "a copy would be changed"
+            flat = array.reshape(-1)
+            for start in range(0, len(flat), MOST):
+                part = torch.from_numpy(flat[start : start + MOST])
+                distributed.all_reduce(part, getattr(distributed.ReduceOp, operation))
+
+
+# Which processes there are
+
+
+def from_environment() -> World:
+    """Read the variables of torchrun, or those of a Slurm step with several tasks."""
+    if any(name in os.environ for name in ("RANK", "WORLD_SIZE")):
+        return _of_torchrun(os.environ)
+    if os.environ.get(SLURM[1], "1") != "1":
+        return _of_slurm(os.environ)
+    return World()
+
+
+def refuse_several(command: str) -> None:
+    """Raise if there are several processes, for a command that one process runs."""
+    if from_environment().size > 1:
+        raise DmlError(
+            f"`dmltool {command}` runs in one process.",
+            "Several were started, by torchrun or srun, and would do the same work.",
+            f"Start it without them: dmltool {command} ...",
+        )
+
+
+def reports_fully() -> bool:
+    """Whether this process reports an error in full: rank 0, or one that had joined the others.
+
+    An error before that, such as a wrong option, is the same on every rank.
+    """
+    try:
+        return bool(_stores) or from_environment().rank == 0
+    except DmlError:
+        return os.environ.get("RANK", "0") == "0"
+
+
+def _of_torchrun(given: Mapping[str, str]) -> World:
+    missing = [name for name in VARIABLES if not given.get(name)]
+    if missing:
+        raise inconsistent(VARIABLES, f"Without a value: {', '.join(missing)}.")
+    try:
+        rank, size, local_rank = (int(given[name]) for name in VARIABLES[:3])
+        port = int(given["MASTER_PORT"])
+        local_size = int(given.get("LOCAL_WORLD_SIZE") or 1)
+    except ValueError:
+        raise inconsistent(VARIABLES, "They are whole numbers.") from None
+    if not 0 <= local_rank <= rank < size:
+        raise inconsistent(VARIABLES, "0 <= LOCAL_RANK <= RANK < WORLD_SIZE does not hold.")
+    return World(rank, size, local_rank, local_size, given["MASTER_ADDR"], port)
+
+
+def _of_slurm(given: Mapping[str, str]) -> World:
+    """A shell of sbatch or salloc has some of Slurm's variables too, but not that of the step."""
+    try:
+        rank, size, local_rank = (int(given.get(name, "")) for name in SLURM)
+        job, step = (int(given.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        port = int(given.get("MASTER_PORT") or 20_000 + (job * 7 + step) % 20_000)
+    except ValueError:
+        raise inconsistent(SLURM, "They are whole numbers.") from None
+    nodes = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_JOB_NODELIST") or ""
+    host = given.get("MASTER_ADDR") or first_host(nodes)
+    if not host or not 0 <= local_rank <= rank < size:
+        raise inconsistent((*SLURM, "SLURM_STEP_NODELIST"), "They do not name rank and machine.")
+    each = tasks_per_node(given.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = int(given.get("SLURM_NODEID") or 0)
+    return World(rank, size, local_rank, each[node] if node < len(each) else 1, host, port, True)
+
+
+def first_host(nodes: str) -> str:
+    """The first of a list of machines as Slurm writes it: `gpu[08-11,20],login1` -> `gpu08`."""
+    host, inside, kept = "", False, True
+    for sign in nodes:
+        if sign == "[":
+            inside = True
+        elif sign == "]":
+            inside, kept = False, True
+        elif sign == "," and not inside:
+            break
+        elif inside and sign in ",-":
+            kept = False
+        elif kept:
+            host += sign
+    return host
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """The tasks of each machine as Slurm writes them: `4(x2),3` -> 4, 4, 3."""
+    out: list[int] = []
+    for part in text.split(",") if text else ():
+        count, _, times = part.partition("(x")
+        out += [int(count)] * int(times.rstrip(")") or 1)
+    return out
+
+
+def inconsistent(names: Sequence[str], why: str) -> DmlError:
+    """The error for variables of a launcher that contradict each other."""
+    given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    return DmlError(
+        f"The variables of several processes do not fit together: {given}.",
+        why,
+        f"Let torchrun set them: {START}; or unset {names[0]} and {names[1]}.",
+    )
+
+
+# Join and leave
+
+
+class OtherRankEnded(DmlError):
+    """The one line of a rank that stops because another has ended, which says why."""
+
+    def __init__(self, rank: int, other: str) -> None:
+        super().__init__(f"Rank {rank} stops, because {other or 'another process'} has ended.")
+
+
+@contextmanager
+def joined(device_type: str = "cpu", world: World | None = None) -> Iterator[World]:
+    """Join the other processes of this job, if there are any.
+
+    A rank that fails inside ends the others within a minute. Its reason is reported once: the
+    first rank to fail raises its error, the others one that says which rank ended.
+    """
+    world = from_environment() if world is None else world
+    if world.size == 1:
+        yield world
+        return
+    store, dog = _join(world, device_type)
+    try:
+        yield world
+        dog.stop(done=True)
+    except Exception as error:
+        own = _is_outcome(error) or _is_first(store, error)
+        other = dog.stop(failed=own)
+        if own:
+            raise
+        raise OtherRankEnded(world.rank, other) from error
+    finally:
+        dog.stop(failed=True)
+        _leave()
+
+
+def _is_outcome(error: Exception) -> bool:
+    """Whether this is the exit of a command with a code, and no error."""
+    from click.exceptions import Exit
+
+    return isinstance(error, Exit | BrokenPipeError)
+
+
+def _is_first(store: Store, error: Exception) -> bool:
+    """Whether no other rank has failed before, and the error is not that another rank is gone."""
+    from torch import distributed
+
+    if isinstance(error, distributed.DistError):
+        return False
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in LOST):
+        return False
+    try:
+        return store.add("failed", 1) == 1
+    except RuntimeError:  # the rank that holds the store is gone
+        return False
+
+
+def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
+    from torch import distributed
+
+    if not distributed.is_available():
+        raise apart(f"{world.size} processes", "This build of torch has no torch.distributed.")
+    from torch.distributed.rendezvous import rendezvous
+
+    from retrieval.watchdog import Watchdog
+
+    backend = backend_for(device_type, world)
+    where = f"tcp://{world.host}:{world.port}" if world.by_slurm else "env://"
+    try:
+        place = world.host, world.port
+        if place not in _stores:
+            _stores[place], _, _ = next(rendezvous(where, world.rank, world.size, timeout=JOIN))
+        store = distributed.PrefixStore(f"dmltool/{next(_joined)}", _stores[place])
+        meet(store, world)
+        dog = Watchdog.start(store, world.rank, world.size, world.host)
+        distributed.init_process_group(
+            backend, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise DmlError(
+            f"Rank {world.rank} cannot join the {world.size} processes at "
+            f"{world.host}:{world.port}.",
+            str(error).split("\n")[0],
+            f"Start all of them, with a reachable address and a free port: {START}",
+        ) from error
+    return store, dog
+
+
+def meet(store: Store, world: World) -> None:
+    """Wait until all ranks are here; RuntimeError names those that did not come in time."""
+    store.set(str(world.rank), "here")
+    try:
+        store.wait([str(rank) for rank in range(world.size)], JOIN)
+    except RuntimeError as error:
+        missing = [str(rank) for rank in range(world.size) if not store.check([str(rank)])]
+        raise RuntimeError(
+            f"Not there after {JOIN.seconds} seconds: rank {', '.join(missing)}."
+        ) from error
+
+
+def backend_for(device_type: str, world: World) -> str:
+    """The backend of torch.distributed for a device; selects the GPU of this rank."""
+    from torch import cuda, distributed
+
+    if device_type == "cuda":
+        if not distributed.is_nccl_available():
+            raise apart("Several GPUs", "This build of torch has no NCCL.")
+        cuda.set_device(own_gpu(world))
+        return "nccl"
+    if device_type != "cpu":
+        raise apart(f"Processes on {device_type}", "Only those on cuda and on cpu can.")
+    return "gloo"
+
+
+def own_gpu(world: World) -> int:
+    """The number of this rank's GPU; srun may show each task only its own, as number 0."""
+    from torch import cuda
+
+    found = cuda.device_count()
+    if world.by_slurm and found == 1:
+        return 0
+    if world.local_rank >= found:
+        raise DmlError(
+            f"Rank {world.rank} has no GPU of its own.",
+            f"Its LOCAL_RANK is {world.local_rank}; this machine shows {found} GPUs.",
+            f"Start fewer: torchrun --nproc-per-node={max(found, 1)}, or --device cpu",
+        )
+    return world.local_rank
+
+
+def apart(who: str, why: str) -> DmlError:
+    """The error for processes that cannot send each other tensors."""
+    fix = "Start one process, or use --device cpu."
+    return DmlError(f"{who} cannot work together.", why, fix)
+
+
+def _leave() -> None:
+    """End the connection to the other processes."""
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+# Work together
+
+
+def agree(flag: bool, world: World) -> bool:
+    """Whether the flag of any rank is true; all ranks wait here for each other."""
+    if world.size == 1:
+        return flag
+    import torch
+    from torch import distributed
+
+    votes = torch.tensor([int(flag)], device=carrier_device(world))
+    distributed.all_reduce(votes, distributed.ReduceOp.MAX)
+    return bool(votes.item())
+
+
+@contextmanager
+def first_alone(world: World) -> Iterator[None]:
+    """Let the first process of each machine go ahead; the others find its files on the disk."""
+    if world.local_rank:
+        agree(False, world)
+    yield
+    if world.local_rank == 0:
+        agree(False, world)
+
+
+def from_first(make: Callable[[], T], world: World) -> T:
+    """Call `make` on rank 0 and return its result on every rank; the others wait for it."""
+    if world.size == 1:
+        return make()
+    from torch import distributed
+
+    box: list[Any] = [make() if world.rank == 0 else None]
+    distributed.broadcast_object_list(box, src=0, device=carrier_device(world))
+    return box[0]
+
+
+def carrier_device(world: World) -> torch.device:
+    """The device that tensors have to be on to be sent between ranks."""
+    import torch
+
+    if torch.distributed.get_backend() == "nccl":
+        return torch.device("cuda", own_gpu(world))
+    return torch.device("cpu")

@@ -1,0 +1,87 @@
+"""Start the processes of a job as torchrun does, and run commands in them.
+
+Importing torch takes two seconds in each process, so one start serves many commands: the file is
+also the script of those processes, `python -m tests.ranks FOLDER`, with the commands in FOLDER.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def variables(size):
+    """The variables of each rank, with a port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": port}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def start(size, *arguments):
+    """A Python with these arguments for each rank."""
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            cwd=ROOT,
+            env=os.environ | given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for given in variables(size)
+    ]
+
+
+def finish(ranks, timeout=120):
+    """Wait for all ranks: an `Outcome` each."""
+    try:
+        told = [rank.communicate(timeout=timeout) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [Outcome(rank.returncode, *texts) for rank, texts in zip(ranks, told, strict=True)]
+
+
+def together(size, *arguments):
+    """Run a Python as every rank; once more if another program took the port meanwhile."""
+    outcomes = finish(start(size, *arguments))
+    if any("EADDRINUSE" in outcome.stderr for outcome in outcomes):
+        outcomes = finish(start(size, *arguments))
+    return outcomes
+
+
+def run_commands(size, commands, folder):
+    """Run commands one after another in the same processes: the outcomes of each by rank."""
+    (folder / "commands.json").write_text(json.dumps([list(map(str, args)) for args in commands]))
+    for outcome in together(size, "-m", "tests.ranks", folder):
+        assert outcome.code == 0, outcome.stderr
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+    return [[Outcome(**outcome) for outcome in ranks] for ranks in zip(*found, strict=True)]
+
+
+def main(folder):
+    from tests.conftest import call
+
+    commands = json.loads((folder / "commands.json").read_text())
+    done = [call(*command) for command in commands]
+    kept = [{"code": r.exit_code, "stdout": r.stdout, "stderr": r.stderr} for r in done]
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(kept))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
