@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from retrieval.metrics import PositivePositions
-from retrieval.ranking import kernels
+from retrieval.ranking import position_kernels
 from retrieval.ranking.nearest_positive import Classes
 from retrieval.ranking.pair_distance import compare_exactly, measure
 from retrieval.ranking.vectors import Prepared
@@ -44,7 +44,7 @@ class Positions:
         self.square = prepared.gallery.square[self.index]
         self.tied = np.zeros(P, np.int64)  # negatives as near as this positive alone
         sure, possible = bounds(distance, self.owner, found.squared, found.error)
-        self.lists = kernels.PositiveLists(
+        self.lists = position_kernels.PositiveLists(
             start=np.cumsum(limit) - limit,
             limit=limit,
             active=limit.copy(),
@@ -58,13 +58,13 @@ class Positions:
             nearest=found.squared - found.error,
             farthest=found.squared + found.error,
         )
-        kernels.straighten(self.lists, np.cumsum(limit))
+        position_kernels.straighten(self.lists, np.cumsum(limit))
         some = limit > 0
         self.lists.last[some] = possible[np.cumsum(limit)[some] - 1]
         if distance == "l2":  # the sign that thresholds of l2 have
             self.lists.last[:] *= -1
 
-    def lists_of(self, q: slice) -> kernels.PositiveLists:
+    def lists_of(self, q: slice) -> position_kernels.PositiveLists:
         """The lists of some queries, as views."""
         per_query = ("start", "limit", "active", "total", "last")
         return self.lists._replace(**{name: getattr(self.lists, name)[q] for name in per_query})
@@ -78,10 +78,10 @@ class Positions:
         room = np.cumsum(lists.active[q]) // _ROOM
         for n in np.split(np.arange(len(q)), np.flatnonzero(np.diff(room)) + 1):
             unsure = np.empty((int(lists.active[q[n]].sum()), 2), np.int64)
-            pairs = kernels.MeasuredPairs(
+            pairs = position_kernels.MeasuredPairs(
                 q[n], squared[n], error[n], l2[n], prepared.gallery.square[g[n]]
             )
-            left = kernels.credit_pairs(
+            left = position_kernels.credit_pairs(
                 pairs, self.distance == "l2", lists, self.l2, self.square, self.tied, unsure
             )
             pair, m = unsure[:left].T

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from retrieval.ranking.kernels import PositiveLists
+from retrieval.ranking.position_kernels import PositiveLists
 
 
 class Limits(NamedTuple):

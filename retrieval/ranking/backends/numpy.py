@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from retrieval.ranking import kernels
+from retrieval.ranking import kernels, position_kernels
 from retrieval.ranking.backends import Limits, Tile
 from retrieval.ranking.leading_axes import leading_axes
 from retrieval.ranking.vectors import Prepared
@@ -59,10 +59,10 @@ class NumpyBackend:
         tile: Tile,
         distance: str,
         first: int,
-        lists: kernels.PositiveLists,
+        lists: position_kernels.PositiveLists,
         pairs: np.ndarray,
     ) -> tuple[int, int]:
-        return kernels.credit_tile(*self._arguments(tile, distance), first, lists, pairs)
+        return position_kernels.credit_tile(*self._arguments(tile, distance), first, lists, pairs)
 
     def _arguments(
         self, tile: Tile, distance: str

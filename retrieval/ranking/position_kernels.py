@@ -1,0 +1,208 @@
+"""Compiled loops that count negatives before every positive, for MAP@R and R-precision.
+
+Like `kernels`, they release the GIL. In a tile, `q` and `g` count the queries and the gallery items
+of the tile.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from retrieval.ranking.kernels import CHUNK, NONE
+from retrieval.resources import compiled
+
+
+class PositiveLists(NamedTuple):
+    """The positives of each query, nearest first: those of query q begin at start[q]."""
+
+    start: np.ndarray  # (Q,)
+    limit: np.ndarray  # (Q,) R, how many positives there are
+    active: np.ndarray  # (Q,) how many may still stand within R
+    total: np.ndarray  # (Q,) negatives before the last active one
+    last: np.ndarray  # (Q,) the threshold of the last active one, as `TileQueries` has it
+    negatives: np.ndarray  # (P,) negatives before the m-th positive, but not before the one before
+    soonest: np.ndarray  # (P,) the least order among the positives that exact arithmetic could give
+    groups: np.ndarray  # (P,)
+    sure: np.ndarray  # (P,) a negative of this nearness surely is at least as near
+    possible: np.ndarray  # (P,) a negative of this nearness possibly is
+    nearest: np.ndarray  # (P,) bounds of the squared distance, in float64
+    farthest: np.ndarray  # (P,)
+
+
+class MeasuredPairs(NamedTuple):
+    """Pairs of a query and a negative, measured in float64."""
+
+    query: np.ndarray
+    squared: np.ndarray
+    error: np.ndarray
+    l2: np.ndarray  # the l2 distance where it is exact, else nan
+    square: np.ndarray  # squared length of the negative
+
+
+@compiled
+def _credit(lists, q, m, sign):
+    """Add a negative that is at least as near as the positives of query q from the m-th on.
+
+    Positives that are now beyond R are no longer active.
+    """
+    base, M, C = lists.start[q], lists.active[q], lists.total[q] + 1
+    lists.negatives[base + m] += 1
+    while M > 0 and lists.limit[q] < lists.soonest[base + M - 1] + C:
+        M -= 1
+        C -= lists.negatives[base + M]
+    if lists.active[q] > M:
+        lists.last[q] = sign * lists.possible[base + M - 1] if M > 0 else sign * np.inf
+    lists.active[q], lists.total[q] = M, C
+
+
+@compiled
+def _reaching(tile, l2, twice, norms, last, i, reaching):
+    """Count the pairs of row i that possibly reach the last active positive, CHUNK by CHUNK."""
+    product, margin = tile.product, tile.margin
+    for n in range(len(reaching)):
+        start, stop = n * CHUNK, min((n + 1) * CHUNK, product.shape[1])
+        count = np.float32(0)
+        if tile.transposed and l2:
+            norm, w_lo = norms[0, i], norms[2, i]
+            for j in range(start, stop):
+                count += np.float32((product[i, j] + margin) * (twice[j] * norm) >= w_lo - last[j])
+        elif tile.transposed:
+            for j in range(start, stop):
+                count += np.float32(product[i, j] >= last[j])
+        elif l2:
+            norm, w_lo, factor, t_lo = norms[0], norms[2], twice[i], last[i]
+            for j in range(start, stop):
+                count += np.float32((product[i, j] + margin) * (factor * norm[j]) >= w_lo[j] - t_lo)
+        else:
+            threshold = last[i]
+            for j in range(start, stop):
+                count += np.float32(product[i, j] >= threshold)
+        reaching[n] = count
+
+
+@compiled
+def credit_tile(tile, l2, queries, gallery, first, lists, pairs):
+    """Add the negatives of a tile to the positives that they are at least as near as.
+
+    Looks at the rows of the product from `first` on, a few columns at a time: most have nothing
+    to add. Pairs that float32 leaves open are listed. Returns (row to go on from, pairs listed).
+    """
+    product, margin, norms = tile.product, tile.margin, gallery.norms
+    A, B = product.shape
+    sign = np.float32(-1 if l2 else 1)
+    twice, reaching = queries.thresholds[2], np.empty((B + CHUNK - 1) // CHUNK, np.float32)
+    found = 0
+    for i in range(first, A):
+        if pairs.shape[0] - found < B:
+            return i, found
+        _reaching(tile, l2, twice, norms, lists.last, i, reaching)
+        for n in range(len(reaching)):
+            if reaching[n] == 0:
+                continue
+            for j in range(n * CHUNK, min((n + 1) * CHUNK, B)):
+                q, g = (j, i) if tile.transposed else (i, j)
+                base, M = lists.start[q], lists.active[q]
+                if M == 0:
+                    continue
+                low = high = product[i, j]
+                if l2:
+                    p = twice[q] * norms[0, g]
+                    low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
+                if not high >= lists.possible[base + M - 1] or queries.codes[q] == gallery.codes[g]:
+                    continue
+                b = _first(lists.possible, base, M, high)
+                a = _first(lists.sure, base, M, low)
+                for m in range(b, a):
+                    if lists.groups[base + m] == gallery.groups[g]:  # identical rows: a tie
+                        a = m
+                        break
+                if b < a:
+                    pairs[found, 0] = q
+                    pairs[found, 1] = g
+                    found += 1
+                elif a < M:
+                    _credit(lists, q, a, sign)
+    return A, found
+
+
+@compiled
+def _first(falling, base, count, value):
+    """The first of falling[base : base + count] that value reaches, `count` if none."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if value >= falling[base + middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@compiled
+def _first_rising(rising, base, count, value):
+    """The first of rising[base : base + count] that is no less than value, `count` if none."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if value <= rising[base + middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@compiled
+def straighten(lists, ends):
+    """Make the bounds monotone along each list, wider where rounding has bent them; in place.
+
+    Fills `soonest`. A group is unset where a positive may be as near as one of another group: a
+    tie with it then says nothing of the next.
+    """
+    sure, possible, nearest, farthest = lists.sure, lists.possible, lists.nearest, lists.farthest
+    soonest, groups = lists.soonest, lists.groups
+    for q in range(len(lists.start)):
+        start, end = lists.start[q], ends[q]
+        for r in range(end - 2, start - 1, -1):
+            sure[r] = max(sure[r], sure[r + 1])
+            nearest[r] = min(nearest[r], nearest[r + 1])
+        for r in range(start + 1, end):
+            possible[r] = min(possible[r], possible[r - 1])
+            farthest[r] = max(farthest[r], farthest[r - 1])
+        for r in range(start, end):
+            near = r > start and nearest[r] <= farthest[r - 1]
+            soonest[r] = soonest[r - 1] if near else r - start + 1
+        first = start
+        for r in range(start, end):  # runs of one `soonest`
+            if soonest[r] != soonest[first]:
+                first = r
+            if groups[r] != groups[first]:
+                groups[first : r + 1] = NONE
+
+
+@compiled
+def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
+    """Add measured pairs to the positives; returns how many (pair, m) are left in `unsure`.
+
+    Items of one length rank alike under both distances: where l2 is exact it decides cos as well,
+    one positive at a time, counted in `tied`.
+    """
+    sign = np.float32(-1 if l2 else 1)
+    left = 0
+    for n in range(len(pairs.query)):
+        q = pairs.query[n]
+        base, M = lists.start[q], lists.active[q]
+        b = _first_rising(lists.farthest, base, M, pairs.squared[n] - pairs.error[n])
+        a = _first_rising(lists.nearest, base, M, pairs.squared[n] + pairs.error[n])
+        for m in range(b, a):
+            r = base + m
+            if pairs.square[n] == positive_square[r] and pairs.l2[n] == pairs.l2[n]:
+                tied[r] += pairs.l2[n] <= positive_l2[r]
+            else:
+                unsure[left, 0] = n
+                unsure[left, 1] = m
+                left += 1
+        if a < M:
+            _credit(lists, q, a, sign)
+    return left
