@@ -23,6 +23,7 @@ from exporter.onnx import providers
 from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS
 from retrieval.resources import available_memory, processors
+from trainer.run.trackers import TRACKERS
 
 OK, NOTE, MISSING, BROKEN = "ok", "note", "missing", "broken"
 MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), MISSING: ("✗", "red"), BROKEN: ("✗", "red")}
@@ -105,9 +106,9 @@ def _training() -> list[Check]:
         found += _cuda_libraries()
     found += [_module("train", name, CPU, needed=True) for name in ("PIL", "matplotlib")]
     found.append(_module("train", "pytorch_metric_learning", CPU))
-    extras = install("extras")
+    found.append(_module("train", "timm", install("extras"), optional=True))
     return found + [
-        _module("train", name, extras, optional=True) for name in ("timm", "tensorboard")
+        _module("train", entry.module, install(entry.extra), optional=True) for entry in TRACKERS
     ]
 
 
@@ -198,7 +199,12 @@ def _module(
     return Check(group, name, OK, text, "", needed, _size_of(name))
 
 
-PACKAGES = {"sklearn": ("scikit-learn",), "PIL": ("pillow",), "faiss": ("faiss-cpu", "faiss-gpu")}
+PACKAGES = {
+    "sklearn": ("scikit-learn",),
+    "PIL": ("pillow",),
+    "faiss": ("faiss-cpu", "faiss-gpu"),
+    "mlflow": ("mlflow", "mlflow-skinny"),
+}
 
 
 def _version_of(module: str) -> str:

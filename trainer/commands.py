@@ -171,6 +171,7 @@ def listing(kind: str) -> dict[str, str]:
     from trainer.losses.miners import MINERS
     from trainer.networks.backbones import BACKBONES
     from trainer.resolve import preset_names, preset_summary
+    from trainer.run.trackers import TRACKERS
 
     if kind == "presets":
         return {name: preset_summary(name) for name in preset_names()}
@@ -179,15 +180,19 @@ def listing(kind: str) -> dict[str, str]:
         "miners": MINERS,
         "datasets": DATASETS,
         "backbones": BACKBONES,
+        "trackers": TRACKERS,
     }
     return tables[kind].summaries()
 
 
 @click.command("list")
-@click.argument("kind", type=click.Choice(["presets", "losses", "miners", "datasets", "backbones"]))
+@click.argument(
+    "kind",
+    type=click.Choice(["presets", "losses", "miners", "datasets", "backbones", "trackers"]),
+)
 @json_option
 def list_command(kind: str, as_json: bool) -> None:
-    """List the presets, losses, miners, data sets or backbones of train.
+    """List the presets, losses, miners, data sets, backbones or trackers of train.
 
     \b
     Example:

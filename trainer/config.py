@@ -330,8 +330,8 @@ class Run:
     train_recall: int = 0
     """Number of training images, drawn as whole classes, for Recall@1 after each epoch; 0: none.
     Compared with the scores of held-out classes it shows overfitting."""
-    tensorboard: bool = False
-    """Also write logs for TensorBoard."""
+    log: tuple[str, ...] = ()
+    """Trackers that also get the metrics: tensorboard, mlflow, wandb, or package.module:NAME."""
 
     def problems(self) -> Iterator[Problem]:
         yield from one_of("run.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))

@@ -35,8 +35,10 @@ FLAGS = {  # options of `dmltool train` that are keys of the configuration
     "precision": "run.precision",
     "deterministic": "run.deterministic",
     "compile": "run.compile",
-    "tensorboard": "run.tensorboard",
+    "log": "run.log",
 }
+
+LISTS = {"loss.monitor", "run.log"}  # names with commas between them
 
 # How error messages name a key: by the option that sets it.
 OPTION_OF = {key: f"--{name.replace('_', '-')}" for name, key in FLAGS.items()} | dict.fromkeys(
@@ -123,7 +125,9 @@ SETTINGS = (
     ),
     click.option("--deterministic", is_flag=True, help="Make runs repeat exactly."),
     click.option("--compile", is_flag=True, help="Compile the network with torch.compile."),
-    click.option("--tensorboard", is_flag=True, help="Also write logs for TensorBoard."),
+    click.option(
+        "--log", metavar="NAME,...", help="Also log to trackers: tensorboard, mlflow, wandb."
+    ),
     click.option(
         "--set",
         "settings",
@@ -142,15 +146,15 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def flags_of(batch: dict[str, int] | None, monitor: str | None, **given: Any) -> dict[str, Any]:
+def flags_of(batch: dict[str, int] | None, **given: Any) -> dict[str, Any]:
     """Return dotted keys of the configuration for the options that were given."""
     flags = {
         FLAGS[name]: value
         for name, value in given.items()
         if value is not None and value is not False  # 0 is a value
     }
-    if monitor:
-        flags["loss.monitor"] = [part.strip() for part in monitor.split(",")]
+    for key in LISTS & flags.keys():
+        flags[key] = [part.strip() for part in flags[key].split(",")]
     return flags | (batch or {})
 
 

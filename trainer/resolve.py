@@ -22,7 +22,7 @@ ANY_TIME = (
     "run.device",
     "run.threads",
     "run.compile",
-    "run.tensorboard",
+    "run.log",
 )
 """What may change when a run is resumed. Other devices, compilers and threads round differently."""
 EPOCHS = "schedule.epochs"

@@ -50,8 +50,16 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
 
 
 def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with keys of today: loss.classification_epochs has become phase.epochs."""
+    """The tables with keys of today: those of earlier versions, also in checkpoints, go on working.
+
+    loss.classification_epochs has become phase.epochs, run.tensorboard has become run.log.
+    """
     tables, old = dict(given), "classification_epochs"
+    run = tables.get("run")
+    if isinstance(run, Mapping) and isinstance(run.get("tensorboard"), bool):
+        tables["run"] = {key: value for key, value in run.items() if key != "tensorboard"}
+        if run["tensorboard"]:
+            tables["run"].setdefault("log", ["tensorboard"])
     loss = tables.get("loss")
     if isinstance(loss, Mapping) and old in loss:
         tables["loss"] = {key: value for key, value in loss.items() if key != old}
@@ -103,6 +111,7 @@ def check_names(config: Config) -> None:
     from trainer import losses
     from trainer.data import datasets
     from trainer.networks import backbones
+    from trainer.run import trackers
 
     loss = config.loss
     checks: dict[str, Callable[[], object]] = {
@@ -112,6 +121,7 @@ def check_names(config: Config) -> None:
         "loss.options": lambda: check_anchors(config),
         "network.backbone": lambda: backbones.check(config.network.backbone, config.input.crop),
         "data.dataset": lambda: datasets.check(config.data.dataset, config.data.options),
+        "run.log": lambda: trackers.check(config.run.log),
     }
     errors = {}
     for key, check in checks.items():

@@ -85,10 +85,6 @@ def not_started(folder: Path) -> bool:
 def clear_start(folder: Path) -> None:
     """Remove what a run writes before its first checkpoint, STARTING last; nothing else."""
     files.remove_leftovers(folder)
-    for path in (folder / metrics_log.BOARD).glob("events.out.tfevents.*"):
-        path.unlink(missing_ok=True)
-    with suppress(OSError):
-        (folder / metrics_log.BOARD).rmdir()
     for name in BEFORE:
         (folder / name).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Write metrics.jsonl, curves.png and the records for TensorBoard; describe the environment."""
+"""Write metrics.jsonl and curves.png; describe the environment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,8 +17,7 @@ from typing import Any
 from retrieval.errors import DmlError
 from retrieval.files import whole_file, write_text
 
-METRICS, CURVES, BOARD = "metrics.jsonl", "curves.png", "tensorboard"
-LOGGED = ("loss", "lr", "images_per_second", "parts", "monitor", "scores", "train_scores")
+METRICS, CURVES = "metrics.jsonl", "curves.png"
 PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning", "numpy", "pillow")
 
 
@@ -73,32 +73,6 @@ def add_metrics(folder: Path, record: dict[str, Any]) -> None:
         ) from error
 
 
-class Board:
-    """The same records for TensorBoard, under RUN/tensorboard."""
-
-    def __init__(self, folder: Path, epoch: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise DmlError(
-                "--tensorboard needs TensorBoard.",
-                f"{error}.",
-                "Install it: pip install tensorboard",
-            ) from error
-        self.writer = SummaryWriter(str(folder / BOARD), purge_step=epoch + 1)
-
-    def add(self, record: dict[str, Any]) -> None:
-        for key in LOGGED:
-            value = record.get(key, {})
-            for name, number in (value if isinstance(value, dict) else {"": value}).items():
-                if number is not None and math.isfinite(number):
-                    self.writer.add_scalar(f"{key}/{name}".rstrip("/"), number, record["epoch"])
-        self.writer.flush()
-
-    def close(self) -> None:
-        self.writer.close()
-
-
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that matter."""
     found = {"python": platform.python_version()}
@@ -122,9 +96,14 @@ def environment(device: str, world: int) -> dict[str, Any]:
         "device_name": name,
         "threads": torch.get_num_threads(),
         "processes": world,
-        "command": sys.argv,
+        "command": [without_password(word) for word in sys.argv],
         "git": _git(),
     }
+
+
+def without_password(text: str) -> str:
+    """A text whose addresses keep the name of their user and lose the password."""
+    return re.sub(r"(://[^/@\s:]*):[^/@\s]*@", r"\1@", text)
 
 
 def _git() -> dict[str, Any] | None:

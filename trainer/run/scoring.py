@@ -91,6 +91,22 @@ def as_problem(vectors: np.ndarray, labels: np.ndarray, gallery: int | None) -> 
     return from_arrays(vectors[gallery:], labels[gallery:], vectors[:gallery], labels[:gallery])
 
 
+def flat(distances: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Scores of the evaluation by name: recall {"1": ...} becomes recall@1; no intervals."""
+    found: dict[str, dict[str, float]] = {}
+    for d, scores in distances.items():
+        found[d] = {}
+        for name, value in scores.items():
+            if isinstance(value, dict) and not name.endswith("_ci"):
+                ks = {k: v for k, v in value.items() if str(k).isdigit()}
+                found[d] |= {f"{name}@{k}": v for k, v in ks.items()}
+                if "mean" in value:  # of the seeds of k-means
+                    found[d][name] = value["mean"]
+            elif isinstance(value, float):
+                found[d][name] = value
+    return found
+
+
 def verdict(best: dict[str, Any], baselines: dict[str, dict[str, float]], epochs: int) -> str:
     """A note if training did not help; empty if it did."""
     score = best["scores"]["cos"]

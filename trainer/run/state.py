@@ -23,8 +23,9 @@ from trainer.data.loading import Loader
 from trainer.data.source import Source
 from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
-from trainer.run.metrics_log import Board, draw_curves, versions
+from trainer.run.metrics_log import draw_curves, versions
 from trainer.run.setup import load_weights
+from trainer.run.trackers import Trackers
 from trainer.run.watch import Watch
 
 Embedded = tuple[np.ndarray, np.ndarray, int | None]
@@ -55,7 +56,7 @@ class Training(Job):
     scaler: torch.amp.GradScaler
     loader: Loader
     monitors: Monitors | None = None
-    board: Board | None = None
+    trackers: Trackers | None = None  # of the first process
     epoch: int = 0  # finished so far
     best: dict[str, Any] = field(default_factory=dict)
     best_vectors: Embedded | None = None  # of the best epoch's validation, if of this process
@@ -64,8 +65,8 @@ class Training(Job):
     def close(self) -> None:
         """End worker processes and draw the curves."""
         self.loader.close()
-        if self.board:
-            self.board.close()
+        if self.trackers:
+            self.trackers.close(finished=self.epoch >= self.config.schedule.epochs)
         if self.world.rank == 0:
             with suppress(DmlError, OSError):  # a full disk has been reported already
                 draw_curves(self.folder, self.records)

@@ -25,7 +25,7 @@ from trainer.run import folder as run_folder
 from trainer.run.device import determinism, pick_device, precision, use_threads
 from trainer.run.epoch import check_shares, epoch_plan, train_epoch
 from trainer.run.half_precision import allow_half
-from trainer.run.scoring import verdict
+from trainer.run.scoring import flat, verdict
 from trainer.run.setup import (
     balanced,
     build_embedder,
@@ -36,6 +36,7 @@ from trainer.run.setup import (
     wrapped,
 )
 from trainer.run.state import Job, Training
+from trainer.run.trackers import Trackers
 from trainer.run.validation import (
     baselines,
     check_sound,
@@ -131,12 +132,13 @@ def prepare(job: Job, saved: dict[str, Any] | None) -> Training:
     training = build(job, source, saved)
     for epoch in {0, job.config.phase.epochs}:  # raises now if the batches cannot be shared out
         check_shares(job.config, training.targets, epoch, job.world)
-    if job.config.run.tensorboard and job.world.rank == 0:
-        training.board = metrics_log.Board(job.folder, saved["epoch"] if saved else 0)
     if saved is None:
         run_folder.start(training)
     else:
         run_folder.restore(training, saved)
+    if job.config.run.log and job.world.rank == 0:
+        training.trackers = Trackers(job.folder, job.config, job.watch.note)
+        training.trackers.add(training.records)
     return training
 
 
@@ -226,12 +228,12 @@ def is_better(training: Training, scores: dict[str, float]) -> bool:
 
 
 def record(training: Training, found: dict[str, Any]) -> None:
-    """Add the record of an epoch to metrics.jsonl and TensorBoard."""
+    """Add the record of an epoch to metrics.jsonl and the trackers."""
     training.records.append(found)
     if training.world.rank == 0:
         metrics_log.add_metrics(training.folder, found)
-    if training.board:
-        training.board.add(found)
+    if training.trackers:
+        training.trackers.add([found])
 
 
 def finish(training: Training, test: bool) -> dict[str, Any]:
@@ -262,4 +264,6 @@ def finish(training: Training, test: bool) -> dict[str, Any]:
         if found:
             write_text(folder / run_folder.VALIDATION, json.dumps(found) + "\n", force=True)
         write_text(folder / run_folder.RESULT, run_folder.to_json(result), force=True)
+    if training.trackers and result["test"]:
+        training.trackers.add_test(flat(result["test"]["distances"]), training.best["epoch"])
     return result

@@ -17,6 +17,7 @@ from retrieval.files import write_text
 from retrieval.metrics import DISTANCES
 from trainer import toml
 from trainer.config import Config
+from trainer.run.scoring import flat
 from trainer.sweep.runs import Outcome
 
 if TYPE_CHECKING:
@@ -146,22 +147,6 @@ def add_test(row: dict[str, Any], runs: list[Outcome] | None) -> None:
         return
     row["runs"] = runs
     row["test"] = spread([flat(run["test"]) for run in runs])
-
-
-def flat(distances: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Scores of the evaluation by name: recall {"1": ...} becomes recall@1; no intervals."""
-    found: dict[str, dict[str, float]] = {}
-    for d, scores in distances.items():
-        found[d] = {}
-        for name, value in scores.items():
-            if isinstance(value, dict) and not name.endswith("_ci"):
-                ks = {k: v for k, v in value.items() if str(k).isdigit()}
-                found[d] |= {f"{name}@{k}": v for k, v in ks.items()}
-                if "mean" in value:  # of the seeds of k-means
-                    found[d][name] = value["mean"]
-            elif isinstance(value, float):
-                found[d][name] = value
-    return found
 
 
 def write(found: dict[str, Any], folder: Path) -> None:

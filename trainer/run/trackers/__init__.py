@@ -1,0 +1,181 @@
+"""The table of trackers, which show the metrics of runs, and the trackers of one run.
+
+A tracker is a class. Tracker(folder, config, run) opens a run: a new one, or that of the id `run`,
+which an earlier tracker of the same folder had as its attribute `run`. `place` tells the user where
+the run can be seen. add(values, epoch) logs numbers by name; close(finished) ends the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from retrieval import registry
+from retrieval.errors import DmlError, install
+from retrieval.files import write_text
+from retrieval.registry import Registry
+from trainer.config import Config
+from trainer.run.metrics_log import without_password
+
+STATE = "trackers.json"
+LOGGED = ("loss", "lr", "images_per_second", "parts", "monitor", "scores", "train_scores")
+
+
+class Tracker(Protocol):
+    """What a run needs of a tracker."""
+
+    run: str
+    """The id by which a resumed run finds its own run again."""
+    place: str
+    """Where the run can be seen, for the user."""
+
+    def __init__(self, folder: Path, config: Config, run: str | None) -> None: ...
+    def add(self, values: dict[str, float], epoch: int) -> None: ...
+    def close(self, finished: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class Entry(registry.Entry):
+    """A tracker, the module that it needs, and the extra of pyproject.toml that installs it."""
+
+    module: str = ""
+    extra: str = "trackers"
+
+
+def _own(path: str) -> Entry:
+    return Entry(path, path, "a tracker of your own")
+
+
+TRACKERS = Registry(
+    "tracker",
+    Entry(
+        "tensorboard",
+        "trainer.run.trackers.tensorboard:TensorBoard",
+        "event files in RUN/tensorboard",
+        "tensorboard",
+        "extras",
+    ),
+    Entry(
+        "mlflow",
+        "trainer.run.trackers.mlflow:MLflow",
+        "the server or folder of MLFLOW_TRACKING_URI; without it MLflow's default, ./mlflow.db",
+        "mlflow",
+    ),
+    Entry(
+        "wandb",
+        "trainer.run.trackers.wandb:WandB",
+        "Weights & Biases; with WANDB_MODE=offline files in RUN/wandb",
+        "wandb",
+    ),
+    option="--log",
+    own=_own,
+)
+
+
+def check(names: Iterable[str]) -> None:
+    """Raise for a tracker that does not exist or is not installed. Nothing is imported."""
+    for name in names:
+        entry = TRACKERS.find(name)
+        if entry.module and find_spec(entry.module) is None:
+            raise DmlError(
+                f"--log {name} needs the package {entry.module}.",
+                "It is not installed.",
+                install(entry.extra),
+            )
+
+
+class Trackers:
+    """The trackers of one run.
+
+    One that fails is reported once and left out from then on: it never ends the training. What it
+    missed is sent when the run is resumed.
+    """
+
+    def __init__(self, folder: Path, config: Config, note: Callable[[str], None]) -> None:
+        self.folder, self.note = folder, note
+        self.state = _read_state(folder)
+        self.open: dict[str, Tracker] = {}
+        for name in config.run.log:
+            own = self.state.setdefault(name, {})
+            try:
+                tracker = TRACKERS.find(name).load()(folder, config, own.get("run"))
+            except Exception as error:  # whatever a server, a disk or a library raises
+                self._failed(name, error)
+                continue
+            own["run"] = tracker.run
+            self.open[name] = tracker
+            note(f"{name}: {tracker.place}")
+
+    def add(self, records: Iterable[dict[str, Any]]) -> None:
+        """Log the records of epochs; each tracker gets those that it does not have yet."""
+        records = list(records)
+        for name, tracker in list(self.open.items()):
+            own = self.state[name]
+            try:
+                for record in records:
+                    if record["epoch"] > own.get("epoch", -1):
+                        tracker.add(_numbers(record, LOGGED), record["epoch"])
+                        own["epoch"] = record["epoch"]
+            except Exception as error:
+                self._failed(name, error)
+        self._write_state()
+
+    def add_test(self, scores: dict[str, dict[str, float]], epoch: int) -> None:
+        """Log scores on the test set, by distance and name, at the best epoch."""
+        values = {f"{d} {key}": value for d in scores for key, value in scores[d].items()}
+        for name, tracker in list(self.open.items()):
+            try:
+                tracker.add(_numbers({"test": values}, ["test"]), epoch)
+            except Exception as error:
+                self._failed(name, error)
+
+    def close(self, finished: bool) -> None:
+        """End the run in every tracker."""
+        for name, tracker in list(self.open.items()):
+            try:
+                tracker.close(finished)
+            except Exception as error:
+                self._failed(name, error)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self.open.pop(name, None)
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        self.note(
+            f"{name} failed, and the run goes on without it ({without_password(text)}); "
+            "metrics.jsonl has everything, and --resume sends what is missing"
+        )
+
+    def _write_state(self) -> None:
+        try:
+            write_text(self.folder / STATE, json.dumps(self.state) + "\n", force=True)
+        except DmlError:  # a full disk ends the run elsewhere
+            return
+
+
+def _read_state(folder: Path) -> dict[str, dict[str, Any]]:
+    """The run's id in each tracker, and the last epoch that the tracker has; empty if unknown."""
+    try:
+        found = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and all(map(_is_dict, found.values())) else {}
+
+
+def _is_dict(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _numbers(record: dict[str, Any], keys: Iterable[str]) -> dict[str, float]:
+    """The finite numbers of a record by name: `loss`, `scores/cos`."""
+    found = {}
+    for key in keys:
+        value = record.get(key, {})
+        for name, number in (value if isinstance(value, dict) else {"": value}).items():
+            if isinstance(number, int | float) and math.isfinite(number):
+                found[f"{key}/{name}".rstrip("/")] = float(number)
+    return found
