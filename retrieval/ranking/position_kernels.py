@@ -206,3 +206,18 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
         if a < M:
             _credit(lists, q, a, sign)
     return left
+
+
+@compiled
+def mark_positives(dots, scales, sums, codes, distances, bits):
+    """Turn dot products into distances: dot * scale * scale + sum + sum, one of row and of column.
+
+    `bits` are `distances` as integers. The last bit of each is set for items of the query's class.
+    """
+    A, B = dots.shape
+    for i in range(A):
+        scale, added, code = scales[0][i], sums[0][i], codes[0][i]
+        for j in range(B):
+            distances[i, j] = dots[i, j] * (scale * scales[1][j]) + (added + sums[1][j])
+        for j in range(B):
+            bits[i, j] = (bits[i, j] & -2) | np.int64(codes[1][j] == code)

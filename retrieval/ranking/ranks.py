@@ -14,14 +14,16 @@ So the ranks are those of real arithmetic, whatever the block size, thread count
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from retrieval.metrics import DISTANCES, PositivePositions
 from retrieval.problem import Problem
 from retrieval.ranking.positions import BYTES
+from retrieval.ranking.sorted_rows import sorted_positions, sorting_pays
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
 from retrieval.resources import Progress, processors, single_blas_thread
@@ -46,6 +48,7 @@ def count_ranks(
     threads: int | None = None,
     block: int | None = None,
     axes: int | None = None,
+    sort: bool | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Ranks]:
     """Rank the queries of a problem, for each distance.
@@ -60,20 +63,47 @@ def count_ranks(
     block : rows of a tile
     axes : how many principal axes to multiply before pairs are skipped (`leading_axes`); 0 skips
         none, and without it a sample of the pairs decides
+    sort : find positions by sorting all items (`sorted_rows`) rather than by counting; without it,
+        what takes less time for the class of each query
     progress : called with (done, total)
     """
-    threads = threads or processors()
-    if positions and problem.positive_counts.sum() * BYTES > memory // 4:
-        runs = _runs(problem.positive_counts, memory // 8)
-        if len(runs) > 1:
-            options = {"distances": distances, "threads": threads, "block": block, "axes": axes}
-            return _in_runs(problem, runs, memory, progress, options)
+    options: dict[str, Any] = {
+        "distances": distances,
+        "memory": memory,
+        "threads": threads or processors(),
+        "block": block,
+        "axes": axes,
+    }
+    if positions:
+        large = sorting_pays(problem) if sort is None else np.full(len(problem.query_codes), sort)
+        if large.any():
+            return _partly_sorted(problem, large, progress, options)
+        if problem.positive_counts.sum() * BYTES > memory // 4:
+            runs = _runs(problem.positive_counts, memory // 8)
+            if len(runs) > 1:
+                return _in_runs(problem, runs, progress, options)
+    counter = _counted(problem, positions, progress, **options)
+    return {d: _ranks(counter, d) for d in distances}
+
+
+def _counted(
+    problem: Problem,
+    positions: bool,
+    progress: Progress | None,
+    *,
+    distances: tuple[str, ...],
+    memory: int,
+    threads: int,
+    block: int | None,
+    axes: int | None,
+) -> TileCounter:
+    """Count all tiles of a problem."""
     if block is None:  # enough tiles to share out, each large enough for a product at full speed
         block = min(1024, max(256, len(problem.gallery) // 16))
     with single_blas_thread():  # one tile per thread, not one product on all
         counter = TileCounter(prepare(problem, distances, memory, threads), positions, block, axes)
         counter.count(progress)
-    return {d: _ranks(counter, d) for d in distances}
+    return counter
 
 
 def _ranks(counter: TileCounter, d: str) -> Ranks:
@@ -90,15 +120,16 @@ def _runs(positive_counts: np.ndarray, memory: int) -> list[np.ndarray]:
 
 
 def _in_runs(
-    problem: Problem, runs: list[np.ndarray], memory: int, progress: Progress | None, options: dict
+    problem: Problem, runs: list[np.ndarray], progress: Progress | None, options: dict
 ) -> dict[str, Ranks]:
     """Rank the queries run by run: classes of thousands have millions of positives."""
     found = []
     for n, run in enumerate(runs):
         part = problem.select(run)
         tell = progress and partial(_tell, progress, n, len(runs))
-        room = max(memory, 4 * int(part.positive_counts.sum()) * BYTES)
-        found.append(count_ranks(part, positions=True, memory=room, progress=tell, **options))
+        room = max(options["memory"], 4 * int(part.positive_counts.sum()) * BYTES)
+        more = options | {"memory": room, "progress": tell, "sort": False}
+        found.append(count_ranks(part, positions=True, **more))
     return {d: _joined([part[d] for part in found]) for d in found[0]}
 
 
@@ -118,3 +149,50 @@ def _joined(parts: list[Ranks]) -> Ranks:
     )
     offsets = np.r_[0, np.cumsum(lengths)]
     return Ranks(rank, ties, nearest, PositivePositions(counts, offsets, positions))
+
+
+def _partly_sorted(
+    problem: Problem, large: np.ndarray, progress: Progress | None, options: dict
+) -> dict[str, Ranks]:
+    """Rank all queries; find positions by sorting for those of large classes, else by counting."""
+    if not large.all():
+        some, others = np.flatnonzero(large), np.flatnonzero(~large)
+        parts = [
+            count_ranks(problem.select(rows), positions=True, progress=tell, **options, sort=sort)
+            for rows, tell, sort in ((some, progress, True), (others, None, False))
+        ]
+        back = np.argsort(np.r_[some, others])
+        return {d: _taken(_joined([part[d] for part in parts]), back) for d in parts[0]}
+    counter = _counted(problem, False, progress, **options)
+    with single_blas_thread():
+        found, undecided = sorted_positions(counter.prepared)
+    if undecided.any():
+        rows = np.flatnonzero(undecided)
+        exact = count_ranks(problem.select(rows), positions=True, **options, sort=False)
+        for d, lists in found.items():
+            for n, part in zip(rows, _lists(exact[d]), strict=True):
+                lists[n] = part
+    return {
+        d: replace(_ranks(counter, d), positions=_positions(problem.positive_counts, lists))
+        for d, lists in found.items()
+    }
+
+
+def _positions(counts: np.ndarray, lists: list[np.ndarray]) -> PositivePositions:
+    offsets = np.r_[0, np.cumsum([len(part) for part in lists])]
+    positions = np.concatenate([*lists, np.empty(0, np.int64)], dtype=np.int64)
+    return PositivePositions(counts, offsets, positions)
+
+
+def _lists(ranks: Ranks) -> list[np.ndarray]:
+    """The positions of each query."""
+    assert ranks.positions is not None
+    return np.split(ranks.positions.positions, ranks.positions.offsets[1:-1])
+
+
+def _taken(ranks: Ranks, order: np.ndarray) -> Ranks:
+    """The same for the queries `order`."""
+    assert ranks.positions is not None
+    lists = _lists(ranks)
+    positions = _positions(ranks.positions.counts[order], [lists[n] for n in order])
+    return Ranks(ranks.rank[order], ranks.ties[order], ranks.nearest[order], positions)

@@ -35,8 +35,13 @@ def assert_exact_positions(*args, self_ids=None, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"block": 16}, {"block": 64, "threads": 1}, {"block": 16, "memory": 20_000}],
-    ids=["tiles", "one tile", "chunks of queries"],
+    [
+        {"block": 16, "sort": False},
+        {"block": 64, "threads": 1, "sort": False},
+        {"block": 16, "memory": 20_000, "sort": False},
+        {"sort": True},
+    ],
+    ids=["tiles", "one tile", "chunks of queries", "sorted"],
 )
 @pytest.mark.parametrize("name", HARD)
 def test_positions_of_positives_are_those_of_exact_arithmetic(name, options, rng):
@@ -49,7 +54,8 @@ def test_positions_of_any_small_input_are_exact(data):
     N, D = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 3))
     X = np.array([[data.draw(values) for _ in range(D)] for _ in range(N)]).astype(np.float32)
     labels = np.array([data.draw(st.integers(0, 2)) for _ in range(N)])
-    assert_exact_positions(X, labels, block=data.draw(st.integers(1, 9)))
+    sort = data.draw(st.booleans())
+    assert_exact_positions(X, labels, block=data.draw(st.integers(1, 9)), sort=sort)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -57,8 +63,9 @@ def test_positions_are_exact_on_grids_full_of_ties(seed):
     rng = np.random.default_rng(seed)
     x = rng.integers(-2, 3, (100, 3)).astype(np.float32)  # duplicates, multiples and zero rows
     labels = rng.integers(0, 9, 100)
-    assert_exact_positions(x, labels)
-    assert_exact_positions(x[30:], labels[30:], x[:30], labels[:30])
+    for sort in (False, True):
+        assert_exact_positions(x, labels, sort=sort)
+        assert_exact_positions(x[30:], labels[30:], x[:30], labels[:30], sort=sort)
 
 
 @settings(max_examples=30, deadline=None)
@@ -73,7 +80,7 @@ def test_positions_are_exact_on_grids_full_of_ties(seed):
 def test_positions_are_exact_whatever_the_memory(seed, N, D, span, C, memory):
     rng = np.random.default_rng(seed)
     x = rng.integers(-span, span + 1, (N, D)).astype(np.float32)
-    assert_exact_positions(x, rng.integers(0, C, N), memory=memory)
+    assert_exact_positions(x, rng.integers(0, C, N), memory=memory, sort=False)
 
 
 def near_copies() -> np.ndarray:
