@@ -12,7 +12,7 @@ demo: $(STAMP)
 
 # Two processes of one thread each: most tests are too small to gain from threads.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -12,10 +12,14 @@ from click.testing import CliRunner
 from cli import main
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
+from retrieval.files import whole_file
 from retrieval.formats.hdf5.writing import write
+from trainer.run import metrics_log
 
 # Tests are too small to gain from threads, and their numbers should not depend on a trial of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Processes that tests start would else compile our sources again, each of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Background jobs of a shell are deaf to Ctrl-C, and so is what they start; here it is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -25,6 +29,23 @@ def own_cache(tmp_path_factory):
     """Tests, and the processes they start, leave nothing in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def plain_curves():
+    """A file instead of the drawing, which takes as long as a small training.
+
+    tests/trainer/run/test_metrics_log.py draws, and so does every process that tests start.
+    """
+
+    def draw(folder, records):
+        if records:
+            with whole_file(folder / metrics_log.CURVES) as file:
+                file.write(b"not drawn")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics_log, "draw_curves", draw)
         yield
 
 

@@ -1,16 +1,17 @@
 """Start the processes of a job as torchrun does, and run commands in them.
 
-Importing torch takes two seconds in each process, so one start serves many commands: the file is
-also the script of those processes, `python -m tests.ranks FOLDER`, with the commands in FOLDER.
+One start serves many commands: the file is also the script of those processes,
+`python -m tests.ranks FOLDER`, with the commands in FOLDER.
 """
 
 import json
 import os
 import socket
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.forks import Forked
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,27 +35,16 @@ def variables(size):
 
 def start(size, *arguments):
     """A Python with these arguments for each rank."""
-    return [
-        subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            cwd=ROOT,
-            env=os.environ | given,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for given in variables(size)
-    ]
+    return [Forked(*arguments, env=given) for given in variables(size)]
 
 
 def finish(ranks, timeout=120):
     """Wait for all ranks: an `Outcome` each."""
     try:
-        told = [rank.communicate(timeout=timeout) for rank in ranks]
+        return [Outcome(*rank.end(timeout)) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    return [Outcome(rank.returncode, *texts) for rank, texts in zip(ranks, told, strict=True)]
 
 
 def together(size, *arguments):

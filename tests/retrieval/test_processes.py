@@ -312,4 +312,7 @@ def test_a_task_of_slurm_that_sees_one_gpu_has_that_one(monkeypatch):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except DmlError as error:
+        sys.exit(f"Error: {error}")  # as the command line shows it

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def add_metrics(folder: Path, record: dict[str, Any]) -> None:
         ) from error
 
 
+@cache
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that matter."""
     found = {"python": platform.python_version()}

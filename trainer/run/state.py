@@ -23,7 +23,7 @@ from trainer.data.loading import Loader
 from trainer.data.source import Source
 from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
-from trainer.run.metrics_log import draw_curves, versions
+from trainer.run import metrics_log
 from trainer.run.setup import load_weights
 from trainer.run.trackers import Trackers
 from trainer.run.watch import Watch
@@ -69,7 +69,7 @@ class Training(Job):
             self.trackers.close(finished=self.epoch >= self.config.schedule.epochs)
         if self.world.rank == 0:
             with suppress(DmlError, OSError):  # a full disk has been reported already
-                draw_curves(self.folder, self.records)
+                metrics_log.draw_curves(self.folder, self.records)
 
 
 def saved(training: Training) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def saved(training: Training) -> dict[str, Any]:
         "label_names": [data.label_names[c] for c in data.classes("train")],
         "data_sha256": fingerprint(data),
         "preprocessing": training.embedder.preprocessing | preprocessing(training.config),
-        "versions": versions(),
+        "versions": metrics_log.versions(),
         "best": training.best,
     }
 

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -20,16 +19,17 @@ import torch
 
 from retrieval import files
 from retrieval.errors import DmlError
+from tests.forks import Forked
 from tests.ranks import together
-from tests.trainer.conftest import RUN_FILES, draw_pictures
+from tests.trainer.conftest import RUN_FILES, draw_pictures, small_config
 from trainer.config import Batches, Data, Loss, Phase
 from trainer.data.datasets import load
 from trainer.data.datasets.splitting import with_validation
 from trainer.data.loading import Loader
 from trainer.resolve import resolve
-from trainer.run import checkpoint, device, optimizers, train
+from trainer.run import checkpoint, device, metrics_log, optimizers, train
 from trainer.run import folder as run_folder
-from trainer.run.metrics_log import read_metrics
+from trainer.run.metrics_log import draw_curves, read_metrics
 from trainer.run.scoring import recall, verdict
 from trainer.run.setup import build_embedder, load_embedder
 from trainer.run.validation import sampled_classes
@@ -82,9 +82,29 @@ class Interrupting(Watch):
             raise Interruption
 
 
-def test_a_run_leaves_a_complete_folder(config, tmp_path):
-    folder = tmp_path / "new" / "run"
-    result = train.train(config, folder)
+@pytest.fixture(scope="module")
+def trained(pictures, tmp_path_factory):
+    """A run that nothing has interrupted, with its curves: its folder and its result."""
+    folder = tmp_path_factory.mktemp("whole") / "new" / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics_log, "draw_curves", draw_curves)
+        return folder, train.train(small_config(pictures), folder)
+
+
+@pytest.fixture
+def whole(trained):
+    """Its folder, to read only."""
+    return trained[0]
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def test_a_run_leaves_a_complete_folder(trained):
+    folder, result = trained
     names = {path.name for path in folder.iterdir()}
     assert names == RUN_FILES
     start, *records = read_metrics(folder)
@@ -103,9 +123,8 @@ def test_a_run_leaves_a_complete_folder(config, tmp_path):
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_checkpoint_is_all_that_an_export_needs(config, tmp_path):
-    train.train(config, tmp_path / "run")
-    state = checkpoint.load(tmp_path / "run" / "best.pt")
+def test_a_checkpoint_is_all_that_an_export_needs(config, finished):
+    state = checkpoint.load(finished / "best.pt")
     assert state["config"] == config.to_dict()
     assert len(state["label_names"]) == 6  # 10 classes, 2 for test, 2 for validation
     assert state["preprocessing"].keys() >= {"mean", "std", "resize", "crop", "interpolation"}
@@ -115,8 +134,8 @@ def test_a_checkpoint_is_all_that_an_export_needs(config, tmp_path):
     assert not embedder.training
     assert embedder(torch.zeros(1, 3, 16, 16)).shape == (1, 16)
     del state["config"]["input"]["draft"], state["version"], state["format"]
-    checkpoint.save(tmp_path / "run", state, best=True)  # as before there was this setting
-    assert checkpoint.load_config(tmp_path / "run").input.draft == 1
+    checkpoint.save(finished, state, best=True)  # as before there was this setting
+    assert checkpoint.load_config(finished).input.draft == 1
 
 
 def test_the_best_epoch_is_that_of_the_highest_validation_recall(change, tmp_path):
@@ -135,9 +154,9 @@ def told_by(texts):
     return watch
 
 
-def test_epoch_0_scores_raw_pixels_and_the_network_before_training(config, tmp_path):
-    result = train.train(config, tmp_path / "run")
-    start = read_metrics(tmp_path / "run")[0]
+def test_epoch_0_scores_raw_pixels_and_the_network_before_training(config, trained):
+    folder, result = trained
+    start = read_metrics(folder)[0]
     assert result["baselines"] == {"pixels": start["pixels"], "untrained": start["scores"]}
     data = with_validation(load("folder", config.data.root), 0.2, 0)
     rows = data.rows("val")
@@ -175,17 +194,15 @@ def test_a_best_epoch_that_is_the_first_is_told():
     assert "No epoch is better than the network before training: Recall@1 50.00" in told
 
 
-def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(config, change, tmp_path):
-    train.train(config, tmp_path / "a")
-    train.train(change(data={"workers": 2, "cache": "none"}), tmp_path / "b")
-    assert_same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
+def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(whole, change, tmp_path):
+    train.train(change(data={"workers": 2, "cache": "none"}), tmp_path / "run")
+    assert_same_bits(weights(whole), weights(tmp_path / "run"))
 
 
-def test_another_seed_gives_other_weights(config, change, tmp_path):
-    train.train(config, tmp_path / "a")
-    train.train(change(run={"seed": 1}), tmp_path / "b")
+def test_another_seed_gives_other_weights(whole, change, tmp_path):
+    train.train(change(run={"seed": 1}), tmp_path / "run")
     key = "embedder.projection.weight"
-    assert not torch.equal(weights(tmp_path / "a")[key], weights(tmp_path / "b")[key])
+    assert not torch.equal(weights(whole)[key], weights(tmp_path / "run")[key])
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -210,42 +227,32 @@ def test_a_run_interrupted_anywhere_goes_on_bit_for_bit(loss, change, tmp_path):
             assert [one[key] for key in kept] == [other[key] for key in kept]
 
 
-def start(*args):
-    command = [sys.executable, "-m", "cli", "train", *args]
-    return subprocess.Popen(
-        command,
-        cwd=Path(__file__).parents[3],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def wait_for_checkpoint(folder, process):
+    while not (folder / "last.pt").exists() and process.running():
+        time.sleep(0.02)
 
 
 def test_a_run_killed_at_random_moments_ends_with_the_same_weights(change, tmp_path):
     config = change(schedule={"epochs": 8}, data={"workers": 1})
     (tmp_path / "config.toml").write_text(config.to_toml())
+    args = ["--config", tmp_path / "config.toml", "--out"]
+    process = Forked("-m", "cli", "train", *args, tmp_path / "whole")
+    wait_for_checkpoint(tmp_path / "whole", process)
     began = time.monotonic()
-    done = start("--config", str(tmp_path / "config.toml"), "--out", str(tmp_path / "whole"))
-    told = done.communicate(timeout=600)[1]
-    assert done.returncode == 0, told
+    done = process.end()
+    assert done[0] == 0, done
     seconds = time.monotonic() - began
     folder, moments = tmp_path / "killed", random.Random(1)
-    args = ["--config", str(tmp_path / "config.toml"), "--out", str(folder)]
+    args.append(folder)
     for _ in range(2):
-        process = start(*args)
-        while not (folder / "last.pt").exists() and process.poll() is None:
-            time.sleep(0.02)
-        time.sleep(moments.uniform(0, seconds * 0.5))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
+        process = Forked("-m", "cli", "train", *args)
+        wait_for_checkpoint(folder, process)
+        time.sleep(moments.uniform(0, seconds))
+        process.kill()
         assert checkpoint.load(folder)["epoch"] >= 0  # whole at any moment
-        args = ["--resume", str(folder)]
-    done = start(*args)
-    told = done.communicate(timeout=600)[1]
-    assert done.returncode == 0, told
+        args = ["--resume", folder]
+    done = Forked("-m", "cli", "train", *args).end()
+    assert done[0] == 0, done
     assert_same_bits(weights(tmp_path / "whole"), weights(folder))
     assert_same_bits(weights(tmp_path / "whole", "best.pt"), weights(folder, "best.pt"))
     assert_same_files(tmp_path / "whole", folder)
@@ -254,18 +261,16 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_weights(change, tmp_p
     assert left == {path.name for path in (tmp_path / "whole").iterdir()}
 
 
-def test_resuming_a_finished_run_changes_nothing(config, tmp_path):
-    first = train.train(config, tmp_path / "run")
-    before = (tmp_path / "run" / "last.pt").read_bytes()
-    assert train.train(config, tmp_path / "run", resume=True) == first
-    assert (tmp_path / "run" / "last.pt").read_bytes() == before
+def test_resuming_a_finished_run_changes_nothing(config, trained, finished):
+    before = (finished / "last.pt").read_bytes()
+    assert train.train(config, finished, resume=True) == trained[1] | {"run": str(finished)}
+    assert (finished / "last.pt").read_bytes() == before
 
 
-def test_resuming_with_other_data_is_refused(config, change, tmp_path):
-    train.train(config, tmp_path / "run")
+def test_resuming_with_other_data_is_refused(change, finished):
     other = change(data={"options": {"seed": 3}})
     with pytest.raises(DmlError, match="not the one"):
-        train.train(other, tmp_path / "run", resume=True)
+        train.train(other, finished, resume=True)
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
@@ -282,7 +287,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     assert all(v.isfinite().all() for v in state["embedder"].values() if v.is_floating_point())
 
 
-def test_a_full_disk_is_told_and_earlier_checkpoints_stay(config, tmp_path, monkeypatch):
+def test_a_full_disk_is_told_and_earlier_checkpoints_stay(config, whole, tmp_path, monkeypatch):
     save, calls = torch.save, []
 
     def full(state, file):
@@ -302,8 +307,7 @@ def test_a_full_disk_is_told_and_earlier_checkpoints_stay(config, tmp_path, monk
     assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
     monkeypatch.undo()
     train.train(config, tmp_path / "run", resume=True)
-    train.train(config, tmp_path / "whole")
-    assert_same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    assert_same_bits(weights(whole), weights(tmp_path / "run"))
 
 
 def test_a_disk_that_really_fills_up_leaves_no_half_checkpoint(tmp_path):
@@ -321,15 +325,10 @@ try:
 except Exception as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "checkpoint of epoch 7 cannot be written" in done.stdout
-    assert "File too large. Earlier checkpoints are intact." in done.stdout
+    ended, told, errors = Forked("-c", code, tmp_path).end()
+    assert ended == 0, errors
+    assert "checkpoint of epoch 7 cannot be written" in told
+    assert "File too large. Earlier checkpoints are intact." in told
     assert {path.name for path in tmp_path.iterdir()} == {"best.pt", "last.pt"}
     assert checkpoint.load(tmp_path)["epoch"] == 0
 
@@ -411,14 +410,8 @@ def killed(*args, **options):
 {moment} = killed
 train.train(from_dict(toml.read(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder.parent / "config.toml"), str(folder)],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 9, done.stderr
+    done = Forked("-c", code, folder.parent / "config.toml", folder).end()
+    assert done[0] == 9, done
 
 
 @pytest.mark.parametrize(
@@ -446,13 +439,12 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(moment, config, tm
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
-def test_a_run_whose_metrics_are_damaged_goes_on(line, config, tmp_path):
-    first = train.train(config, tmp_path / "run")
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    whole = metrics.read_bytes()
-    metrics.write_bytes(whole + line + b"\n")
-    assert train.train(config, tmp_path / "run", resume=True) == first
-    assert metrics.read_bytes() == whole
+def test_a_run_whose_metrics_are_damaged_goes_on(line, config, trained, finished):
+    metrics = finished / "metrics.jsonl"
+    sound = metrics.read_bytes()
+    metrics.write_bytes(sound + line + b"\n")
+    assert train.train(config, finished, resume=True) == trained[1] | {"run": str(finished)}
+    assert metrics.read_bytes() == sound
 
 
 @pytest.mark.parametrize("name", run_folder.BEFORE)
@@ -482,10 +474,9 @@ def test_starting_anew_takes_nobodys_files(config, tmp_path):
     assert (other / "config.toml").read_text() == "mine"
 
 
-def test_a_run_is_trained_by_one_process_at_a_time(config, tmp_path):
-    train.train(config, tmp_path / "run")
-    with run_folder.locked(tmp_path / "run"), pytest.raises(DmlError, match="by another process"):
-        train.train(config, tmp_path / "run", resume=True)
+def test_a_run_is_trained_by_one_process_at_a_time(config, finished):
+    with run_folder.locked(finished), pytest.raises(DmlError, match="by another process"):
+        train.train(config, finished, resume=True)
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(config, tmp_path, monkeypatch):
@@ -654,10 +645,9 @@ def test_a_length_scales_the_embeddings_of_loss_head_and_monitors(
     assert seen["loss"] == ({4.0} if phase == 0 else set())
 
 
-def test_monitoring_does_not_change_the_result(config, change, tmp_path):
-    train.train(config, tmp_path / "a")
-    train.train(change(loss={"monitor": ("spce", "pce")}), tmp_path / "b")
-    assert_same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
+def test_monitoring_does_not_change_the_result(whole, change, tmp_path):
+    train.train(change(loss={"monitor": ("spce", "pce")}), tmp_path / "run")
+    assert_same_bits(weights(whole), weights(tmp_path / "run"))
 
 
 @pytest.fixture
@@ -701,14 +691,15 @@ def test_a_phase_sees_its_own_batches_and_unchanged_images(phases, tmp_path, mon
     assert seen == [((6, 8), True)] * 2 + [((3, 16), False)] * 2  # 48 images of 6 classes
 
 
-@pytest.mark.parametrize("steps", [5, 9, 12, 13, 16])  # within the phase, at its end, after it
-def test_a_run_of_two_phases_goes_on_as_if_never_interrupted(phases, tmp_path, steps):
+def test_a_run_of_two_phases_goes_on_as_if_never_interrupted(phases, tmp_path):
     train.train(phases, tmp_path / "whole")
-    with pytest.raises(Interruption):
-        train.train(phases, tmp_path / "run", Interrupting(steps))
-    train.train(phases, tmp_path / "run", resume=True)
-    assert_same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
-    assert_same_files(tmp_path / "whole", tmp_path / "run")
+    for steps in (5, 9, 12, 13, 16):  # within the phase, at its end, after it
+        folder = tmp_path / f"cut{steps}"
+        with pytest.raises(Interruption):
+            train.train(phases, folder, Interrupting(steps))
+        train.train(phases, folder, resume=True)
+        assert_same_bits(weights(tmp_path / "whole"), weights(folder))
+        assert_same_files(tmp_path / "whole", folder)
 
 
 # The presets of Cars, and sop-group, differ from these in numbers only.
