@@ -279,7 +279,7 @@ def _inspect_embeddings(
     from retrieval.tables import inspection_table
 
     with ProgressBar() as report:
-        data = load(file, labels=labels)
+        data = load(file, labels=labels, progress=report)
         result = inspect(data, report)
         if entropy:
             result = with_entropy(result, data, report)

@@ -79,7 +79,8 @@ def eval_command(
 
     Scores are computed for Euclidean distance (l2) and cosine similarity (cos). FILE is .h5, .npy,
     .npz, .csv, .parquet, .jsonl, .pt, .safetensors, .fvecs or another format listed in the README;
-    FILE::key selects an array in it. By default each item is a query and all other items are its
+    FILE::key selects an array in it. FILE may be a pattern or a folder of shards, and an address:
+    s3://, gs://, hf:// or https://. By default each item is a query and all other items are its
     gallery. If FILE has query and gallery splits, or with --gallery, queries are ranked against the
     gallery instead.
 
@@ -88,6 +89,7 @@ def eval_command(
       dmltool eval embeddings.h5
       dmltool eval features.npy --labels labels.txt --recall-at 1,10,100
       dmltool eval query.npz --gallery gallery.npz --json > result.json
+      dmltool eval 's3://bucket/shards/*.npy' --labels s3://bucket/labels.npy
     """
     from retrieval.embeddings import provenance
     from retrieval.loading import load
@@ -96,7 +98,8 @@ def eval_command(
     from retrieval.tables import evaluation_warnings, per_class_csv
 
     settings = scoring_settings(**scoring)
-    sources = Sources(file, gallery, labels, gallery_labels)
+    with ProgressBar() as report:
+        sources = Sources(file, gallery, labels, gallery_labels, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
     classes = _per_class_target(per_class, output, sources)
     with ProgressBar():
@@ -248,7 +251,8 @@ def compare(
     from retrieval.tables import comparison_table
 
     settings = scoring_settings(**scoring)
-    sources = Sources(a, b, labels)
+    with ProgressBar() as report:
+        sources = Sources(a, b, labels, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
     with ProgressBar() as report:
         first, second = load(a, labels=labels), load(b, labels=labels)

@@ -34,7 +34,7 @@ class Split:
 class Embeddings:
     """The splits of one file: `test`, or `query` and `gallery`; `train` may be there too."""
 
-    source: Path
+    source: Path | str  # a path, or the address of what was downloaded
     format: str
     splits: dict[str, Split]
     label_names: np.ndarray | None = None  # (C,) str

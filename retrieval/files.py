@@ -185,10 +185,11 @@ def claim(path: Path) -> BinaryIO:
         file.close()
 
 
-def is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether an open file is the one that has this name."""
+def is_at(file: BinaryIO | int, path: Path) -> bool:
+    """Whether an open file, or its descriptor, is the one that has this name."""
+    descriptor = file if isinstance(file, int) else file.fileno()
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
 

@@ -16,6 +16,8 @@ from retrieval.errors import DmlError, install
 from retrieval.formats import Format, find_format, shards
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget
+from retrieval.remote.cache import addresses_in_errors, shown
+from retrieval.resources import StageProgress
 from retrieval.sources import locate
 
 T = TypeVar("T")
@@ -27,6 +29,7 @@ def load(
     labels: str | Path | None = None,
     gallery: str | Path | None = None,
     gallery_labels: str | Path | None = None,
+    progress: StageProgress | None = None,
 ) -> Embeddings:
     """Read an embedding file of any format that the README lists.
 
@@ -35,22 +38,25 @@ def load(
     source : str or Path
         The file. `file::key` picks an array in it, `file::key,labels` its labels too. A run
         folder stands for the embeddings in it, a pattern or another folder for its files, which
-        are joined in natural order of their names.
+        are joined in natural order of their names. Files behind an address such as
+        s3://bucket/x.npy are downloaded to a cache, as for the other parameters.
     labels : str or Path, optional
         A file of labels, one for each row, in place of those of the source.
     gallery : str or Path, optional
         A file of gallery embeddings; the source then holds the queries.
     gallery_labels : str or Path, optional
         A file with the labels of the gallery.
+    progress : function, optional
+        Called with (stage, done, total) while files are downloaded.
 
     Returns
     -------
     Embeddings
         Its `splits` hold vectors (N, D), maybe memory-mapped, labels (N,) and paths (N,).
     """
-    with collected() as notes:
-        found = _load(source, labels, gallery, gallery_labels)
-    return replace(found, notes=tuple(notes))
+    with collected() as notes, addresses_in_errors():
+        found = _load(source, labels, gallery, gallery_labels, progress)
+    return replace(found, notes=tuple(map(shown, notes)))
 
 
 def loaded(data: Embeddings | str | Path) -> Embeddings:
@@ -63,14 +69,15 @@ def _load(
     labels: str | Path | None,
     gallery: str | Path | None,
     gallery_labels: str | Path | None,
+    progress: StageProgress | None,
 ) -> Embeddings:
-    found = read(source, with_labels=labels is None)
+    found = read(source, labels is None, progress)
     if labels is not None:
-        found = _attach(found, _main_split(found, "query"), labels)
+        found = _attach(found, _main_split(found, "query"), labels, progress)
     if gallery is not None:
-        other = read(gallery, with_labels=gallery_labels is None)
+        other = read(gallery, gallery_labels is None, progress)
         if gallery_labels is not None:
-            other = _attach(other, _main_split(other, "gallery"), gallery_labels)
+            other = _attach(other, _main_split(other, "gallery"), gallery_labels, progress)
         found = _beside(found, other, gallery)
     elif gallery_labels is not None:
         if "gallery" not in found.splits:
@@ -79,7 +86,7 @@ def _load(
                 f"Its splits are {', '.join(found.splits)}.",
                 "Give the gallery as well: --gallery gallery.npy",
             )
-        found = _attach(found, "gallery", gallery_labels)
+        found = _attach(found, "gallery", gallery_labels, progress)
     splits = dict(found.splits)
     empty = Split(np.empty(0))
     queries, items = splits.get("query", empty), splits.get("gallery", empty)
@@ -159,9 +166,11 @@ def _named(split: Split, source: Embeddings) -> Split:
     return replace(split, labels=label_arrays.named(values, names, str(source.source)))
 
 
-def _attach(data: Embeddings, split: str, source: str | Path) -> Embeddings:
+def _attach(
+    data: Embeddings, split: str, source: str | Path, progress: StageProgress | None = None
+) -> Embeddings:
     """The labels of a file of their own in place of those of a split, and of their names."""
-    values = read_labels(source)
+    values = read_labels(source, progress)
     part = data.splits[split]
     if len(values) != len(part.vectors):
         raise DmlError(
@@ -169,16 +178,18 @@ def _attach(data: Embeddings, split: str, source: str | Path) -> Embeddings:
             f"Every item of {split} needs exactly one.",
             "Give a file of labels with one for each vector, in the same order.",
         )
-    part = replace(part, labels=values, taken=part.taken | {"labels": str(source)})
+    part = replace(part, labels=values, taken=part.taken | {"labels": shown(str(source))})
     return replace(data, label_names=None, splits=data.splits | {split: part})
 
 
 # One file, or one set of files
 
 
-def read(source: str | Path, with_labels: bool = True) -> Embeddings:
+def read(
+    source: str | Path, with_labels: bool = True, progress: StageProgress | None = None
+) -> Embeddings:
     """The `Embeddings` in one file or set of shards."""
-    place = locate(source)
+    place = locate(source, progress)
     if with_labels and place.labels:
         found = _read_file(place.files[0], place.key, False)
         return replace(_attach(found, _main_split(found, "test"), place.labels), source=place.name)
@@ -186,7 +197,7 @@ def read(source: str | Path, with_labels: bool = True) -> Embeddings:
         return shards.join(
             place.name, place.files, lambda file: _read_file(file, place.key, with_labels)
         )
-    return _read_file(place.name, place.key, with_labels)
+    return _read_file(place.files[0], place.key, with_labels)
 
 
 def _read_file(path: Path, key: str | None, with_labels: bool) -> Embeddings:
@@ -202,14 +213,14 @@ def _read_file(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     return _call(format, path, lambda: format.read(path, key, with_labels))
 
 
-def read_labels(source: str | Path) -> np.ndarray:
+def read_labels(source: str | Path, progress: StageProgress | None = None) -> np.ndarray:
     """The labels in one file or set of files."""
-    place = locate(source)
+    place = locate(source, progress)
     if place.is_set:
         return shards.join_labels(
             place.name, place.files, lambda file: _read_label_file(file, place.key)
         )
-    return _read_label_file(place.name, place.key)
+    return _read_label_file(place.files[0], place.key)
 
 
 def _read_label_file(path: Path, key: str | None) -> np.ndarray:

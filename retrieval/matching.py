@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
@@ -77,7 +76,9 @@ def _match_split(split: str, first: Embeddings, second: Embeddings) -> np.ndarra
     return order
 
 
-def _match_paths(split: str, a: np.ndarray, b: np.ndarray, files: tuple[Path, Path]) -> np.ndarray:
+def _match_paths(
+    split: str, a: np.ndarray, b: np.ndarray, files: tuple[object, object]
+) -> np.ndarray:
     if np.array_equal(a, b):  # also where a path occurs twice
         return np.arange(len(a))
     for paths, file in zip((a, b), files, strict=True):
@@ -105,7 +106,9 @@ def _some(values: np.ndarray) -> str:
     return ", ".join(map(str, values[:SHOWN])) + more
 
 
-def _check_labels(split: str, items: Split, labels: np.ndarray, files: tuple[Path, Path]) -> None:
+def _check_labels(
+    split: str, items: Split, labels: np.ndarray, files: tuple[object, object]
+) -> None:
     assert items.labels is not None
     a, b = alike(items.labels, labels)
     wrong = np.flatnonzero(a != b)

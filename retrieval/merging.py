@@ -56,7 +56,7 @@ def merge(
             "Give two or more: dmltool merge A.h5 B.h5 --out C.h5",
         )
     check_name(target)
-    sources = Sources(*map(str, paths))
+    sources = Sources(*map(str, paths), progress=progress)
     target = check_target(target, force, sources.files)
     hashes = [_sha256(place.files, progress) for place in sources.places]
     data = [load(path) for path in paths]
@@ -115,12 +115,12 @@ def _dim(data: Embeddings) -> int:
 def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> dict[str, object]:
     """`normalized` is False: a row of k unit vectors has the length sqrt(k)."""
     sources = [
-        {"file": each.source.name, "sha256": sha256, "dim": dim}
+        {"file": Path(each.source).name, "sha256": sha256, "dim": dim}
         | {k: each.attrs[k] for k in ("model", "model_sha256", "dataset") if k in each.attrs}
         for each, dim, sha256 in zip(data, dims, hashes, strict=True)
     ]
     attrs: dict[str, object] = {
-        "model": " + ".join(str(each.attrs.get("model", each.source.name)) for each in data),
+        "model": " + ".join(str(each.attrs.get("model", Path(each.source).name)) for each in data),
         # Stands for all of them, so that a merge of other files does not go on with this one.
         "model_sha256": hashlib.sha256(" ".join(hashes).encode()).hexdigest(),
         "merged": sources,

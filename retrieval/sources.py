@@ -1,4 +1,4 @@
-"""Find the files that a name stands for: a file, a run folder, a pattern or a folder of shards."""
+"""Find the files that a name stands for: a file, a run folder, a pattern, shards, an address."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from pathlib import Path
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import COMPRESSED, FORMATS, find_format
 from retrieval.formats.named_arrays import SPLIT_NAMES
+from retrieval.remote.address import Address, is_address, parse
+from retrieval.remote.cache import Entry, addresses_in_errors, shown
+from retrieval.remote.store import Store
+from retrieval.resources import StageProgress
 
 LISTING = 1 << 24  # bytes of a state.json that are read; it lists some hundred files
 
@@ -21,7 +25,8 @@ LISTING = 1 << 24  # bytes of a state.json that are read; it lists some hundred 
 class Place:
     """What a name on the command line stands for."""
 
-    name: Path
+    name: Path | str
+    """As people see it."""
     files: tuple[Path, ...]
     """In natural order. One file, which need not exist, or the shards of one set."""
     key: str | None
@@ -33,9 +38,14 @@ class Place:
         return self.files != (self.name,)
 
 
-def locate(source: str | Path) -> Place:
-    """`file.h5::key` -> the file and the key; for a run folder, the embeddings in it."""
+def locate(source: str | Path, progress: StageProgress | None = None) -> Place:
+    """`file.h5::key` -> the file and the key; for a run folder, the embeddings in it.
+
+    Files behind an address are downloaded, unless copies of them are in the cache.
+    """
     text = str(source)
+    if is_address(text):
+        return _behind(parse(text), progress)
     if not text.partition("::")[0]:
         raise DmlError(
             "The name of a file is empty.",
@@ -61,6 +71,51 @@ def _projector(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
+def _behind(address: Address, progress: StageProgress | None) -> Place:
+    """Copies of the files behind an address, found there as they would be on a disk."""
+    store = Store(address)
+    if address.is_pattern:
+        entry, found = Entry(address, address.root, progress), store.matches()
+        if not found:
+            raise _no_match(address.shown)
+        entry.fetch(store, found)
+        files = _sorted(entry.data / file.name for file in found)
+        place = Place(address.shown, files, address.key)
+    elif file := store.file():
+        entry = Entry(address, address.root, progress)
+        entry.fetch(store, [file])
+        place = Place(address.shown, (entry.data / file.name,), address.key)
+    else:
+        entry = Entry(address, address.shown, progress)
+        place = _folder_behind(address, store, entry)
+    entry.forget_others()
+    return place
+
+
+def _folder_behind(address: Address, store: Store, entry: Entry) -> Place:
+    there = {file.name: file for file in store.below()}
+    listings = ("state.json", "dataset_dict.json")
+    if any(name in there for name in listings):
+        there = {file.name: file for file in store.below(deep=True)}
+        told = [file for name, file in there.items() if name.split("/")[-1] in listings]
+        entry.fetch(store, told)
+    if "embeddings.h5" in there:
+        entry.fetch(store, [there["embeddings.h5"]])
+        name = f"{address.shown.rstrip('/')}/embeddings.h5"
+        return Place(name, (entry.data / "embeddings.h5",), address.key)
+    for pair in (("vectors.tsv", "metadata.tsv"), ("tensors.tsv", "metadata.tsv")):
+        if all(name in there for name in pair):
+            entry.fetch(store, [there[name] for name in pair])
+            vectors, labels = (entry.data / name for name in pair)
+            return Place(address.shown, (vectors,), address.key, labels)
+    files = _in_folder(entry.data, [name for name in there if "/" not in name])
+    wanted = [file.relative_to(entry.data).as_posix() for file in files]
+    if lost := [name for name in wanted if name not in there]:
+        raise damaged(f"{address.shown} lists {lost[0]}, which is not there.")
+    entry.fetch(store, [there[name] for name in wanted])
+    return Place(address.shown, files, address.key)
+
+
 def natural(path: Path) -> tuple[list[str | int], str]:
     """A key to sort by that puts part-2 before part-10."""
     pieces = re.split(r"([0-9]+)", str(path))
@@ -69,33 +124,38 @@ def natural(path: Path) -> tuple[list[str | int], str]:
 
 def _files(path: Path) -> tuple[Path, ...]:
     if path.is_dir():
-        return _in_folder(path)
+        return _in_folder(path, os.listdir(path))
     if glob.has_magic(str(path)) and not path.exists():
         found = [Path(name) for name in glob.glob(str(path), recursive=True)]
         if files := _sorted(file for file in found if not file.is_dir()):
             return files
-        raise DmlError(
-            f"{path} matches no file.",
-            "A pattern stands for the files whose names it fits: * for any text, ? for one sign.",
-            f"Look there: ls {os.path.dirname(str(path)) or '.'}",
-        )
+        raise _no_match(str(path))
     return (path,)
+
+
+def _no_match(pattern: str) -> DmlError:
+    return DmlError(
+        f"{pattern} matches no file.",
+        "A pattern stands for the files whose names it fits: * for any text, ? for one sign.",
+        "Check the address."
+        if is_address(pattern)
+        else f"Look there: ls {os.path.dirname(pattern) or '.'}",
+    )
 
 
 def _sorted(files: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(sorted(files, key=natural))
 
 
-def _in_folder(path: Path) -> tuple[Path, ...]:
+def _in_folder(path: Path, names: list[str]) -> tuple[Path, ...]:
     from retrieval.formats import refused
 
-    names = os.listdir(path)
     if "dataset_dict.json" in names:
         return _splits_of_hugging_face(path)
     if "state.json" in names:
         return _hugging_face(path)
     shards = embedding_files(names)
-    if error := refused.explain_folder(path, shards):
+    if error := refused.explain_folder(path, names, shards):
         raise error
     formats = sorted({_inner_suffix(name) for name in shards})
     if len(formats) > 1:
@@ -171,8 +231,9 @@ def _json(path: Path) -> dict:
 class Sources:
     """The input files of a command, as they were when it began; a missing one is an error."""
 
-    def __init__(self, *names: str | None) -> None:
-        self.places = [locate(name) for name in names if name]
+    def __init__(self, *names: str | None, progress: StageProgress | None = None) -> None:
+        with addresses_in_errors():
+            self.places = [locate(name, progress) for name in names if name]
         self.files = [file for place in self.places for file in place.files]
         self.files += [place.labels for place in self.places if place.labels]
         for path in self.files:
@@ -184,7 +245,7 @@ class Sources:
         for path, before in zip(self.files, self.seen, strict=True):
             if self._look(path) != before:
                 raise DmlError(
-                    f"{path} was changed while it was read.",
+                    f"{shown(str(path))} was changed while it was read.",
                     "Scores of half-old, half-new data would be wrong.",
                     "Run the command again once the file is complete.",
                 )

@@ -283,7 +283,8 @@ def report(
     from retrieval.sources import Sources
     from trainer.reporting import Folder, pictures_of, run_view
 
-    sources = Sources(file, gallery, labels, gallery_labels, *others)
+    with ProgressBar() as progress:
+        sources = Sources(file, gallery, labels, gallery_labels, *others, progress=progress)
     folder, root = (Path(path) if path else None for path in (run, images))
     inputs = [folder / "config.toml", folder / "metrics.jsonl"] if folder else []
     target = check_target(out, force, [*sources.files, *inputs])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import shlex
 import zipfile
 from pathlib import Path
@@ -13,7 +12,6 @@ from string import Template
 
 from retrieval.errors import DmlError
 
-URL = re.compile(r"(https?|ftp|s3|gs|hf):/+(.+)")
 RUN_FILES = ("config.toml", "best.pt", "last.pt", "metrics.jsonl")
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
@@ -71,11 +69,8 @@ def quoted(text: str | Path) -> str:
 
 def explain(path: Path) -> DmlError | None:
     """What a file or name is that no reader takes, and the line that converts it."""
-    found = URL.match(str(path))
-    if found and not path.exists():
-        return _url(found[1], found[2])
     if path.is_dir():
-        return explain_folder(path, [])
+        return explain_folder(path, os.listdir(path), [])
     return _file(path) if path.exists() else _missing(path)
 
 
@@ -128,27 +123,6 @@ def _zip(path: Path) -> DmlError | None:
     )
 
 
-def _url(scheme: str, rest: str) -> DmlError:
-    name = shlex.quote(Path(rest).name)
-    address = shlex.quote(f"{scheme}://{rest}")
-    fetch = {"s3": f"aws s3 cp {address} .", "gs": f"gcloud storage cp {address} ."}
-    if scheme == "hf":
-        kind, *parts = rest.split("/")
-        kinds = {"datasets": "dataset", "spaces": "space"}
-        parts = parts if kind in kinds else [kind, *parts]
-        repository, inside = "/".join(parts[:2]), "/".join(parts[2:])
-        fetch["hf"] = " ".join(
-            ["hf download", shlex.quote(repository), shlex.quote(inside)]
-            + ([f"--repo-type {kinds[kind]}"] if kind in kinds else [])
-            + ["--local-dir ."]
-        )
-    return DmlError(
-        f"{scheme}://{rest} is an address, not a file.",
-        "Nothing is downloaded by dmltool.",
-        f"Fetch it first: {fetch.get(scheme, f'curl -L -o {name} {address}')}",
-    )
-
-
 def _file(path: Path) -> DmlError | None:
     suffix, here = path.suffix.lower(), shlex.quote(str(path))
     if suffix == ".mat" and _starts(path, b"MATLAB 7.3"):
@@ -186,11 +160,14 @@ def _is_zarr(path: Path) -> bool:
     return path.suffix.lower() == ".zarr" or any((path / mark).exists() for mark in marks)
 
 
-def explain_folder(path: Path, shards: list[str]) -> DmlError | None:
-    """What a folder holds instead of embeddings; `shards`: names of files that could be such."""
+def explain_folder(path: Path, names: list[str], shards: list[str]) -> DmlError | None:
+    """What a folder with files of these names is instead of embeddings.
+
+    shards: those of them that could be embeddings.
+    """
     if _is_zarr(path):
         return _convertible(path, ".zarr")
-    names = sorted(os.listdir(path))
+    names = sorted(names)
     here = shlex.quote(str(path))
     if any(name in names for name in RUN_FILES):
         return DmlError(

@@ -38,7 +38,7 @@ class _Split:
     paths: list[np.ndarray | None] = field(default_factory=list)
 
 
-def join(name: Path, files: Sequence[Path], read: Callable[[Path], Embeddings]) -> Embeddings:
+def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddings]) -> Embeddings:
     """Read shards in the order given; `read` reads one of them."""
     if len(files) == 1:
         return replace(_read(name, files[0], read), source=name)
@@ -70,13 +70,13 @@ def _shared(attrs: dict[str, object], others: dict[str, object]) -> dict[str, ob
 
 
 def join_labels(
-    name: Path, files: Sequence[Path], read: Callable[[Path], np.ndarray]
+    name: Path | str, files: Sequence[Path], read: Callable[[Path], np.ndarray]
 ) -> np.ndarray:
     """The labels of several files, one after the other."""
     return _joined_labels([(file, _read(name, file, read)) for file in files])
 
 
-def _read(name: Path, file: Path, read: Callable[[Path], T]) -> T:
+def _read(name: Path | str, file: Path, read: Callable[[Path], T]) -> T:
     """Read a shard; a remark that all shards give rise to is made once, on the set."""
     with collected() as notes:
         shard = read(file)
@@ -85,7 +85,7 @@ def _read(name: Path, file: Path, read: Callable[[Path], T]) -> T:
     return shard
 
 
-def _named_splits(name: Path, files: Sequence[Path]) -> list[str]:
+def _named_splits(name: Path | str, files: Sequence[Path]) -> list[str]:
     """The split that the name of each file tells, such as test-0.npy, if they tell several."""
     folder = os.path.commonpath([file.parent for file in files])
     told = [parts(str(file.relative_to(folder).with_suffix("")))[0] for file in files]

@@ -360,7 +360,7 @@ def _encodable(value: Any) -> Any:
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
-def _tails(paths: Sequence[Path]) -> list[str]:
+def _tails(paths: Sequence[Path | str]) -> list[str]:
     """Names of files, with as many folders as tell them apart."""
     parts = [Path(path).parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):

@@ -64,7 +64,7 @@ def report(
         Fields of `Options`: distance ("cos" or "l2"), nmi, map ("tsne", "pca" or "none"), seed.
     """
     data, *others = (loaded(each) for each in (data, *compare_with))
-    target = check_target(out, force, [each.source for each in (data, *others)])
+    target = check_target(out, force, [Path(each.source) for each in (data, *others)])
     view = gather(
         data,
         provenance(data),

@@ -83,24 +83,6 @@ def test_spreadsheets_zarr_stores_models_and_archives_are_named(tmp_path):
     refused(tmp_path / "x.npy.xz", "compressed")
 
 
-@pytest.mark.parametrize(
-    ("address", "line"),
-    [
-        ("https://host.org/a/x.npy", "curl -L -o x.npy https://host.org/a/x.npy"),
-        ("http://host.org/x.h5::test", "curl -L -o x.h5 http://host.org/x.h5"),
-        ("s3://bucket/a b.npy", "aws s3 cp 's3://bucket/a b.npy' ."),
-        ("gs://bucket/x.npy", "gcloud storage cp gs://bucket/x.npy ."),
-        (
-            "hf://datasets/me/set/a/x.parquet",
-            "hf download me/set a/x.parquet --repo-type dataset --local-dir .",
-        ),
-        ("hf://me/net/x.npy", "hf download me/net x.npy --local-dir ."),
-    ],
-)
-def test_addresses_are_not_downloaded_and_the_line_that_does_is_named(address, line):
-    assert refused(address, "is an address, not a file").fix == f"Fetch it first: {line}"
-
-
 def test_a_folder_of_a_hugging_face_model_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"x")

@@ -1,0 +1,84 @@
+"""Addresses of files that are not on a local disk: `s3://bucket/x.npy::key` in its parts."""
+
+from __future__ import annotations
+
+import glob
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from retrieval.errors import DmlError
+
+# What reads each kind of address by fsspec, and how to give it credentials.
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp"}
+PACKAGES |= {"https": PACKAGES["http"], "memory": "fsspec"}
+# Path() makes s3:/x of s3://x.
+KNOWN = re.compile(rf"({'|'.join(PACKAGES)}):/+(?=[^/])", re.IGNORECASE)
+ANY = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+WEB = ("http", "https")
+
+
+@dataclass(frozen=True)
+class Address:
+    """One file, a folder or a pattern that fsspec opens."""
+
+    scheme: str
+    url: str
+    """As fsspec takes it, a query of the web included."""
+    key: str | None
+    """What follows after `::`."""
+
+    @property
+    def shown(self) -> str:
+        """For people and results: without a query and a password, which may be secret."""
+        if self.scheme not in WEB:
+            return self.url
+        parts = urlsplit(self.url)
+        return f"{self.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    @property
+    def root(self) -> str:
+        """The folder above the file, or above the first part that is a pattern."""
+        before, _, _ = self.shown.rstrip("/").rpartition("/")
+        return before if not self.is_pattern else self._fixed()
+
+    @property
+    def name(self) -> str:
+        """The last part: the name of the file."""
+        return self.shown.rstrip("/").rpartition("/")[2]
+
+    @property
+    def is_pattern(self) -> bool:
+        # ? begins the query of a web address.
+        text = self.shown.replace("?", "") if self.scheme in WEB else self.shown
+        return glob.has_magic(text)
+
+    def _fixed(self) -> str:
+        parts = self.shown.split("/")
+        return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
+
+
+def is_address(source: str | Path) -> bool:
+    """Whether a name is an address, of any kind."""
+    text = str(source)
+    return bool(KNOWN.match(text) or ANY.match(text))
+
+
+def parse(source: str | Path) -> Address:
+    """Split an address into its parts; an unknown kind is an error."""
+    text = str(source)
+    found = KNOWN.match(text)
+    if not found:
+        kind = text.partition("://")[0]
+        raise DmlError(
+            f"{text.partition('::')[0]} cannot be opened.",
+            f"These kinds of addresses are known: {', '.join(f'{name}://' for name in PACKAGES)}.",
+            "Give the path alone: /folder/x.npy"
+            if kind.lower() == "file"
+            else "Download it by another program, and give the file.",
+        )
+    scheme, rest = found[1].lower(), text[found.end() :]
+    host, slash, path = rest.partition("/")  # a host can be [::1]
+    path, colons, key = path.rpartition("::") if "::" in path else (path, "", "")
+    return Address(scheme, f"{scheme}://{host}{slash}{path}", key if colons and key else None)

@@ -1,0 +1,255 @@
+"""List and download files by fsspec, with errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, BinaryIO
+
+from retrieval.errors import DmlError, damaged, install
+from retrieval.remote.address import PACKAGES, WEB, Address
+from retrieval.resources import run_all
+
+CONNECT_SECONDS, READ_SECONDS = 15, 60
+ATTEMPTS = 3  # of a transfer that breaks off
+REQUESTS = 8  # at a time
+# What servers tell that changes with the content; the first that is told counts.
+VERSIONS = (
+    *("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation", "blob_id", "xet_hash"),
+    *("Last-Modified", "LastModified", "last_modified", "mtime", "updated", "created"),
+)
+CREDENTIALS = {
+    "s3": "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket "
+    "FSSPEC_S3_ANON=true, for a server other than Amazon's AWS_ENDPOINT_URL.",
+    "gs": "Log in: gcloud auth application-default login; for a public bucket set "
+    "FSSPEC_GS_TOKEN=anon.",
+    "hf": "Log in: hf auth login, or set HF_TOKEN.",
+}
+# Names of errors, of libraries that are not imported here.
+NO_ACCESS = (
+    *("PermissionError", "NoCredentialsError", "PartialCredentialsError", "RefreshError"),
+    *("DefaultCredentialsError", "GatedRepoError", "TokenRetrievalError"),
+)
+BROKEN = ("ClientPayloadError", "IncompleteReadError", "ResponseStreamingError", "IncompleteRead")
+NO_NETWORK = (
+    *("ClientConnectorError", "ClientConnectionError", "EndpointConnectionError", "gaierror"),
+    *("ConnectTimeoutError", "ReadTimeoutError", "ServerTimeoutError", "ConnectError"),
+    *("ConnectionError", "TimeoutError"),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file behind an address."""
+
+    path: str
+    """As fsspec names it."""
+    name: str
+    """Below the root of the address, with / between folders."""
+    size: int | None
+    version: str
+    """Changes with the content; empty if the server tells nothing of the kind."""
+
+
+class Store:
+    """The files behind one address."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.fs = _filesystem(address)
+        self.fs.invalidate_cache()  # fsspec remembers listings as long as the process lives
+
+    def file(self) -> Found | None:
+        """The file at the address itself; None if that is a folder."""
+        if self.address.scheme in WEB and self.address.url.endswith("/"):
+            return None
+        with explained(self.address):
+            info = self.fs.info(self.address.url)
+        if info["type"] == "directory":
+            return None
+        return self._found(info, self.address.url, self.address.name)
+
+    def matches(self) -> list[Found]:
+        """The files that a pattern fits."""
+        with explained(self.address):
+            found = self.fs.glob(self.address.url, detail=True)
+        return self._below(found, self.address.root)
+
+    def below(self, deep: bool = False) -> list[Found]:
+        """The files in a folder; deep: also those in the folders below it."""
+        url = self.address.url
+        with explained(self.address):
+            if deep:
+                found = self.fs.find(url, detail=True)
+            else:
+                found = {info["name"]: info for info in self.fs.ls(url, detail=True)}
+        return self._below(found, self.address.shown)
+
+    def _below(self, infos: dict[str, dict], root: str) -> list[Found]:
+        start = self.fs._strip_protocol(root).rstrip("/") + "/"
+        files = {path: info for path, info in infos.items() if info["type"] == "file"}
+        files = {path: info for path, info in files.items() if path.startswith(start)}
+        if self.address.scheme in WEB:  # a page of links tells neither size nor version
+            paths = list(files)
+            run_all([(partial(self._ask, path, files), 1) for path in paths], REQUESTS)
+        return [self._found(info, path, path[len(start) :]) for path, info in files.items()]
+
+    def _ask(self, path: str, into: dict[str, dict]) -> None:
+        with explained(self.address, path):
+            into[path] = self.fs.info(path)
+
+    def _found(self, info: dict[str, Any], path: str, name: str) -> Found:
+        parts = name.split("/")
+        if any(part in ("", ".", "..") or "\0" in part or os.sep in part for part in parts):
+            raise DmlError(
+                f"{self.address.shown} has a file called {name!r}.",
+                "Such a name cannot be kept on a disk.",
+                "Choose other files by a pattern.",
+            )
+        told = next((info[key] for key in VERSIONS if info.get(key)), "")
+        if isinstance(told, datetime):  # which others tell as a number
+            told = told.timestamp()
+        return Found(path, name, info.get("size"), str(told))
+
+    def download(self, file: Found, out: BinaryIO, wrote: Callable[[int], None]) -> None:
+        """Write a file to `out`, which has a name; `wrote` hears of the bytes as they come."""
+        from fsspec.callbacks import Callback
+
+        came = 0
+
+        def hear(size: int | None, value: int) -> None:
+            nonlocal came
+            wrote(value - came)
+            came = value
+
+        for attempt in range(ATTEMPTS):
+            try:
+                with explained(self.address, file.path):
+                    report = Callback(hooks={"came": hear})
+                    self.fs.get_file(file.path, out.name, callback=report)
+                return self._check_complete(file, os.fstat(out.fileno()).st_size)
+            except Broken:
+                wrote(-came)
+                came = 0
+                if attempt == ATTEMPTS - 1:
+                    raise
+
+    def _check_complete(self, file: Found, came: int) -> None:
+        where = _where(self.address, file.path)
+        with explained(self.address, file.path):
+            self.fs.invalidate_cache(self.fs._parent(file.path))
+            now = self._found(self.fs.info(file.path), file.path, file.name)
+        if now.version != file.version or now.size != file.size:
+            raise DmlError(
+                f"{where} was changed while it was downloaded.",
+                "Half of it may be old and half of it new.",
+                "Run the command again once the file is complete.",
+            )
+        if file.size is not None and came != file.size:
+            raise Broken(
+                f"{where} was cut short.",
+                f"{came:,} of {file.size:,} bytes came.",
+                "Run the command again; if that does not help, check the file on the server.",
+            )
+
+
+class Broken(DmlError):
+    """A transfer that broke off."""
+
+
+def _filesystem(address: Address) -> Any:
+    options: dict[str, Any] = {}
+    try:
+        import fsspec
+
+        if address.scheme in WEB:
+            import aiohttp
+
+            # The default of aiohttp ends a download after five minutes.
+            waits = aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS
+            )
+            options["client_kwargs"] = {"timeout": waits, "trust_env": True}
+            options["headers"] = {"Accept-Encoding": "identity"}
+        if address.scheme == "s3":
+            waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}
+            options["config_kwargs"] = waits
+        with explained(address):
+            return fsspec.filesystem(address.scheme, **options)
+    except ImportError as error:
+        package = PACKAGES[address.scheme]
+        raise DmlError(
+            f"{address.shown} needs {package}, which is not installed.",
+            f"Reading {address.scheme}:// addresses is optional.",
+            install("remote"),
+        ) from error
+
+
+@contextmanager
+def explained(address: Address, path: str = "") -> Iterator[None]:
+    """Turn what fsspec and the libraries below it raise into an error for people."""
+    try:
+        yield
+    except (DmlError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise _explanation(address, _where(address, path), error) from error
+
+
+def _where(address: Address, path: str) -> str:
+    """The address of a file of this store, as people see it."""
+    if not path:
+        return address.shown
+    url = path if "://" in path else f"{address.scheme}://{path.lstrip('/')}"
+    return Address(address.scheme, url, None).shown
+
+
+def _explanation(address: Address, where: str, error: Exception) -> DmlError:
+    chain = list(_chain(error))
+    names = {kind.__name__ for each in chain for kind in type(each).__mro__}
+    codes = {_status(each) for each in chain}
+    text = next((line for each in chain if (line := str(each).strip())), type(error).__name__)
+    said = f"{type(error).__name__}: {text.splitlines()[0][:300].rstrip('.')}."
+    if names & set(BROKEN):
+        return Broken(f"The download of {where} broke off.", said, "Run the command again.")
+    if names & set(NO_NETWORK):
+        return Broken(
+            f"{where} cannot be reached.",
+            said,
+            "Check the network, a proxy in https_proxy, and the name of the server.",
+        )
+    if codes & {401, 403} or names & set(NO_ACCESS):
+        by_hand = f"Download it by another program: curl -L -O {shlex.quote(where)}"
+        return DmlError(f"{where} may not be read.", said, CREDENTIALS.get(address.scheme, by_hand))
+    if codes & {404} or "FileNotFoundError" in names:
+        private = ", or it is private" if address.scheme == "hf" else ""
+        return DmlError(
+            f"{where} does not exist.",
+            f"The server has no such file{private}.",
+            CREDENTIALS["hf"] if private else "Check the address.",
+        )
+    return damaged(f"{where} cannot be read.", said)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(10):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that an error tells of."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # of botocore
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        found = getattr(response, "status_code", None)
+    found = found or getattr(error, "status", None) or getattr(error, "code", None)
+    return int(str(found)) if str(found).isdigit() else None

@@ -1,0 +1,284 @@
+"""Files behind addresses: which are taken, and how copies of them are kept. fsspec's memory is the
+server."""
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from retrieval import evaluate
+from retrieval.errors import DmlError
+from retrieval.formats.hdf5.writing import write
+from retrieval.loading import load
+from retrieval.remote import cache
+from retrieval.remote.address import parse
+from retrieval.remote.store import Store
+from retrieval.sources import Sources, locate
+from tests.conftest import call
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.SIZE, "64MB")
+    yield tmp_path / "cache"
+    forget_use()
+
+
+@pytest.fixture
+def server():
+    found = fsspec.filesystem("memory")
+    yield found
+    found.rm("/", recursive=True)
+
+
+def npy(array):
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+@pytest.fixture
+def shards(server, clustered):
+    """60 vectors and labels in shards whose names sort otherwise than their numbers."""
+    X, labels = clustered
+    for n, name in ((0, "2"), (20, "9"), (40, "10")):
+        server.pipe(f"/b/x/part-{name}.npy", npy(X[n : n + 20]))
+        server.pipe(f"/b/y/part-{name}.txt.gz", gzip.compress(lines(labels[n : n + 20])))
+    server.pipe("/b/x/_SUCCESS", b"")
+    return X, labels
+
+
+def lines(labels):
+    return "\n".join(map(str, labels)).encode()
+
+
+def test_patterns_and_folders_behind_addresses_have_the_scores_of_one_file(shards):
+    X, labels = shards
+    wanted = evaluate(X, labels, nmi=False)["distances"]
+    for name in ("memory://b/x/*.npy", "memory://b/x"):
+        found = evaluate(name, labels="memory://b/y/part-*.txt.gz", nmi=False)
+        assert found["distances"] == wanted
+
+
+def test_results_and_notes_name_the_address_and_not_the_copy(shards, folder):
+    out = call("eval", "memory://b/x", "--labels", "memory://b/y/*.gz", "--no-nmi", "--json")
+    source = json.loads(out.stdout)["source"]
+    assert source["file"] == "memory://b/x"
+    assert source["taken"]["test"] == {"labels": "memory://b/y/*.gz"}
+    assert str(folder) not in out.output
+
+
+def test_a_key_a_run_folder_and_a_gallery_are_found_behind_addresses(server, clustered, tmp_path):
+    X, labels = clustered
+    np.savez(tmp_path / "x.npz", a=X, b=2 * X, y=labels)
+    server.put(str(tmp_path / "x.npz"), "/b/x.npz")
+    np.testing.assert_array_equal(load("memory://b/x.npz::b").splits["test"].vectors, 2 * X)
+    write(tmp_path / "run.h5", {"test": load(tmp_path / "x.npz::a,y").splits["test"]})
+    server.put(str(tmp_path / "run.h5"), "/run/embeddings.h5")
+    server.pipe("/run/config.toml", b"")
+    assert load("memory://run").source == "memory://run/embeddings.h5"
+    both = load("memory://b/x.npz::a,y", gallery="memory://run")
+    assert len(both.splits["gallery"].vectors) == 60
+
+
+def test_the_pair_of_the_projector_and_a_hugging_face_folder_are_found(server, clustered):
+    pa = pytest.importorskip("pyarrow")
+    X, labels = clustered
+    server.pipe("/p/vectors.tsv", "\n".join("\t".join(map(str, row)) for row in X).encode())
+    server.pipe("/p/metadata.tsv", lines(labels))
+    np.testing.assert_array_equal(load("memory://p").splits["test"].labels, labels)
+    table = pa.table({"embedding": list(X), "label": labels})
+    for split in ("test", "train"):
+        out = io.BytesIO()
+        with pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+        server.pipe(f"/hf/{split}/data-0.arrow", out.getvalue())
+        state = {"_data_files": [{"filename": "data-0.arrow"}]}
+        server.pipe(f"/hf/{split}/state.json", json.dumps(state).encode())
+    server.pipe("/hf/dataset_dict.json", b'{"splits": ["train", "test"]}')
+    found = load("memory://hf").splits
+    assert set(found) == {"train", "test"}
+    np.testing.assert_array_equal(found["test"].vectors, X)
+    server.rm("/hf/test/data-0.arrow")
+    with pytest.raises(DmlError, match=r"hf lists test/data-0\.arrow, which is not there"):
+        load("memory://hf")
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """The files that were downloaded."""
+    found, real = [], Store.download
+
+    def download(self, file, *args):
+        found.append(file.name)
+        return real(self, file, *args)
+
+    monkeypatch.setattr(Store, "download", download)
+    return found
+
+
+def test_a_file_is_downloaded_again_only_if_it_has_changed(server, downloads):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    for _ in range(2):
+        load("memory://b/x.npy")
+    assert downloads == ["x.npy"]
+    server.pipe("/b/x.npy", npy(np.zeros((2, 2))))
+    assert not load("memory://b/x.npy").splits["test"].vectors.any()
+    assert downloads == ["x.npy"] * 2
+
+
+def test_a_file_without_a_version_is_downloaded_each_time(server, downloads, monkeypatch):
+    monkeypatch.setattr("retrieval.remote.store.VERSIONS", ())
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    for _ in range(2):
+        load("memory://b/x.npy")
+    assert downloads == ["x.npy"] * 2
+
+
+def test_a_change_between_two_looks_is_noticed(server):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    sources = Sources("memory://b/x.npy")
+    server.pipe("/b/x.npy", npy(np.zeros((3, 2))))
+    load("memory://b/x.npy")
+    with pytest.raises(DmlError, match=r"memory://b/x\.npy was changed while it was read"):
+        sources.check_unchanged()
+
+
+def test_copies_of_files_that_are_gone_are_removed(server):
+    for n in (1, 2):
+        server.pipe(f"/b/{n}.npy", npy(np.ones((1, 2))))
+    (copy, gone) = locate("memory://b").files
+    server.rm("/b/2.npy")
+    assert locate("memory://b").files == (copy,)
+    assert not gone.exists()
+
+
+def test_the_least_recently_used_copies_make_room(server, folder, monkeypatch):
+    for name in "abc":
+        server.pipe(f"/b/{name}.npy", npy(np.ones((3 << 20, 2), np.float32)))  # 24 MiB each
+    copies = {}
+    for name in "ab":
+        copies[name] = locate(f"memory://b/{name}.npy").files[0]
+    forget_use()
+    for name, when in (("a", 200), ("b", 100)):
+        os.utime(copies[name].parents[1] / "used", (when, when))
+    locate("memory://b/c.npy")
+    assert copies["a"].exists()
+    assert not copies["b"].exists()
+    assert sum(file.stat().st_size for file in folder.rglob("*.npy")) <= cache.limit()
+
+
+def forget_use():
+    """As if the process that used the copies had ended."""
+    for descriptor in cache._held.values():
+        os.close(descriptor)
+    cache._held.clear()
+
+
+def test_copies_in_use_are_kept_and_what_does_not_fit_beside_them_is_an_error(server, monkeypatch):
+    for name in "abc":
+        server.pipe(f"/b/{name}.npy", npy(np.ones((3 << 20, 2), np.float32)))
+    held = [locate(f"memory://b/{name}.npy").files[0] for name in "ab"]
+    with pytest.raises(DmlError, match=r"c\.npy needs 0\.0 GB in the cache") as error:
+        locate("memory://b/c.npy")
+    assert "are in use" in error.value.why
+    assert all(file.exists() for file in held)
+    with pytest.raises(DmlError) as error:
+        locate("memory://b/*.npy")
+    assert f"{cache.SIZE}=2GB" in error.value.fix
+
+
+def test_a_wrong_limit_and_a_folder_that_cannot_be_written_are_named(server, monkeypatch, tmp_path):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    monkeypatch.setenv(cache.SIZE, "many")
+    with pytest.raises(DmlError, match=f"{cache.SIZE} is wrong"):
+        load("memory://b/x.npy")
+    monkeypatch.setenv(cache.SIZE, "1GB")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "file"))
+    with pytest.raises(DmlError, match="cannot be written") as error:
+        load("memory://b/x.npy")
+    assert cache.FOLDER in error.value.fix
+
+
+def test_a_transfer_that_is_cut_short_leaves_no_copy(server, folder, monkeypatch):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    monkeypatch.setattr(
+        type(server),
+        "get_file",
+        lambda self, path, target, **_: Path(target).write_bytes(b"short"),
+    )
+    with pytest.raises(DmlError, match=r"memory://b/x\.npy was cut short") as error:
+        load("memory://b/x.npy")
+    assert "5 of 160 bytes" in error.value.why
+    assert not list(folder.rglob("*.npy"))
+
+
+def test_a_transfer_that_breaks_off_is_tried_again(server, monkeypatch):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    real, failures = type(server).get_file, [ConnectionResetError("reset")] * 2
+
+    def get_file(self, *args, **options):
+        if failures:
+            raise failures.pop()
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(type(server), "get_file", get_file)
+    seen = []
+    load("memory://b/x.npy", progress=lambda *told: seen.append(told))
+    assert seen[-1] == ("downloading x.npy", 160, 160)
+
+
+@pytest.mark.parametrize("name", ["../x.npy", "a//x.npy", "a/./x.npy", "x\0.npy"])
+def test_names_that_lead_out_of_the_cache_are_refused(server, monkeypatch, name):
+    there = [{"name": f"/b/{name}", "size": 1, "type": "file"}]
+    monkeypatch.setattr(type(server), "ls", lambda *_, **__: there)
+    with pytest.raises(DmlError, match="has a file called"):
+        Store(parse("memory://b")).below()
+
+
+PROCESS = """
+import fsspec, sys, time
+from retrieval.remote.store import Store
+from retrieval.sources import locate
+fs = fsspec.filesystem("memory")
+fs.pipe("/b/x.npy", b"x" * 1000)
+fs.store["/b/x.npy"].modified = fs.store["/b/x.npy"].created = __import__("datetime").datetime(
+    2020, 1, 1, tzinfo=__import__("datetime").timezone.utc)
+real = Store.download
+def download(self, *args):
+    print("downloads", flush=True)
+    time.sleep(1)
+    return real(self, *args)
+Store.download = download
+print(locate("memory://b/x.npy").files[0].stat().st_size)
+"""
+
+
+def test_a_second_process_waits_for_the_download_of_the_first():
+    start = [sys.executable, "-c", PROCESS]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "downloads\n"
+        second = subprocess.run(start, capture_output=True, text=True, check=True)
+        assert first.stdout.read() == second.stdout == "1000\n"
+
+
+def test_addresses_in_all_their_parts():
+    found = parse("https://me:secret@host.org/a/x.npy?token=abc::test/x")
+    assert (found.key, found.name, found.shown) == ("test/x", "x.npy", "https://host.org/a/x.npy")
+    assert not found.is_pattern
+    found = parse("s3://bucket/a/part-?/x*.npy")
+    assert found.is_pattern
+    assert found.root == "s3://bucket/a"
+    assert parse("http://[::1]:80/x.npy").key is None
+    assert parse("s3:/bucket/x.npy").url == "s3://bucket/x.npy"  # of Path
+    with pytest.raises(DmlError, match=r"file:///x\.npy cannot be opened"):
+        parse("file:///x.npy")

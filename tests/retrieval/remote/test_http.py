@@ -1,0 +1,97 @@
+"""Files on a web server, which is one of Python on this machine."""
+
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from retrieval.errors import DmlError
+from retrieval.loading import load
+from retrieval.remote import cache
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A folder, its address, and the requests that came."""
+    root, requests = tmp_path_factory.mktemp("served"), []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(root))
+
+        def log_message(self, *_):
+            requests.append((self.command, self.path))
+
+        def do_GET(self):
+            if "secret" in self.path and "token=1" not in self.path:
+                self.send_error(403)
+            elif "short" in self.path:
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b"x" * 10)
+            else:
+                super().do_GET()
+
+        def do_HEAD(self):
+            if "secret" in self.path and "token=1" not in self.path:
+                self.send_error(403)
+            else:
+                super().do_HEAD()
+
+    (root / "x").mkdir()
+    for n in (2, 10):
+        np.save(root / "x" / f"part-{n}.npy", np.full((2, 3), n, np.float32))
+    np.save(root / "secret.npy", np.ones((2, 3)))
+    (root / "short.npy").write_bytes(b"x" * 1000)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
+        server.shutdown()
+
+
+def test_a_file_a_pattern_and_a_folder_are_read(served):
+    address, requests = served
+    requests.clear()
+    for _ in range(2):
+        assert load(f"{address}/x/part-2.npy").splits["test"].vectors.shape == (2, 3)
+    assert [request for request in requests if request[0] == "GET"] == [("GET", "/x/part-2.npy")]
+    for name in ("x/*.npy", "x/"):
+        found = load(f"{address}/{name}")
+        assert found.splits["test"].vectors[:, 0].tolist() == [2, 2, 10, 10]
+        assert found.source == f"{address}/{name}"
+
+
+def test_a_query_is_sent_and_not_recorded(served):
+    address, _ = served
+    assert load(f"{address}/secret.npy?token=1").source == f"{address}/secret.npy"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("nothing.npy", "nothing.npy does not exist"),
+        ("secret.npy", "secret.npy may not be read"),
+        ("short.npy", "The download of .*short.npy broke off"),
+    ],
+)
+def test_what_a_server_refuses_is_named(served, tmp_path, name, what):
+    address, _ = served
+    with pytest.raises(DmlError, match=what) as error:
+        load(f"{address}/{name}")
+    assert str(tmp_path) not in str(error.value)
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_a_server_that_is_not_there_is_named(monkeypatch):
+    with pytest.raises(DmlError, match=r"http://127\.0\.0\.1:9/x\.npy cannot be reached") as error:
+        load("http://127.0.0.1:9/x.npy")
+    assert "network" in error.value.fix
