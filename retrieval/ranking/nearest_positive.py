@@ -13,6 +13,7 @@ from retrieval.resources import run_all, slices
 
 _LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
 _SMALL = 1 << 30  # multiplications that one thread does sooner than several
+_TOGETHER = 1 << 18  # pairs of large classes looked at in one go
 _PAIR_BYTES = 200
 _CHUNK = 1 << 26  # bytes of rows looked at in one go
 
@@ -70,18 +71,25 @@ def nearest_positives(prepared: Prepared, classes: Classes) -> dict[str, Nearest
     def small_classes(q: np.ndarray) -> None:
         _pick(prepared, *classes.pairs(q), out)
 
-    def large_class(q: np.ndarray, members: np.ndarray) -> None:
-        for d, pairs in _candidates(prepared, q, members).items():
-            _pick(prepared, *pairs, {d: out[d]})
+    def large_classes(parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        found = [_candidates(prepared, q, members) for q, members in parts]
+        for d in prepared.distances:
+            q, g = (np.concatenate([part[d][side] for part in found]) for side in (0, 1))
+            _pick(prepared, q, g, {d: out[d]})
 
     by_class = np.argsort(codes, kind="stable")
     few, many = by_class[~large[by_class]], by_class[large[by_class]]
     tasks = [partial(small_classes, q) for q in classes.chunks(few)]
+    parts, size = [], 0
     for queries in np.split(many, _starts(codes[many])[1:]) if len(many) else ():
         members = _two_of_each(classes.members(queries[0]), prepared.groups["l2"])
-        tasks += [
-            partial(large_class, queries[part], members) for part in slices(len(queries), 512)
-        ]
+        for part in slices(len(queries), 512):
+            parts.append((queries[part], members))
+            size += len(queries[part]) * len(members)
+            if size > _TOGETHER:
+                tasks.append(partial(large_classes, parts))
+                parts, size = [], 0
+    tasks += [partial(large_classes, parts)] if parts else []
     # Many small steps on several threads wait for each other more than they work.
     work = np.sum(classes.size, dtype=np.float64) * dim
     run_all([(task, 1) for task in tasks], prepared.threads if work > _SMALL else 1)
@@ -103,16 +111,18 @@ def _candidates(
     units = prepared.queries.units(q)
     best = {d: np.full(len(q), -np.inf, np.float32) for d in prepared.distances}
     kept: dict[str, list] = {d: [] for d in prepared.distances}
+    has_self = bool((prepared.self_ids[q] >= 0).any())
     for part in slices(len(members), 2048):
         g = members[part]
         cosines = np.matmul(units, prepared.gallery.units(g).T)  # (A, B)
-        is_self = prepared.self_ids[q, None] == g
+        own = prepared.self_ids[q, None] == g if has_self else None
         for d in prepared.distances:
-            near, slack = _nearness(prepared, cosines, q, g, d)
-            near[is_self] = -np.inf
-            best[d] = np.maximum(best[d], near.max(axis=1) - slack)
-            row, column = np.nonzero(near >= (best[d] - slack)[:, None])
-            kept[d].append((row, g[column], near[row, column] + slack[row]))
+            least, most = _bounds(prepared, cosines, q, g, d)
+            if own is not None:
+                least[own] = most[own] = -np.inf
+            best[d] = np.maximum(best[d], least.max(axis=1))
+            row, column = np.nonzero(most >= best[d][:, None])
+            kept[d].append((row, g[column], most[row, column]))
     out = {}
     for d in prepared.distances:
         row, g, near = (np.concatenate(part) for part in zip(*kept[d], strict=True))
@@ -122,18 +132,19 @@ def _candidates(
     return out
 
 
-def _nearness(
+def _bounds(
     prepared: Prepared, cosines: np.ndarray, q: np.ndarray, g: np.ndarray, d: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Nearness (A, B) in float32, cos or 2 |q| |x| cos - |x|^2, and how far off each row may be."""
-    margin = np.full(len(q), (prepared.gallery.dim + 24) * ULP32, np.float32)
+    """Bounds (A, B) of the nearness in float32: of cos, or of 2 |q| |x| cos - |x|^2."""
+    margin = np.float32((prepared.gallery.dim + 24) * ULP32)
     if d == "cos":
-        return cosines.copy(), margin
-    twice = (2 * prepared.queries.norm[q] * prepared.scale).astype(np.float32)
+        return cosines - margin, cosines + margin
+    twice = (2 * prepared.queries.norm[q] * prepared.scale).astype(np.float32)[:, None]
     norm = (prepared.gallery.norm[g] * prepared.scale).astype(np.float32)
-    near = cosines * twice[:, None] * norm - norm * norm
-    top = norm.max()
-    return near, margin * twice * top + np.float32(8 * ULP32) * top * top + np.float32(2.0**-100)
+    square = norm * norm
+    near = cosines * (twice * norm) - square
+    error = twice * (margin * norm) + np.float32(8 * ULP32) * square + np.float32(2.0**-100)
+    return near - error, near + error
 
 
 def _pick(

@@ -62,9 +62,25 @@ def _compare(query: np.ndarray, item: np.ndarray, best: np.ndarray, distance: st
         dots = [(a * b).sum(-1) for a, b in _cos_pairs(*small)]
         return np.array([_cos_sign(*map(int, row)) for row in zip(*dots, strict=True)], np.int8)
     out = np.zeros(rows.shape[1], np.int8)
-    for m in np.flatnonzero(_undecided(rows, distance)):
+    undecided = _undecided(rows)
+    if distance == "l2":
+        out, undecided = _by_differences(rows)
+    for m in np.flatnonzero(undecided):
         out[m] = _compare_one(rows[:, m], distance)
     return out
+
+
+def _by_differences(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compare l2 distances in float64 as |q - b|^2 - |q - i|^2 = (b - i) (b + i - 2 q).
+
+    Decides what squared distances cannot: a query far from both. Returns the signs, and where they
+    are not certain.
+    """
+    query, item, best = rows
+    difference, size = best - item, np.abs(best) + np.abs(item) + 2 * np.abs(query)
+    nearer = (difference * (best + item - 2 * query)).sum(axis=-1)
+    error = (rows.shape[-1] + 8) * ULP64 * (np.abs(difference) * size).sum(axis=-1) + 1e-290
+    return np.sign(nearer).astype(np.int8), ~(np.abs(nearer) > error)
 
 
 def _small_integers(rows: np.ndarray) -> np.ndarray | None:
@@ -72,10 +88,8 @@ def _small_integers(rows: np.ndarray) -> np.ndarray | None:
     return integers_of(rows, unit) if 1e-290 < unit < 1e290 else None
 
 
-def _undecided(rows: np.ndarray, distance: str) -> np.ndarray:
-    """(M,) False where zeros alone show a tie: query at a right angle to item and best."""
-    if distance == "l2":
-        return np.ones(rows.shape[1], bool)
+def _undecided(rows: np.ndarray) -> np.ndarray:
+    """(M,) False where zeros alone show a tie of cosines: query at a right angle to both."""
     query, item, best = rows != 0
     return (query & (item | best)).any(axis=-1)
 

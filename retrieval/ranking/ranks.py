@@ -26,7 +26,7 @@ from retrieval.ranking.positions import BYTES
 from retrieval.ranking.sorted_rows import sorted_positions, sorting_pays
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
-from retrieval.resources import Progress, processors, single_blas_thread
+from retrieval.resources import Progress, processors, single_blas_thread, tile_rows
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def _counted(
     axes: int | None,
 ) -> TileCounter:
     """Count all tiles of a problem."""
-    if block is None:  # enough tiles to share out, each large enough for a product at full speed
-        block = min(1024, max(256, len(problem.gallery) // 16))
+    if block is None:
+        block = tile_rows(len(problem.gallery), threads)
     with single_blas_thread():  # one tile per thread, not one product on all
         counter = TileCounter(prepare(problem, distances, memory, threads), positions, block, axes)
         counter.count(progress)

@@ -58,10 +58,10 @@ class TileCounter:
         if d == "cos":
             middle, slack = 1 - squared / 2, error / 2 + 4 * ULP64 + self.margin
         else:
-            scale = self.prepared.scale**2
-            length = self.prepared.queries.square[q] * scale
-            middle = length - squared * scale
-            slack = error * scale + (self.prepared.gallery.dim + 8) * ULP64 * length
+            scale = self.prepared.scale  # its square may leave the range of float64
+            length = self.prepared.queries.square[q] * scale * scale
+            middle = length - squared * scale * scale
+            slack = error * scale * scale + (self.prepared.gallery.dim + 8) * ULP64 * length
             slack += 4 * ULP32 * np.abs(middle) + 2.0**-100
         sure, possible = (middle + slack).astype(np.float32), (middle - slack).astype(np.float32)
         return np.nextafter(sure, np.float32(np.inf)), np.nextafter(possible, np.float32(-np.inf))
@@ -165,7 +165,10 @@ class TileCounter:
         """Add the counts (2, A) of sure and possible negatives; look at what is in doubt."""
         q, g = tile.q, tile.g
         sure, possible = counts
-        flagged = np.flatnonzero(sure != possible)
+        nearest = self.nearest[d].index[q]
+        # The nearest positive itself is possibly, and never surely, as near as its own threshold.
+        is_here = (nearest >= g.start) & (nearest < g.stop)
+        flagged = np.flatnonzero(possible - sure > is_here)
         found, tied = 0, np.zeros(len(sure), np.int64)
         if len(flagged):
             found = self.backend.doubtful(tile, d, flagged, tied, work.pairs)

@@ -91,7 +91,7 @@ class Prepared:
     positive_counts: np.ndarray  # (Q,)
     groups: dict[str, np.ndarray]  # distance -> (G,); a group is equally near to any query
     lattice: bool  # squared l2 distances in float64 have no error
-    scale: float  # a power of two that brings all norms below 1
+    scale: float  # a power of two that brings all norms below 2^60
     distances: tuple[str, ...]
     threads: int
 
@@ -126,7 +126,8 @@ def prepare(problem: Problem, distances: tuple[str, ...], memory: int, threads: 
         positive_counts=problem.positive_counts,
         groups=groups,
         lattice=is_lattice(queries, items),
-        scale=2.0 ** -np.ceil(np.log2(top)) if top > 0 else 1.0,
+        # Float32 holds the squares from 2^120 down to 2^-100: one huge row leaves room for others.
+        scale=2.0 ** (60 - np.ceil(np.log2(top))) if top > 0 else 1.0,
         distances=distances,
         threads=threads,
     )

@@ -87,3 +87,19 @@ def test_nothing_else_asks_the_machine_for_processors_or_memory():
         if asked.search(path.read_text())
     ]
     assert found == ["resources.py"]
+
+
+def test_tiles_fit_the_cache_and_are_shared_by_the_threads(monkeypatch, tmp_path):
+    for level, size in ((1, "32K"), (2, "512K"), (3, "32768K")):
+        (tmp_path / f"index{level}").mkdir()
+        (tmp_path / f"index{level}" / "level").write_text(f"{level}\n")
+        (tmp_path / f"index{level}" / "size").write_text(f"{size}\n")
+    assert resources.cache_bytes(2, tmp_path) == 512 << 10
+    assert resources.cache_bytes(3, tmp_path) == 32 << 20
+    assert resources.cache_bytes(4, tmp_path) == resources.cache_bytes(2, tmp_path / "none") == 0
+    sizes = {2: 512 << 10, 3: 32 << 20}
+    monkeypatch.setattr(resources, "cache_bytes", sizes.get)
+    assert resources.tile_rows(10**6, 2) == 1024
+    assert resources.tile_rows(5924, 2) == 741  # eight columns of tiles for two threads
+    assert resources.tile_rows(10**6, 16) == 512  # two megabytes a thread, half of them
+    assert resources.tile_rows(100, 2) == 256

@@ -38,7 +38,10 @@ class Backend(Protocol):
         """Bring gallery items to the device, for products with several blocks of queries."""
 
     def product(self, q: slice, g: slice, items: Any) -> Any:
-        """Multiply queries and loaded items, as `Tile` has it; -2 for pairs that matter to none."""
+        """Multiply queries and loaded items, as `Tile` has it; -2 for pairs that matter to none.
+
+        The product lasts until the same thread asks for the next one.
+        """
 
     def count(self, tile: Tile) -> np.ndarray:
         """Count the items that reach the thresholds of each query.

@@ -18,3 +18,20 @@ def test_ties_of_float64_rows_need_no_arithmetic_of_long_integers(X, monkeypatch
     found = ranks_of(X, np.arange(60) % 6, distances=("cos",), positions=True)["cos"]
     assert (found.rank == 51).all()
     assert (found.ties == 50).all()
+
+
+def test_two_items_far_from_the_query_are_compared_by_their_difference(monkeypatch, rng):
+    monkeypatch.delattr(pair_distance, "_compare_one")
+    rows = rng.standard_normal((3, 50, 16)).astype(np.float32)
+    rows[0] *= np.float32(1e17)  # float64 cannot tell the squared distances apart
+    query, item, best = (side.astype(object) for side in rows.astype(np.float64) * 2.0**40)
+    exact = [[[int(v) for v in row] for row in side] for side in (query, item, best)]
+    far = [
+        [
+            sum((a - b) ** 2 for a, b in zip(q, x, strict=True))
+            for q, x in zip(exact[0], side, strict=True)
+        ]
+        for side in exact[1:]
+    ]
+    expected = [(b > i) - (b < i) for i, b in zip(*far, strict=True)]
+    assert pair_distance._compare(*rows, "l2").tolist() == expected

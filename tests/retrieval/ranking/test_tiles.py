@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from retrieval.ranking import tiles
+from retrieval.ranking.backends.numpy import NumpyBackend
 from tests.retrieval.ranking.references import HARD, assert_exact, ranks_of
 
 
@@ -44,3 +45,39 @@ def test_an_interrupt_stops_the_count(rng):
 
     with pytest.raises(KeyboardInterrupt):
         ranks_of(rng.standard_normal((500, 3)), np.arange(500) % 5, block=8, progress=interrupt)
+
+
+@pytest.mark.parametrize("distance", ["cos", "l2"])
+def test_one_distance_alone_has_the_ranks_that_it_has_beside_the_other(distance, rng):
+    labels = rng.integers(0, 9, 300)
+    X = rng.standard_normal((300, 8)).astype(np.float32)
+    both, alone = (
+        ranks_of(X, labels, block=70),
+        ranks_of(X, labels, distances=(distance,), block=70),
+    )
+    assert list(alone) == [distance]
+    assert (alone[distance].rank == both[distance].rank).all()
+
+
+def test_one_huge_row_leaves_the_other_rows_to_float32(monkeypatch, rng):
+    monkeypatch.delattr(tiles.TileCounter, "_tile_float64")
+    settled = []
+    settle = tiles._Worker.settle
+    monkeypatch.setattr(
+        tiles._Worker,
+        "settle",
+        lambda w, d: (settled.append(sum(map(len, w.open[d]))), settle(w, d)),
+    )
+    X, labels = rng.standard_normal((200, 16)).astype(np.float32), rng.integers(0, 20, 200)
+    X[7] *= np.float32(1e17)
+    labels[7] = labels[8]
+    ranks_of(X, labels, distances=("l2",), block=64, threads=1)
+    assert 150 < sum(settled) < 250  # the huge row as a query, and hardly another
+
+
+def test_the_nearest_positive_is_no_doubt(monkeypatch, rng):
+    monkeypatch.setattr(NumpyBackend, "doubtful", lambda *_: pytest.fail("nothing is in doubt"))
+    angles = rng.permutation(40) * 0.07  # no two pairs of neighbours are equally near by accident
+    angles += 0.001 * np.arange(40) ** 1.5
+    X = np.stack([np.cos(angles), np.sin(angles)], 1)
+    ranks_of(X, np.arange(40) % 8, distances=("cos",), block=16)
