@@ -82,6 +82,9 @@ class Cli(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         if name and name not in SEVERAL:
             processes.refuse_several(name)
+        for option in command.params if command else ():
+            if set(option.opts) & set(rest) and (no := set(option.secondary_opts) & set(rest)):
+                raise click.UsageError(f"{option.opts[0]} and {no.pop()} exclude each other.")
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> object:

@@ -25,6 +25,7 @@ from retrieval.console import (
     warn,
 )
 from retrieval.options import Numbers, force_option, json_option, labels_option, options
+from retrieval.splits import SPLITS
 
 DMLTOOL = (sys.executable, "-P", "-m", "cli")  # -P: no module of the current folder is imported
 TO_GO_ON = "To go on, run the demo again: what is finished is kept."
@@ -38,7 +39,7 @@ embedding_options = options(
         "--split",
         "splits",
         multiple=True,
-        type=click.Choice(["train", "val", "test", "query", "gallery"]),
+        type=click.Choice(SPLITS),
         help="Split to embed; may be repeated.  [default: test, or query and gallery; all images "
         "of a data set without splits]",
     ),

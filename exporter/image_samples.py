@@ -9,6 +9,7 @@ import numpy as np
 from exporter.embedding.decoding import read_image
 from exporter.onnx.metadata import Preprocessing
 from retrieval.errors import DmlError
+from retrieval.splits import HELD_OUT
 from trainer.data.datasets import DataSet
 
 COMPARED = {"fp32": 500, "fp16": 1000, "int8": 1000}
@@ -21,7 +22,7 @@ CALIBRATION = 128
 def chosen_splits(data: DataSet, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     """Rows of the wanted splits by name; by default of test, or of query and gallery."""
     there = data.counts()
-    names = list(wanted) or [s for s in ("test", "query", "gallery") if s in there]
+    names = list(wanted) or [s for s in HELD_OUT if s in there]
     missing = [name for name in names if name not in there]
     if missing or not names:
         raise DmlError(
@@ -40,7 +41,7 @@ def comparison_images(
     They are held-out images where there are any, and at least two of a class where there are two.
     """
     most = COMPARED[precision] if prepared.crop <= 96 else COMPARED_LARGE
-    held_out = np.concatenate([data.rows(s) for s in ("test", "query", "gallery")])
+    held_out = np.concatenate([data.rows(s) for s in HELD_OUT])
     rows = held_out if len(held_out) > 1 else np.arange(len(data))
     order = np.argsort(data.labels[rows], kind="stable")
     if len(rows) > most:

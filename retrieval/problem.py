@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -75,6 +76,7 @@ def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Proble
             splits["gallery"].vectors,
             _labels(data, "gallery"),
             drop_nonfinite=drop_nonfinite,
+            source=str(data.source),
         )
         return replace(problem, split="query")
     name = "test" if "test" in splits else next(iter(splits)) if len(splits) == 1 else None
@@ -84,7 +86,12 @@ def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Proble
             f"It holds {', '.join(splits)}; eval wants `test`, or `query` and `gallery`.",
             "Pick one, for example `dmltool eval FILE::KEY`; `dmltool inspect FILE` lists them.",
         )
-    problem = from_arrays(splits[name].vectors, _labels(data, name), drop_nonfinite=drop_nonfinite)
+    problem = from_arrays(
+        splits[name].vectors,
+        _labels(data, name),
+        drop_nonfinite=drop_nonfinite,
+        source=str(data.source),
+    )
     return replace(problem, split=name)
 
 
@@ -107,8 +114,12 @@ def from_arrays(
     gallery_labels: np.ndarray | None = None,
     *,
     drop_nonfinite: bool = False,
+    source: str = "",
 ) -> Problem:
-    """Make a problem of arrays: check shapes, code labels, drop rows with NaN or Inf if allowed."""
+    """Make a problem of arrays: check shapes, code labels, drop rows with NaN or Inf if allowed.
+
+    source: the file that the arrays are from, for messages.
+    """
     if (gallery is None) != (gallery_labels is None):
         raise DmlError(
             "A gallery and its labels come together.",
@@ -116,7 +127,7 @@ def from_arrays(
             "Pass both, or neither to search each item among all others.",
         )
     vectors, labels = _checked(vectors, labels, "embeddings")
-    rows, dropped = _finite(vectors, "embeddings", drop_nonfinite)
+    rows, dropped = _finite(vectors, "embeddings", drop_nonfinite, source)
     if gallery is None or gallery_labels is None:
         names, codes = np.unique(labels[rows], return_inverse=True)
         return Problem(
@@ -138,7 +149,7 @@ def from_arrays(
             "Embed both with the same model.",
         )
     labels, gallery_labels = alike(labels, gallery_labels)
-    kept, more = _finite(gallery, "gallery embeddings", drop_nonfinite)
+    kept, more = _finite(gallery, "gallery embeddings", drop_nonfinite, source)
     labels, gallery_labels = labels[rows], gallery_labels[kept]
     names, codes = np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
     Q = len(labels)
@@ -235,7 +246,9 @@ def finite_rows(vectors: np.ndarray) -> np.ndarray:
     return finite
 
 
-def _finite(vectors: np.ndarray, what: str, drop: bool) -> tuple[slice | np.ndarray, int]:
+def _finite(
+    vectors: np.ndarray, what: str, drop: bool, source: str
+) -> tuple[slice | np.ndarray, int]:
     """The rows to keep, all of them as a slice so that nothing is copied, and how many are not."""
     if vectors.dtype.kind != "f":
         return slice(None), 0
@@ -245,10 +258,13 @@ def _finite(vectors: np.ndarray, what: str, drop: bool) -> tuple[slice | np.ndar
         return slice(None), 0
     if not drop:
         some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        leave_out = "drop_nonfinite=True."
+        if source:
+            leave_out = f"dmltool eval {shlex.quote(source)} --drop-nonfinite"
         raise DmlError(
             f"{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {some}).",
             "They have no distance to anything, so any score would be made up.",
-            "Embed these items again, or leave them out: `dmltool eval FILE --drop-nonfinite`.",
+            f"Embed these items again, or leave them out: {leave_out}",
         )
     if len(bad) == len(good):
         raise DmlError(

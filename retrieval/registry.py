@@ -123,7 +123,7 @@ def check_options(of: str, given: Iterable[str], valid: Iterable[str], table: st
         )
 
 
-def nearest(word: str, valid: Iterable[str], cutoff: float = 0.5) -> str:
+def nearest(word: str, valid: Iterable[str], cutoff: float = 0.65) -> str:
     """The valid word most like this one; empty if none is alike.
 
     A prefix such as `pml:` that the word has does not count: all names of a family have it.

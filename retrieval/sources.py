@@ -12,11 +12,11 @@ from pathlib import Path
 
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import COMPRESSED, FORMATS, find_format
-from retrieval.formats.named_arrays import SPLIT_NAMES
 from retrieval.remote.address import Address, is_address, parse
 from retrieval.remote.cache import Entry, addresses_in_errors, shown
 from retrieval.remote.store import Store
 from retrieval.resources import StageProgress
+from retrieval.splits import SPELLINGS
 
 LISTING = 1 << 24  # bytes of a state.json that are read; it lists some hundred files
 
@@ -205,11 +205,11 @@ def _hugging_face(path: Path) -> tuple[Path, ...]:
 def _splits_of_hugging_face(path: Path) -> tuple[Path, ...]:
     listed = _json(path / "dataset_dict.json").get("splits")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    known = [name for name in names if name in SPLIT_NAMES and (path / name).is_dir()]
+    known = [name for name in names if name in SPELLINGS and (path / name).is_dir()]
     if not known:
         raise DmlError(
             f"{path} is a data set with the splits {', '.join(names) or '(none)'}.",
-            f"Of these, {', '.join(sorted(SPLIT_NAMES))} are known.",
+            f"Of these, {', '.join(sorted(SPELLINGS))} are known.",
             f"Give one of its folders: dmltool eval {path / names[0]}"
             if names
             else "Save it again: dataset.save_to_disk(FOLDER)",

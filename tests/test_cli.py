@@ -220,3 +220,10 @@ def test_a_missing_input_is_named_before_an_output_that_exists(files, args, monk
     done = call(*args)
     assert done.exit_code == 1
     assert "nope.h5" in done.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize("command", ["eval", "compare", "report"])
+def test_an_option_and_its_opposite_exclude_each_other(command):
+    done = call(command, "a.h5", "--nmi", "--no-nmi")
+    assert done.exit_code == 2
+    assert "--nmi and --no-nmi exclude each other" in done.stderr

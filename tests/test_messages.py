@@ -62,7 +62,7 @@ def _faults(path: Path) -> Iterator[str]:
         if isinstance(call.args[0], ast.Starred):  # another error's parts
             continue
         given = dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords}
-        if (missing := set(names) - set(given)) and "retrieval" in path.parts:
+        if missing := set(names) - set(given):
             yield f"{path.name}:{call.lineno}: {', '.join(missing)} missing"
         for name, node in given.items():
             if name in names:

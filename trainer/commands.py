@@ -192,7 +192,7 @@ def listing(kind: str) -> dict[str, str]:
 )
 @json_option
 def list_command(kind: str, as_json: bool) -> None:
-    """List the presets, losses, miners, data sets, backbones or trackers of train.
+    """List presets, losses, miners, data sets, backbones or trackers.
 
     \b
     Example:

@@ -100,9 +100,15 @@ class Folder:
         try:
             place = (root / path).resolve()
         except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a loop
-            raise DmlError(f"{path} cannot be read as an image.", str(error)) from error
+            raise DmlError(
+                f"{path} cannot be read as an image.", f"{error}.", "Check the paths of the file."
+            ) from error
         if not place.is_relative_to(root):
-            raise DmlError(f"{path} is not shown.", f"It leads out of {self.root}.")
+            raise DmlError(
+                f"{path} is not shown.",
+                f"It leads out of {self.root}.",
+                "Name the folder that holds all images: --images ROOT",
+            )
         return read_rgb(place, SIDE)
 
 
@@ -116,7 +122,11 @@ class Listed:
 
     def __call__(self, path: str) -> np.ndarray:
         if not self.known(path):
-            raise DmlError(f"{path} is not an image of the data set {self.name}.")
+            raise DmlError(
+                f"{path} is not an image of the data set {self.name}.",
+                "The embedding file names this data set, with these options.",
+                "Embed the data set again, or name the folder of the images: --images ROOT",
+            )
         return self.reader(path, SIDE)
 
 
@@ -208,7 +218,9 @@ def _table(run: Path) -> dict[str, Any]:
     try:
         table = _dict(toml.parse(_settings_text(run)).get("data"))
     except ValueError as error:
-        raise DmlError(f"{run / CONFIG} is not TOML.", f"{error}.") from error
+        raise DmlError(
+            f"{run / CONFIG} is not TOML.", f"{error}.", "Mend the file, or name another --run."
+        ) from error
     return {
         "dataset": str(table.get("dataset")),
         "root": table.get("root") or None,

@@ -138,9 +138,13 @@ def check_names(config: Config) -> None:
 
 def check_anchors(config: Config) -> None:
     """Raise if the Group Loss takes all images of a batch as anchors: nothing is refined then."""
+    from trainer.losses import LOSSES
+
     loss, images = config.loss, config.batches.images
-    anchors = loss.options.get("anchors")
-    if loss.name == "group" and isinstance(anchors, int) and 0 < images <= anchors:
+    if loss.name != "group":
+        return
+    anchors = loss.options.get("anchors", LOSSES.find("group").defaults["anchors"])
+    if isinstance(anchors, int) and 0 < images <= anchors:
         raise DmlError(
             f"The loss 'group' cannot use anchors = {anchors} with {images} images per class.",
             "All images of a batch would be anchors, so that none is left to refine.",

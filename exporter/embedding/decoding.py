@@ -50,8 +50,9 @@ def read_image(data: DataSet, spec: Input, row: int) -> np.ndarray:
     try:
         return transforms.for_testing(data.image(row, spec.short_side), spec)
     except DmlError as error:
-        named = error if path in error.what else DmlError(f"{path}: {error.what}", error.why)
-        raise named from error
+        if path in error.what:
+            raise
+        raise DmlError(f"{path}: {error.what}", error.why, error.fix) from error
 
 
 def run_batches(

@@ -24,6 +24,7 @@ INPUTS = {"uint8-nhwc": ("nhwc", "uint8"), "float-nchw": ("nchw", "float32")}
 """Layout and type of each form of input that a model can be exported with."""
 LAYOUTS = ("nhwc", "nchw")
 DTYPES = ("uint8", "float32", "float16")
+FIX = "Export the model again, or give other values to the options of `dmltool embed`."
 
 Triple = tuple[float, ...]  # of length 3, which is checked
 
@@ -74,7 +75,7 @@ class Preprocessing:
         if self.dtype == "uint8" and not self.inside:
             found.append("mean and std cannot be applied to uint8 input outside the graph")
         if found:
-            raise DmlError("The preprocessing makes no sense.", "\n".join(found))
+            raise DmlError("The preprocessing makes no sense.", "\n".join(found), FIX)
 
     def spec(self) -> Input:
         """The settings that `trainer.data.transforms.for_testing` takes."""
@@ -108,7 +109,7 @@ class Preprocessing:
             except (TypeError, ValueError, RecursionError):
                 found.append(f"{key} = {str(given[key])[:80]!r} is odd")
         if found:
-            raise DmlError("The preprocessing cannot be read.", "\n".join(found))
+            raise DmlError("The preprocessing cannot be read.", "\n".join(found), FIX)
         return cls(**values)
 
     @classmethod

@@ -208,6 +208,7 @@ def _find_output(proto: ModelProto, path: Path, wanted: str | None) -> tuple[str
         raise DmlError(
             f"{path}: the output {printable(wanted)} is no embedding.",
             f"Its type must be one of {kinds}.",
+            "Name another output: --output-name NAME",
         )
     return wanted, None if shape is None else shape[1]
 

@@ -36,7 +36,7 @@ def read_bytes(path: Path) -> bytes:
             fix = f"Name the file: {inside[0]}" if inside else "Name an .onnx file."
             raise DmlError(f"{path} is a folder.", "An ONNX file was expected.", fix)
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
-            raise DmlError(f"{path} is not a regular file.", "An ONNX file was expected.")
+            raise DmlError(f"{path} is not a regular file.", "An ONNX file was expected.", _ANOTHER)
         if found.st_size == 0:
             raise DmlError(f"{path} is empty.", "An ONNX file was expected.", _ANOTHER)
         if found.st_size > MAX_BYTES:

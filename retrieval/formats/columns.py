@@ -17,9 +17,9 @@ from retrieval.formats.named_arrays import (
     LABEL_NAMES,
     LISTED,
     PATH_NAMES,
-    SPLIT_NAMES,
     VECTOR_NAMES,
 )
+from retrieval.splits import SPELLINGS, SPLITS
 
 NUMBERS = ("number", "integer")
 SPLIT_COLUMNS = frozenset(["split", "subset", "partition", "evaluation_status"])
@@ -296,15 +296,15 @@ def assemble(
         return Embeddings(source, format, {"test": Split(rows, **beside, taken=taken)})
     splits = {}
     for name in sorted(set(split.tolist())):
-        if name.strip().lower() not in SPLIT_NAMES:
+        if name.strip().lower() not in SPELLINGS:
             raise DmlError(
                 f"{source} has a split called {name!r}.",
-                f"Splits are {', '.join(sorted(set(SPLIT_NAMES.values())))}.",
+                f"Splits are {', '.join(SPLITS)}.",
                 "Rename it, or rename the split column if it means something else.",
             )
         at = np.flatnonzero(split == name)
         parts = {role: values[at] for role, values in beside.items()}
-        known = SPLIT_NAMES[name.strip().lower()]
+        known = SPELLINGS[name.strip().lower()]
         splits[known] = Split(_gather(rows, at), **parts, taken=taken)
     return Embeddings(source, format, splits)
 

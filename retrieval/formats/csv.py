@@ -62,7 +62,7 @@ class _Table:
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     with open_text(path, newline="") as file:
-        table = _open(file, path)
+        table = _open(file, path, with_labels)
         _refuse_other_separators(table, path)
         found = roles(table.columns, key, path, with_labels)
         reader = _Reader(path, table, found)
@@ -83,7 +83,7 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
     return labels.parsed(cells, str(path), table.sample[0][0])
 
 
-def _open(file: TextIO, path: Path) -> _Table:
+def _open(file: TextIO, path: Path, with_labels: bool = True) -> _Table:
     csv.field_size_limit(FIELD_CHARS)
     first = file.readline(FIELD_CHARS)
     file.seek(0)
@@ -105,7 +105,7 @@ def _open(file: TextIO, path: Path) -> _Table:
     if names:
         columns = [Column(names[n], kind, body[0][1][n]) for n, kind in enumerate(kinds)]
     else:
-        columns = _name_columns(kinds)
+        columns = _name_columns(kinds, with_labels)
     return _Table(columns, body, rows, comma)
 
 
@@ -202,14 +202,23 @@ def _kind(cells: list[str], comma: bool) -> str:
     return "text"
 
 
-def _name_columns(kinds: list[str]) -> list[Column]:
-    """Without a header: the one text column, or integers at an edge of floats, are the label."""
+def _name_columns(kinds: list[str], with_labels: bool) -> list[Column]:
+    """Without a header: the one text column, or integers at an edge of floats, are the label.
+
+    If the labels are in another file, such integers are a dimension of the vectors.
+    """
     text = [n for n, kind in enumerate(kinds) if kind == "text"]
     whole = [n for n, kind in enumerate(kinds) if kind == "integer"]
     label = None
     if len(text) == 1:
         label = text[0]
-    elif not text and len(whole) == 1 and whole[0] in (0, len(kinds) - 1) and len(kinds) > 1:
+    elif (
+        with_labels
+        and not text
+        and len(whole) == 1
+        and whole[0] in (0, len(kinds) - 1)
+        and len(kinds) > 1
+    ):
         label = whole[0]
     return [Column("label" if n == label else f"column{n}", k) for n, k in enumerate(kinds)]
 

@@ -14,6 +14,7 @@ from retrieval.errors import DmlError
 from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
 from retrieval.registry import nearest
+from retrieval.splits import SPELLINGS
 
 
 def _words(text: str) -> frozenset[str]:
@@ -33,14 +34,6 @@ PATH_NAMES = _words("""
     paths path filepath filepaths file_path filename filenames file_name file_names file files
     image_path image_paths img_path img_paths image images image_name url uri
 """)
-SPLIT_NAMES = {
-    "test": "test",
-    "query": "query",
-    "queries": "query",
-    "probe": "query",
-    "gallery": "gallery",
-    "train": "train",
-}
 LISTED = 20
 
 
@@ -81,8 +74,8 @@ def entry(array: np.ndarray) -> Entry:
 def parts(key: str) -> tuple[str | None, str]:
     """`query_embeddings`, `embeddings.query` and `query/embeddings` -> (query, embeddings)."""
     tokens = [token for token in re.split(r"[/._\-\s]+", key.lower()) if token]
-    split = next((SPLIT_NAMES[token] for token in tokens if token in SPLIT_NAMES), None)
-    return split, "_".join(token for token in tokens if token not in SPLIT_NAMES)
+    split = next((SPELLINGS[token] for token in tokens if token in SPELLINGS), None)
+    return split, "_".join(token for token in tokens if token not in SPELLINGS)
 
 
 def describe(entries: dict[str, Entry]) -> str:

@@ -124,7 +124,7 @@ def test_rows_with_nan_are_refused_or_dropped(files, clustered):
     np.savez(files / "nan.npz", embeddings=X, labels=labels)
     refused = call("eval", files / "nan.npz", *QUICK)
     assert refused.exit_code == 1
-    assert "--drop-nonfinite" in refused.stderr
+    assert f"dmltool eval {files / 'nan.npz'} --drop-nonfinite" in refused.stderr
     dropped = call("eval", files / "nan.npz", "--drop-nonfinite", *QUICK)
     assert dropped.exit_code == 0
     assert "rows with NaN or Inf, left out: 1" in dropped.stderr

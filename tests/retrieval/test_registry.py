@@ -69,3 +69,10 @@ def test_options_that_do_not_exist_are_refused(given, fix):
 def test_nearest_ignores_case_and_gives_nothing_for_strangers():
     assert nearest("CIRCLELOSS", ["CircleLoss", "ArcFaceLoss"]) == "CircleLoss"
     assert nearest("x", ["CircleLoss"]) == nearest("x", []) == ""
+
+
+def test_a_name_that_shares_only_scattered_letters_is_not_suggested():
+    presets = ["cars-ce", "inshop-ce", "cub-group"]
+    assert nearest("nope", presets) == ""
+    assert nearest("inshop", presets) == "inshop-ce"
+    assert nearest("cub-grup", presets) == "cub-group"

@@ -10,8 +10,9 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.files import write_text
+from tests.trainer.conftest import small_config
 from trainer import toml
-from trainer.config import Config, Data, Input, Loss, Optimizer, Phase
+from trainer.config import Batches, Config, Data, Input, Loss, Optimizer, Phase
 from trainer.resolve import (
     default_preset,
     preset_names,
@@ -22,6 +23,8 @@ from trainer.resolve import (
     starting_preset,
     with_settings,
 )
+from trainer.run.setup import balanced, open_data
+from trainer.run.watch import Watch
 from trainer.validate import check_names, from_dict
 
 PUBLISHED = {
@@ -421,3 +424,14 @@ def test_ordinary_names_and_texts_may_hold_dots():
 def test_a_number_beyond_all_floats_is_explained(digits):
     with pytest.raises(DmlError, match=r"optimizer\.lr = .*a smaller number belongs here"):
         from_dict({"optimizer": {"lr": 10**digits}}, "x.toml")
+
+
+def test_anchors_that_leave_nothing_to_refine_are_refused_also_if_they_are_the_default(pictures):
+    with pytest.raises(DmlError, match="anchors = 2 with 2 images"):
+        check_names(Config(loss=Loss("group"), batches=Batches(classes=4, images=2)))
+    check_names(Config(loss=Loss("group"), batches=Batches(classes=4, images=3)))
+    config = small_config(pictures)
+    config = replace(config, loss=Loss("group", {"anchors": 4}), batches=Batches(16, balance=True))
+    source = open_data(config, Watch())
+    with pytest.raises(DmlError, match="anchors = 4 with 4 images"):
+        balanced(config, source.data, 1, Watch())

@@ -21,7 +21,9 @@ def random_batches(N: int, size: int, seed: int, epoch: int) -> np.ndarray:
     size = min(size, N)
     if size < 2:
         raise DmlError(
-            f"{N} image{'s' * (N != 1)} cannot be trained on.", "A batch needs at least two."
+            f"{N} image{'s' * (N != 1)} cannot be trained on.",
+            "A batch needs at least two.",
+            "Add images, or hold out fewer classes: --set data.val_fraction=0.1",
         )
     order = shuffle(N, generator(seed, epoch))
     return order[: N // size * size].reshape(-1, size)
@@ -49,7 +51,7 @@ def balanced_batches(
     if len(present) < classes or (len(short) and not repeat):
         raise DmlError(
             f"Batches of {classes} classes x {images} images cannot be made.",
-            f"There are {len(present):,} classes; {len(short):,} have fewer than {images} images.",
+            f"Classes in train: {len(present):,}, with fewer than {images} images: {len(short):,}.",
             "Ask for fewer, or repeat images: --set batches.repeat=true",
         )
     rng = generator(seed, epoch)

@@ -98,7 +98,8 @@ def _check_left(whole: DataSet, left: DataSet) -> None:
         if len(lost):
             names = listed(whole.label_names[label] for label in lost)
             raise DmlError(
-                f"{whole.name}: {len(lost):,} classes of {split} are empty without the bad images.",
+                f"{whole.name}: without the bad images, {split} has no images of "
+                f"{counted(len(lost), 'class', 'classes')}.",
                 f"No image can be read of {names}.",
                 "Replace the images, or remove these classes.",
             )

@@ -67,6 +67,7 @@ LOSSES = Registry(
         "group",
         "trainer.losses.group:Group",
         "Group Loss: refines class probabilities with the similarities in the batch",
+        {"anchors": 2},
         has_head=True,
     ),
     Entry(

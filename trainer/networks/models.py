@@ -182,5 +182,9 @@ def _features(module: nn.Module, image_size: int) -> int:
         shape = tuple(module(torch.zeros(1, 3, image_size, image_size)).shape)
     module.train(mode)
     if len(shape) != 2:
-        raise DmlError(f"It gives an array of shape {shape} for an image, not a vector.")
+        raise DmlError(
+            f"It gives an array of shape {shape} for an image, not a vector.",
+            "An embedding is one vector for each image.",
+            "Choose another backbone: dmltool list backbones",
+        )
     return shape[1]

@@ -32,10 +32,11 @@ def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
     training.model.train()
     training.loss.train()
     meter = Meter(training, epoch, *plan.shape)
+    others = steps_of_phase(config, training.targets, epoch)
     for step, (images, targets) in enumerate(
         training.loader.epoch(own_columns(plan, world), own_keys)
     ):
-        factor = optimizers.rate(config.schedule, epoch * len(plan) + step, len(plan))
+        factor = optimizers.rate(config.schedule, epoch * len(plan) + step, len(plan), others)
         optimizers.set_rate(training.optimizer, factor)
         loss, parts, batch = train_step(training, images, targets, epoch)
         meter.add(step, loss, parts, batch)
@@ -100,6 +101,18 @@ def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
             equally=batches.sampling == "classes",
         )
     return sampling.random_batches(len(targets), batches.size, seed, epoch)
+
+
+def steps_of_phase(config: Config, targets: np.ndarray, epoch: int) -> tuple[int, int]:
+    """How many more steps were done before an epoch, and are in the whole run, than if all epochs
+    had the batches of this one: a first phase may have batches of another size."""
+    epochs, first = config.schedule.epochs, config.phase.epochs
+    if not (first and config.phase.batch) or first >= epochs:
+        return 0, 0
+    short, long = (len(epoch_plan(config, targets, each)) for each in (0, first))
+    if epoch < first:
+        return 0, (epochs - first) * (long - short)
+    return first * (short - long), first * (short - long)
 
 
 def phase_batches(config: Config, epoch: int) -> bool:

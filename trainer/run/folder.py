@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def tell_epochs(training: Training, before: Schedule) -> None:
         training.watch.note(f"{training.folder} is finished; only its scores are computed again")
     if schedule.epochs == before.epochs:
         return
-    share = rate(schedule, done, 1)  # counted in epochs
+    share = rate(replace(schedule, warmup=0), done, 1)  # counted in epochs; warm-up is in steps
     training.watch.note(
         f"{schedule.epochs} epochs instead of {before.epochs}: from epoch {done + 1} on the "
         f"learning rate is that of a run of {schedule.epochs} epochs, {schedule.name}: now "

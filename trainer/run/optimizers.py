@@ -47,16 +47,21 @@ def of_rank(module: nn.Module, ranks: range) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad and p.ndim in ranks]
 
 
-def rate(spec: config.Schedule, step: int, steps_per_epoch: int) -> float:
+def rate(
+    spec: config.Schedule, step: int, steps_per_epoch: int, phase: tuple[int, int] = (0, 0)
+) -> float:
     """What the learning rate is multiplied with in `step`, counted from 0 over all epochs.
+
+    `step` and `steps_per_epoch` are counted as if all epochs had the batches of this one. phase:
+    how many more steps have been done, and the run has in all, as a first phase has other batches.
 
     Warm-up ends at the full rate; its first step is not 0, which would be a step for nothing. It
     takes a tenth of the run at most: small data sets have few steps. With cosine the smaller of
     both counts, as in the public code of Boudiaf et al.
     """
     total = spec.epochs * steps_per_epoch
-    warmup = min(spec.warmup, total // 10)
-    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    warmup = min(spec.warmup, (total + phase[1]) // 10)
+    warm = min(1.0, (step + phase[0] + 1) / warmup) if warmup else 1.0
     if spec.name == "step":
         passed = sum(step // steps_per_epoch >= epoch for epoch in spec.milestones)
         return warm * spec.factor**passed

@@ -77,7 +77,9 @@ def balanced(config: Config, data: datasets.DataSet, processes: int, watch: Watc
             f"{counted(small, 'class has', 'classes have')} fewer than {batches.images} images: "
             f"some are repeated in a batch; --min-images {batches.images} leaves such classes out"
         )
-    return replace(config, batches=batches)
+    config = replace(config, batches=batches)
+    validate.check_anchors(config)
+    return config
 
 
 def check_names(config: Config, folder: Path) -> None:
@@ -108,7 +110,8 @@ def check_splits(data: datasets.DataSet, select: str) -> None:
     images, classes = data.counts().get("train", (0, 0))
     if images < 2 or classes < 2:
         raise DmlError(
-            f"{data.name}: {images} training images of {classes} classes are too few.",
+            f"{data.name}: {counted(images, 'training image')} of "
+            f"{counted(classes, 'class', 'classes')} are too few.",
             "Training compares images of at least two classes.",
             "Add images, or hold out fewer classes.",
         )

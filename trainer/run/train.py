@@ -13,6 +13,7 @@ import torch
 
 from retrieval import processes
 from retrieval.files import write_text
+from retrieval.splits import HELD_OUT
 from trainer import losses
 from trainer.config import Config
 from trainer.data.loading import Loader
@@ -243,7 +244,7 @@ def finish(training: Training, test: bool) -> dict[str, Any]:
     told = verdict(training.best, compared, training.epoch) if compared else ""
     if told:
         training.watch.note(told)
-    tested = test and bool(data.counts().keys() & {"test", "query", "gallery"})
+    tested = test and bool(data.counts().keys() & set(HELD_OUT))
     if tested or needs_vectors(training):
         best = processes.from_first(lambda: run_folder.best_weights(folder), training.world)
         load_weights(training.embedder, best)

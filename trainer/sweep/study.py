@@ -155,7 +155,11 @@ class Trials:
         folder = self.folder_of(frozen.number)
         folder.mkdir(parents=True, exist_ok=True)
         stack = ExitStack()
-        busy = DmlError(f"{folder} is being trained by another process.")
+        busy = DmlError(
+            f"{folder} is being trained by another process.",
+            "A trial is trained by one process at a time.",
+            "Wait for it.",
+        )
         try:
             held = stack.enter_context(files.locked_folder(folder, busy))
         except DmlError:

@@ -215,3 +215,17 @@ def test_one_long_label_does_not_fill_the_memory(tmp_path):
     found = load(tmp_path / "x.csv").splits["test"].labels
     assert found.nbytes < 1_000_000  # padded, 8 GB
     assert set(found) == {"a", "b" * 100_000}
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_whole_numbers_of_a_table_without_header_are_no_label_if_labels_are_given(tmp_path, at):
+    rows = [[n / 7 + 0.1, 0.5, n / 3 + 0.1, -0.25] for n in range(12)]
+    for n, row in enumerate(rows):
+        row.insert(at, n % 3)
+    path, labels = tmp_path / "x.csv", tmp_path / "labels.txt"
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+    labels.write_text("\n".join("abcd"[n % 4] for n in range(12)))
+    assert load(path).splits["test"].vectors.shape == (12, 4)
+    found = load(path, labels=labels).splits["test"]
+    np.testing.assert_allclose(found.vectors, rows, rtol=1e-6)
+    assert found.labels.tolist() == ["abcd"[n % 4] for n in range(12)]

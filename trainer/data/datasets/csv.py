@@ -10,9 +10,10 @@ from pathlib import Path
 
 from retrieval.errors import DmlError
 from retrieval.registry import nearest
+from retrieval.splits import SPELLINGS
 from trainer.data.datasets import layout
 from trainer.data.datasets.records import DataSet, build, listed, unlabelled
-from trainer.data.datasets.splitting import SPLIT_WORDS, divide, shared_classes
+from trainer.data.datasets.splitting import divide, shared_classes
 
 PATHS = ("path", "file", "filename", "image", "image_path", "file_name")
 HEADER = 1 << 16  # characters of the first line
@@ -143,9 +144,9 @@ def _column(table: Path, header: list[str], names: tuple[str, ...]) -> int:
 
 
 def _split(table: Path, line: int, text: str) -> str:
-    split = SPLIT_WORDS.get(text.strip().lower())
+    split = SPELLINGS.get(text.strip().lower())
     if split is None:
-        near = nearest(text.strip(), SPLIT_WORDS)
+        near = nearest(text.strip(), SPELLINGS)
         hint = f"; did you mean {near}?" if near else ""
         raise _wrong(table, line, f"has the split {text.strip()!r}{hint}")
     return split

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retrieval.errors import DmlError
+from retrieval.splits import SPELLINGS
 from trainer.data.datasets import layout
 from trainer.data.datasets.records import DataSet, build, listed, unlabelled
-from trainer.data.datasets.splitting import SPLIT_WORDS, divide, shared_classes
+from trainer.data.datasets.splitting import divide, shared_classes
 
 SUFFIXES = frozenset(
     [
@@ -43,7 +44,7 @@ def read(
     """Whole classes are held out for test and val, by fraction and seed."""
     layout.folder(root)
     tops = _folders(root)
-    if tops and all(top.lower() in SPLIT_WORDS for top in tops):
+    if tops and all(top.lower() in SPELLINGS for top in tops):
         return _given(root, tops)
     images = {top: list(_images(root, top)) for top in tops}
     notes = _without_empty(root, images)
@@ -71,7 +72,7 @@ def _given(root: Path, tops: list[str]) -> DataSet:
     for top in tops:
         images = {name: list(_images(root, f"{top}/{name}")) for name in _folders(root / top)}
         notes += _without_empty(root / top, images)
-        split = SPLIT_WORDS[top.lower()]
+        split = SPELLINGS[top.lower()]
         sides.setdefault(split, set()).update(images)
         rows += [(path, name, split) for name, paths in images.items() for path in paths]
     return build("folder", root, rows, notes=[*notes, *shared_classes(sides)])

@@ -81,7 +81,11 @@ def _pairs(root: Path, variant: str) -> Iterator[tuple[str, Path, Path]]:
             name = _plain(file).replace("images", "labels").replace("idx3", "idx1")
             labels = next((p for p in (root / name, root / f"{name}.gz") if p.is_file()), None)
             if labels is None:
-                raise DmlError(f"{file} has no labels.", f"There is no {name} beside it.")
+                raise DmlError(
+                    f"{file} has no labels.",
+                    f"There is no {name} beside it.",
+                    "Put that file there, or name the folder that has both: --data FOLDER",
+                )
             yield split, file, labels
 
 

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from retrieval.errors import DmlError
+from retrieval.splits import SPLITS
 
-SPLITS = ("train", "val", "test", "query", "gallery")
 LISTED = 5
 
 # (path as in the record, wanted short side or None) -> (H, W, 3) uint8 RGB. Readers are small
@@ -157,7 +157,8 @@ def build(
 
 def _split_code(split: str) -> int:
     if split not in SPLITS:
-        raise DmlError(f"There is no split called {split!r}.", f"Known: {', '.join(SPLITS)}.")
+        known = f"There are: {', '.join(SPLITS)}."
+        raise DmlError(f"There is no split called {split!r}.", known, "Name one of these.")
     return SPLITS.index(split)
 
 

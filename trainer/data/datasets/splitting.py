@@ -16,15 +16,6 @@ from trainer.data.datasets.records import SPLITS, DataSet, counted, listed
 # With a single class every answer is right, and with a single training class nothing is learnt.
 FEWEST = 2
 
-# Names of splits, as folders and tables spell them.
-SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-    "query": "query",
-    "gallery": "gallery",
-}
-
 
 def shuffled(names: Iterable[str], seed: int) -> list[str]:
     """The names in an order that depends on each name and the seed alone."""
@@ -50,7 +41,7 @@ def divide(
     val = held_out(len(names), val_fraction, "val_fraction")
     if test + val and len(names) - test - val < FEWEST:
         raise DmlError(
-            f"{source}: {len(names)} classes are too few to be divided.",
+            f"{source}: {counted(len(names), 'class', 'classes')} cannot be divided.",
             f"{test} would be held out for test and {val} for validation; "
             f"training needs at least {FEWEST}.",
             "Add classes."
@@ -72,7 +63,8 @@ def shared_classes(classes: dict[str, set[str]]) -> list[str]:
     if not both:
         return []
     return [
-        f"{len(both):,} classes are in train and held out as well ({listed(both, 3)}): "
+        f"Train and held-out images share {counted(len(both), 'class', 'classes')} "
+        f"({listed(both, 3)}): "
         "the scores do not show how the network does on new classes."
     ]
 
@@ -114,9 +106,10 @@ def check_batches(data: DataSet, classes: int, images: int, *, repeat: bool = Fa
     present = np.flatnonzero(sizes)
     if len(present) < classes:
         raise DmlError(
-            f"{data.name}: a batch wants {classes} classes, train has {len(present)}.",
+            f"{data.name}: a batch needs {counted(classes, 'class', 'classes')}, train has "
+            f"{len(present)}.",
             f"Batches are made of {classes} classes x {images} images each.",
-            f"Use at most {len(present)} classes in a batch, or add classes.",
+            f"Use at most {counted(len(present), 'class', 'classes')} in a batch, or add classes.",
         )
     small = present[sizes[present] < images]
     if len(small) and not repeat:
@@ -128,7 +121,7 @@ def check_batches(data: DataSet, classes: int, images: int, *, repeat: bool = Fa
             f"Too few: {names}.",
             f"Use at most {sizes[small].min()} images of a class in a batch, add images, repeat "
             f"them (--set batches.repeat=true), or leave these classes out (--min-images {images}: "
-            f"{enough:,} classes remain).",
+            f"{counted(enough, 'class remains', 'classes remain')}).",
         )
 
 

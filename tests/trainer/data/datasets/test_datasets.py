@@ -215,7 +215,7 @@ def test_dividing_gives_each_class_one_split_of_the_size_asked_for(n, test, val,
     names = [f"c{i}" for i in range(n)]
     want = held_out(n, test, "test"), held_out(n, val, "val")
     if n - sum(want) < 2:
-        with pytest.raises(DmlError, match="too few"):
+        with pytest.raises(DmlError, match="cannot be divided"):
             divide(Path("x"), names, test, val, seed)
         return
     splits = list(divide(Path("x"), names, test, val, seed).values())
@@ -238,7 +238,7 @@ def test_a_class_with_too_few_images_for_the_batch_is_named():
 
 
 def test_too_few_classes_for_the_batch_is_an_error_even_with_repeats():
-    with pytest.raises(DmlError, match="wants 3 classes, train has 2"):
+    with pytest.raises(DmlError, match="needs 3 classes, train has 2"):
         check_batches(made({"a": 9, "b": 9}), 3, 2, repeat=True)
 
 
@@ -331,7 +331,7 @@ def test_folders_named_as_splits_are_the_splits(tmp_path):
 def test_a_class_in_train_and_test_is_noted(tmp_path):
     for top in ("train", "test"):
         picture(tmp_path / top / "a" / "1.png")
-    assert "1 classes are in train and held out" in load("folder", tmp_path).notes[0]
+    assert "Train and held-out images share 1 class (a)" in load("folder", tmp_path).notes[0]
 
 
 def test_too_few_classes_to_divide_is_an_error_with_a_way_out(tmp_path):
@@ -339,7 +339,7 @@ def test_too_few_classes_to_divide_is_an_error_with_a_way_out(tmp_path):
         picture(tmp_path / name / "1.png")
     with pytest.raises(DmlError) as caught:
         load("folder", tmp_path)
-    assert "3 classes are too few" in caught.value.what
+    assert "3 classes cannot be divided" in caught.value.what
     assert "test_fraction=0" in caught.value.fix
     assert splits_of(load("folder", tmp_path, test_fraction=0)) == {"train": {"a", "b", "c"}}
 
