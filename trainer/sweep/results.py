@@ -136,11 +136,6 @@ def of_seeds(outcomes: list[Outcome], name: str, config: Config) -> dict[str, An
     }
 
 
-def chosen(found: dict[str, Any]) -> dict[str, Any] | None:
-    """The best setting; None if none could be trained."""
-    return next((row for row in found["rows"] if row["runs"]), None)
-
-
 def add_test(row: dict[str, Any], runs: list[Outcome] | None) -> None:
     """Give a setting the test scores of its runs, where they are known."""
     if not runs or any(run["test"] is None for run in runs):

@@ -131,26 +131,25 @@ def _end_with_parent() -> None:
 
 
 def conclude(trials: Trials, watch: SweepWatch) -> dict[str, Any]:
-    """Compare the settings, score the chosen one on the test set, and write the files."""
+    """Compare the settings, score the best or all on the test set, and write the files."""
     found = results.gather(trials)
     with waited_lock(trials.folder):
-        best = results.chosen(found)
-        if best is not None:
-            outcomes = _tested(trials, best, watch)
-            results.add_test(best, outcomes)
+        trained = [row for row in found["rows"] if row["runs"]]
+        for row in trained if trials.plan.test_all else trained[:1]:
+            results.add_test(row, _tested(trials, row, watch))
         results.write(found, trials.folder)
         write_text(trials.folder / page.PAGE, page.render(found), force=True)
     return found
 
 
-def _tested(trials: Trials, best: dict[str, Any], watch: Watch) -> list[Outcome] | None:
-    """The runs of the best setting with test scores; None if they are on another machine."""
-    if all(run["test"] for run in best["runs"]):
-        return best["runs"]
-    folder = trials.folder_of(best["trial"])
-    if not all((folder / Path(run["run"]).name).exists() for run in best["runs"]):
+def _tested(trials: Trials, row: dict[str, Any], watch: Watch) -> list[Outcome] | None:
+    """The runs of a setting with test scores; None if they are on another machine."""
+    if all(run["test"] for run in row["runs"]):
+        return row["runs"]
+    folder = trials.folder_of(row["trial"])
+    if not all((folder / Path(run["run"]).name).exists() for run in row["runs"]):
         return None
-    return train_seeds(trials.plan.runs(best["values"]), folder, watch, test=True)
+    return train_seeds(trials.plan.runs(row["values"]), folder, watch, test=True)
 
 
 class Busy(DmlError):

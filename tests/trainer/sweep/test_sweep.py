@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tests.trainer.conftest import SMALL
 from trainer.run.checkpoint import load
 from trainer.sweep.runs import SweepWatch
 from trainer.sweep.space import Range
-from trainer.sweep.study import Trials
+from trainer.sweep.study import GRACE, Trials
 from trainer.sweep.sweep import sweep
 
 LR = "optimizer.lr=0.0001,0.003"
@@ -94,6 +95,42 @@ def test_csv_and_json_have_the_same_rows(plan, tmp_path, undisturbed):
         assert float(line["validation cos recall@1 mean"]) == mean
 
 
+def test_all_settings_are_scored_on_the_test_set_if_asked_also_later(plan, tmp_path, undisturbed):
+    """The runs are finished: a copy of the sweep only scores them, and keeps their order."""
+    before = result_of(plan, tmp_path, undisturbed)
+    folder = tmp_path / "copy" / before["folder"].name
+    shutil.copytree(before["folder"], folder)
+    found = sweep(plan(LR, test_all=True), folder, watch=KilledAt(1))
+    for row, old in zip(found["rows"], before["found"]["rows"], strict=True):
+        assert row["validation"] == old["validation"]
+        scores = [run["test"]["cos"]["recall"]["1"] for run in row["runs"]]
+        assert row["test"]["cos"]["recall@1"]["mean"] == pytest.approx(np.mean(scores))
+    lines = list(csv.DictReader(table(folder).splitlines()))
+    assert all(float(line["test cos recall@1 mean"]) > 0 for line in lines)
+    assert found["rows"][0]["test"] == before["found"]["rows"][0]["test"]
+
+
+def test_machines_share_a_storage_and_take_over_what_falls_silent(plan, tmp_path, undisturbed):
+    """Two folders of one name stand for two machines; the first is killed in its first trial."""
+    expected = result_of(plan, tmp_path, undisturbed)["table"]
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    one, two = (tmp_path / name / "sweep" for name in ("one", "two"))
+    with pytest.raises(Killed):
+        sweep(plan(LR), one, url, watch=KilledAt(1))
+    assert not (one / "study.db").exists()
+    two.mkdir(parents=True)
+    trials = Trials(plan(LR), two, url)
+    with trials.claimed() as claim:
+        assert claim.number == 1  # the first is left to the other machine as long as it may live
+    frozen = trials.all()[0]
+    trials.study._storage.set_trial_user_attr(frozen._trial_id, "alive", time.time() - GRACE - 1)
+    with trials.claimed() as claim:
+        assert claim.number == 0
+    sweep(plan(LR), two, url)
+    assert table(two) == expected
+    assert not list(one.glob("*/seed-1"))
+
+
 @pytest.mark.parametrize("epochs", [[1], [2, 3, 5]])
 def test_a_sweep_that_is_interrupted_ends_with_the_same_table(plan, tmp_path, undisturbed, epochs):
     expected = result_of(plan, tmp_path, undisturbed)["table"]
@@ -166,17 +203,44 @@ def command(pictures, out, *more):
     return [sys.executable, "-m", "cli", "sweep", *map(str, words), *more]
 
 
-def test_workers_that_are_killed_leave_a_sweep_that_ends_with_the_same_table(pictures, tmp_path):
-    """SIGKILL to the first process of two, while both train; the second ends by itself."""
-    whole, killed = tmp_path / "whole" / "sweep", tmp_path / "killed" / "sweep"
-    assert call("sweep", *command(pictures, whole)[4:]).exit_code == 0
-    process = subprocess.Popen(command(pictures, killed, "--workers=2"), stderr=subprocess.DEVNULL)
-    until(lambda: len(list(killed.glob("trial-*/seed-0/metrics.jsonl"))) == 2, process)
+@pytest.fixture(scope="module")
+def whole(pictures, tmp_path_factory):
+    """The table of the command, undisturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "sweep"
+    assert call("sweep", *command(pictures, folder)[4:]).exit_code == 0
+    return table(folder)
+
+
+@pytest.fixture
+def two_workers(pictures, tmp_path):
+    """The folder and the first process of a sweep of two workers that have both begun."""
+    folder = tmp_path / "sweep"
+    process = subprocess.Popen(command(pictures, folder, "--workers=2"), stderr=subprocess.DEVNULL)
+    until(lambda: len(list(folder.glob("trial-*/seed-0/metrics.jsonl"))) == 2, process)
+    yield folder, process
+    process.kill()
+    process.wait()
+
+
+def test_a_first_worker_that_is_killed_leaves_a_sweep_that_goes_on(whole, two_workers, pictures):
+    """The second process ends by itself."""
+    folder, process = two_workers
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert not (killed / "sweep.csv").exists()
-    assert call("sweep", *command(pictures, killed)[4:]).exit_code == 0
-    assert table(killed) == table(whole)
+    assert not (folder / "sweep.csv").exists()
+    assert call("sweep", *command(pictures, folder)[4:]).exit_code == 0
+    assert table(folder) == whole
+
+
+def test_the_run_of_a_killed_worker_is_taken_over_by_the_other(whole, two_workers):
+    folder, process = two_workers
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (worker,) = (
+        int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(worker, signal.SIGKILL)
+    assert process.wait() == 0
+    assert table(folder) == whole
 
 
 def until(happened, process, polls=15_000):
