@@ -93,8 +93,11 @@ def curve(rows: Sequence[Row], key: str) -> Markup:
     x = Scale([row["values"][key] for row in rows], LEFT + 20, RIGHT - 20)
     ordered = sorted(rows, key=lambda row: x(row["values"][key]))
     runs = [(row, run_score(run)) for row in ordered for run in row["runs"]]
-    ends = [m + s * sign for m, s in map(score, rows) for sign in (-1, 1)]
-    marks = ticks(min(*ends, *(v for _, v in runs)), min(1.0, max(*ends, *(v for _, v in runs))))
+    bands = {
+        row["trial"]: (max(0.0, m - s), min(1.0, m + s)) for row in rows for m, s in [score(row)]
+    }
+    shown = [*(v for _, v in runs), *(end for band in bands.values() for end in band)]
+    marks = ticks(min(shown), max(shown))
     y = upward(marks[0], marks[-1])
     parts = [frame(x.axis, y, [], marks, key, as_percent)]
     parts += [
@@ -102,11 +105,11 @@ def curve(rows: Sequence[Row], key: str) -> Markup:
         f'<text class="middle" x="{at:.1f}" y="{BOTTOM + 19}">{escape(text)}</text>'
         for at, text in x.labels()
     ]
-    places = [(x(row["values"][key]), *score(row)) for row in ordered]
-    upper = [f"{at:.1f} {y(m + s):.1f}" for at, m, s in places]
-    lower = [f"{at:.1f} {y(m - s):.1f}" for at, m, s in reversed(places)]
+    places = [(x(row["values"][key]), score(row)[0], *bands[row["trial"]]) for row in ordered]
+    upper = [f"{at:.1f} {y(high):.1f}" for at, _, _, high in places]
+    lower = [f"{at:.1f} {y(low):.1f}" for at, _, low, _ in reversed(places)]
     parts.append(f'<path class="band cos" d="M{"L".join(upper + lower)}Z"/>')
-    line = "L".join(f"{at:.1f} {y(m):.1f}" for at, m, _ in places)
+    line = "L".join(f"{at:.1f} {y(m):.1f}" for at, m, _, _ in places)
     parts.append(f'<path class="line cos" d="M{line}"/>')
     parts += [
         f'<circle class="cos" cx="{x(row["values"][key]):.1f}" cy="{y(v):.1f}" r="2.6">'

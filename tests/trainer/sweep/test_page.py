@@ -74,3 +74,12 @@ def test_a_failed_setting_is_on_the_page():
     found = result("optimizer.lr")
     found["rows"].append(setting(9, {"optimizer.lr": "1e9"}, [], "The loss is nan."))
     assert "The loss is nan." in page.render(found)
+
+
+def test_the_band_of_a_curve_ends_at_100_percent():
+    runs = [outcome(0, 0.5), outcome(1, 2.0), outcome(2, 2.0)]  # mean 83 %, spread 29 points
+    found = compared([setting(0, {"optimizer.lr": "1"}, runs)], ["optimizer.lr"], {})
+    drawn = charts.curve(found["rows"], "optimizer.lr")
+    band = re.search(r'class="band cos" d="M([^"]*)Z"', drawn)[1]
+    top = min(float(point.split()[1]) for point in band.split("L"))
+    assert top == pytest.approx(min(float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)))
