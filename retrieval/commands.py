@@ -27,6 +27,7 @@ from retrieval.options import (
     output_options,
     scoring_options,
     scoring_settings,
+    tell_device,
 )
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def eval_command(
             raise click.UsageError("--per-class needs labels, and the file has none.")
         _compare_lists(data, settings, sources, output)
         return
+    tell_device(settings.device, data)
     evaluation, interrupted = _score(problem, settings.of(data), sources, show=not as_json)
     result = evaluation.result | {"source": provenance(data)}
     if classes:
@@ -256,6 +258,7 @@ def compare(
     output = Output.checked(as_json, out, force, sources.files)
     with ProgressBar() as report:
         first, second = load(a, labels=labels), load(b, labels=labels)
+        tell_device(settings.device, first, second)
         result = paired(first, second, settings, report)
     sources.check_unchanged()
     output.write(result)

@@ -26,6 +26,7 @@ from retrieval.problem import (
     require_common_label,
     sample,
 )
+from retrieval.ranking.backends.choice import PATTERN
 from retrieval.ranking.ranks import count_ranks
 from retrieval.resources import Progress, StageProgress, allowed, stage
 from retrieval.results import Result, Scores
@@ -50,6 +51,7 @@ class Settings:
     queries: int | None = None  # ask only so many, drawn at random
     memory: int = 2 << 30  # bytes beyond the embeddings themselves
     threads: int | None = None
+    device: str = "auto"  # that counts ranks: auto, cpu, cuda for all GPUs, or one such as cuda:1
     resamples: int = 2000  # of the class bootstrap
     level: float = 0.95
     seed: int = 0  # of the bootstrap and of the sampled queries
@@ -71,6 +73,10 @@ class Settings:
                     for k in self.recall_at
                 ),
                 "wants whole numbers from 1",
+            ),
+            "device": (
+                PATTERN.fullmatch(self.device) is not None,
+                "wants 'auto', 'cpu', 'cuda' or a GPU such as 'cuda:1'",
             ),
             "kmeans_init": (self.kmeans_init in STARTS, f"wants {' or '.join(map(repr, STARTS))}"),
         }
@@ -220,6 +226,7 @@ def score(
         positions=settings.map_at_r,
         memory=settings.memory,
         threads=settings.threads and allowed(settings.threads),
+        device=settings.device,
         progress=stage(progress, "ranks"),
     )
     per_query = {
@@ -360,9 +367,9 @@ def _clusters(
 
 
 def _recorded(settings: Settings, nmi: bool, classes: int) -> dict[str, Any]:
-    """The settings as used; how many threads and how much memory changes no score."""
+    """The settings as used; threads, memory and the device of the ranks change no score."""
     used = asdict(settings) | {"nmi": nmi}
-    for name in ("threads", "memory"):
+    for name in ("threads", "memory", "device"):
         used.pop(name)
     used |= {"engine": "count"} | {name: version(name) for name in ("dmltool", "numpy", "numba")}
     if nmi:

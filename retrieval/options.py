@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from retrieval.console import print_json, to_json
+from retrieval.console import print_json, tell, to_json
 from retrieval.kmeans import STARTS
 
 if TYPE_CHECKING:
+    from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Settings
 
 
@@ -65,6 +66,19 @@ class Size(click.ParamType):
         return int(size)
 
 
+class Device(click.ParamType):
+    """A device that counts ranks: auto, cpu, cuda or cuda:1."""
+
+    name = "DEVICE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from retrieval.ranking.backends.choice import PATTERN
+
+        if not PATTERN.fullmatch(value):
+            self.fail(f"{value!r} is not auto, cpu, cuda, or a GPU such as cuda:1.", param, ctx)
+        return value
+
+
 def options(*decorators: Callable) -> Callable:
     """Join several click options into one decorator."""
 
@@ -96,6 +110,14 @@ output_options = options(
     json_option,
     click.option("--out", metavar="FILE", help="Also write the result as JSON to FILE."),
     force_option,
+)
+device_option = click.option(
+    "--device",
+    type=Device(),
+    default="auto",
+    show_default=True,
+    help="Device that counts ranks: cpu, cuda (all GPUs) or cuda:1; auto: GPUs if they work and "
+    "there is much to count.",
 )
 scoring_options = options(
     click.option(
@@ -160,6 +182,7 @@ scoring_options = options(
         metavar="N",
         help="Number of threads.  [default: one per processor]",
     ),
+    device_option,
 )
 
 
@@ -168,6 +191,20 @@ def scoring_settings(distance: str, **given: Any) -> Settings:
     from retrieval.evaluation import DISTANCES, Settings
 
     return Settings(distances=DISTANCES if distance == "both" else (distance,), **given)
+
+
+def tell_device(device: str, *several: Embeddings) -> None:
+    """Say which device counts the ranks of these embeddings and why, where that is worth a line."""
+    from retrieval.ranking.backends.choice import choose
+
+    told = set()
+    for data in several:
+        scored = [s.vectors for name, s in data.splits.items() if name != "train"]
+        rows = sum(map(len, scored))
+        note = choose(device, rows, rows, scored[0].shape[1]).note if scored else ""
+        if note and note not in told:
+            tell(note)
+        told.add(note)
 
 
 class Output(NamedTuple):

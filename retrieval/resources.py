@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -136,6 +138,26 @@ def told_threads(count: int, gain: float, most: int) -> str:
     return f"{many}: {gain:.1f} times as fast as {most} in a trial"
 
 
+def gpu_fault() -> str | None:
+    """Why no NVIDIA GPU can be used, according to the driver; None if there is one."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+    except OSError:
+        return f"no NVIDIA driver was found ({name})"
+    status = driver.cuInit(0)
+    if status == 100:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        extra = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
+        return f"the NVIDIA driver sees no GPU{extra}"
+    if status != 0:
+        return f"the NVIDIA driver does not start (cuInit: error {status})"
+    count = ctypes.c_int(0)
+    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value < 1:
+        return "the NVIDIA driver sees no GPU"
+    return None
+
+
 def run_all(
     tasks: Sequence[tuple[Callable[[], None], int]],
     threads: int,
@@ -188,6 +210,12 @@ _BLOCK = 1 << 21  # numbers converted at a time
 def slices(n: int, size: int) -> Iterator[slice]:
     """Iterate over slices of `size` rows that cover range(n); the last one may be shorter."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def slices_of(part: slice, size: int) -> Iterator[slice]:
+    """Iterate over slices of `size` rows that cover a slice."""
+    moved = slices(part.stop - part.start, size)
+    return (slice(part.start + some.start, part.start + some.stop) for some in moved)
 
 
 def blocks(vectors: np.ndarray) -> Iterator[slice]:

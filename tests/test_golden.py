@@ -5,9 +5,20 @@ import math
 
 import pytest
 
+from retrieval.ranking.backends.choice import VARIABLE
+from retrieval.ranking.backends.torch import TorchBackend
 from tests.golden.cases import CASES, MEASURED, machine
 from tests.golden.record import RESULTS
 
+COUNTED = (
+    "leave_one_out_with_duplicates_and_zeros",
+    "ties_in_plenty",
+    "integers_of_eight_bits",
+    "double_precision",
+    "query_and_gallery_with_ties",
+    "sampled_queries",
+    "comparison",
+)
 RECORDED = json.loads(RESULTS.read_text())
 
 
@@ -25,6 +36,21 @@ def assert_alike(found, recorded, close, where=""):
         assert math.isclose(found, recorded, rel_tol=1e-3, abs_tol=1e-3), where
     elif not (close and where.endswith(".sha256")):
         assert found == recorded, where
+
+
+def test_torch_counts_what_is_recorded(tmp_path, monkeypatch):
+    """What counts on a GPU gives the same digits as the CPU; here torch is tried on a CPU."""
+    monkeypatch.setenv(VARIABLE, "torch")
+    used, count = [], TorchBackend.count
+    monkeypatch.setattr(TorchBackend, "count", lambda *given: used.append(1) or count(*given))
+    for name in COUNTED:
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        found = json.loads(json.dumps(CASES[name](folder)))
+        assert_alike(found, RECORDED["results"][name], close=False)
+        assert used, name
+        used.clear()
 
 
 @pytest.mark.parametrize("name", CASES)

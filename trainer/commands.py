@@ -25,7 +25,13 @@ from retrieval.console import (
     tell,
     warn,
 )
-from retrieval.options import force_option, gallery_options, json_option
+from retrieval.options import (
+    device_option,
+    force_option,
+    gallery_options,
+    json_option,
+    tell_device,
+)
 from trainer.options import OPTION_OF, flags_of, resolved, settings_options
 
 if TYPE_CHECKING:
@@ -251,6 +257,7 @@ def list_command(kind: str, as_json: bool) -> None:
     show_default=True,
     help="Seed of the random samples and of the map.",
 )
+@device_option
 @force_option
 def report(
     file: str,
@@ -290,6 +297,7 @@ def report(
     target = check_target(out, force, [*sources.files, *inputs])
     with ProgressBar() as progress:
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+        tell_device(given["device"], data)
         pictures, note = pictures_of(data, root, folder)
         if root is None and isinstance(pictures, Folder):
             tell(f"Images from {pictures.root}")

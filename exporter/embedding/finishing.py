@@ -31,9 +31,16 @@ Vectors = dict[str, np.ndarray]
 
 
 def rewrite(
-    out: Writer, dtype: str, bad: dict[str, Bad], progress: StageProgress | None
+    out: Writer,
+    dtype: str,
+    bad: dict[str, Bad],
+    progress: StageProgress | None,
+    device: str = "auto",
 ) -> dict[str, tuple[float, float]] | None:
-    """Rewrite the file of `out`, which is locked; Recall@1 before and after a change of dtype."""
+    """Rewrite the file of `out`, which is locked; Recall@1 before and after a change of dtype.
+
+    device: that counts the ranks, as in `retrieval.evaluation.Settings`.
+    """
     keep = {split: _kept(count, bad[split]) for split, count in out.lengths.items()}
     columns = {s: (_labels(out, s, k), _paths(out, s, k)) for s, k in keep.items()}
     labels = {s: values for s, (values, _) in columns.items() if values is not None}
@@ -43,7 +50,7 @@ def rewrite(
         with Writer(new, columns, out.dim, dtype, out.layout.names, _attrs(out, bad)) as writer:
             _copy(stored, keep, writer, progress)
         if np.dtype(dtype) != out.dtype and len(labels) == len(columns):
-            recall = _compare(stored, keep, new, labels, progress)
+            recall = _compare(stored, keep, new, labels, device, progress)
         os.replace(new, out.path)
     sync(out.path.parent)
     out.partial.unlink()
@@ -119,13 +126,14 @@ def _compare(
     keep: dict[str, np.ndarray],
     new: Path,
     labels: Vectors,
+    device: str,
     progress: StageProgress | None,
 ) -> dict[str, tuple[float, float]]:
     """Exact Recall@1 by l2 and cos, of the vectors as computed and as stored."""
     after = {split: part.vectors for split, part in load(new).splits.items()}
     before = {split: _taken(rows, keep[split]) for split, rows in stored.items()}
-    a = _recall(before, labels, "Recall@1 of float32", progress)
-    b = _recall(after, labels, "Recall@1 of float16", progress)
+    a = _recall(before, labels, device, "Recall@1 of float32", progress)
+    b = _recall(after, labels, device, "Recall@1 of float16", progress)
     return {distance: (a[distance], b[distance]) for distance in a}
 
 
@@ -140,7 +148,7 @@ def _taken(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def _recall(
-    vectors: Vectors, labels: Vectors, stage: str, progress: StageProgress | None
+    vectors: Vectors, labels: Vectors, device: str, stage: str, progress: StageProgress | None
 ) -> dict[str, float]:
     from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
 
@@ -149,7 +157,7 @@ def _recall(
         splits = ["test" if "test" in vectors else next(iter(vectors))]
     problem = from_arrays(*(part[s] for s in splits for part in (vectors, labels)))
     report = (lambda done, total: progress(stage, done, total)) if progress else None
-    ranks = count_ranks(problem, memory=MEMORY, progress=report)
+    ranks = count_ranks(problem, memory=MEMORY, device=device, progress=report)
     return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
 
 

@@ -120,7 +120,8 @@ def embed(
         _write_rows(out, batches, bad, settings.skip_bad, timing, progress)
         timing.seconds = time.perf_counter() - start
         if settings.half or any(bad.values()):
-            recall = finishing.rewrite(out, dtype, bad, progress)
+            device = "cpu" if settings.provider == "cpu" else "auto"
+            recall = finishing.rewrite(out, dtype, bad, progress, device)
             raise _Rewritten
     left_out = tuple(
         (data.paths[splits[split][position]], error.why or error.what)

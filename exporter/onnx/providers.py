@@ -6,7 +6,6 @@ stdout, which is suppressed here.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import re
@@ -19,6 +18,7 @@ from functools import cache
 from typing import Any
 
 from retrieval.errors import DmlError, install
+from retrieval.resources import gpu_fault
 
 NAMES = {
     "cpu": "CPUExecutionProvider",
@@ -96,26 +96,6 @@ def missing_for(name: str) -> tuple[str, str] | None:
         f"{_title(name)} does not start: {last_words(said)}",
         f"Its libraries must fit: pip install {_LIBRARIES[name]}; or --provider cpu",
     )
-
-
-def gpu_fault() -> str | None:
-    """Why no NVIDIA GPU can be used, according to the driver; None if there is one."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-    try:
-        driver = ctypes.CDLL(name)
-    except OSError:
-        return f"no NVIDIA driver was found ({name})"
-    status = driver.cuInit(0)
-    if status == 100:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        extra = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
-        return f"the NVIDIA driver sees no GPU{extra}"
-    if status != 0:
-        return f"the NVIDIA driver does not start (cuInit: error {status})"
-    count = ctypes.c_int(0)
-    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value < 1:
-        return "the NVIDIA driver sees no GPU"
-    return None
 
 
 def load_runtime() -> Any:

@@ -112,19 +112,56 @@ def credit_tile(tile, l2, queries, gallery, first, lists, pairs):
                     low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
                 if not high >= lists.possible[base + M - 1] or queries.codes[q] == gallery.codes[g]:
                     continue
-                b = _first(lists.possible, base, M, high)
-                a = _first(lists.sure, base, M, low)
-                for m in range(b, a):
-                    if lists.groups[base + m] == gallery.groups[g]:  # identical rows: a tie
-                        a = m
-                        break
-                if b < a:
+                if _is_open(lists, q, gallery.groups[g], low, high, sign):
                     pairs[found, 0] = q
                     pairs[found, 1] = g
                     found += 1
-                elif a < M:
-                    _credit(lists, q, a, sign)
     return A, found
+
+
+@compiled
+def credit_candidates(candidates, cosines, margin, l2, queries, gallery, lists, pairs):
+    """Add negatives to the positives that they are at least as near as, given one by one.
+
+    candidates (n, 2): query and item of a tile. Pairs that float32 leaves open are listed; returns
+    how many.
+    """
+    norms = gallery.norms
+    sign = np.float32(-1 if l2 else 1)
+    found = 0
+    for n in range(len(candidates)):
+        q, g = candidates[n, 0], candidates[n, 1]
+        M = lists.active[q]
+        if M == 0:
+            continue
+        low = high = cosines[n]
+        if l2:
+            p = queries.thresholds[2, q] * norms[0, g]
+            low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
+        if high >= lists.possible[lists.start[q] + M - 1] and _is_open(
+            lists, q, gallery.groups[g], low, high, sign
+        ):
+            pairs[found, 0] = q
+            pairs[found, 1] = g
+            found += 1
+    return found
+
+
+@compiled
+def _is_open(lists, q, group, low, high, sign):
+    """Add a negative whose nearness is between low and high; return True if that leaves it open."""
+    base, M = lists.start[q], lists.active[q]
+    b = _first(lists.possible, base, M, high)
+    a = _first(lists.sure, base, M, low)
+    for m in range(b, a):
+        if lists.groups[base + m] == group:  # identical rows: a tie
+            a = m
+            break
+    if b < a:
+        return True
+    if a < M:
+        _credit(lists, q, a, sign)
+    return False
 
 
 @compiled

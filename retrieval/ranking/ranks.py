@@ -22,11 +22,12 @@ import numpy as np
 
 from retrieval.metrics import DISTANCES, PositivePositions
 from retrieval.problem import Problem
+from retrieval.ranking.backends.choice import choose
 from retrieval.ranking.positions import BYTES
 from retrieval.ranking.sorted_rows import sorted_positions, sorting_pays
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
-from retrieval.resources import Progress, processors, single_blas_thread, tile_rows
+from retrieval.resources import Progress, processors, single_blas_thread
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def count_ranks(
     block: int | None = None,
     axes: int | None = None,
     sort: bool | None = None,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> dict[str, Ranks]:
     """Rank the queries of a problem, for each distance.
@@ -65,6 +67,7 @@ def count_ranks(
         none, and without it a sample of the pairs decides
     sort : find positions by sorting all items (`sorted_rows`) rather than by counting; without it,
         what takes less time for the class of each query
+    device : "auto", "cpu", "cuda" for all GPUs, or one of them such as "cuda:1"
     progress : called with (done, total)
     """
     options: dict[str, Any] = {
@@ -73,6 +76,7 @@ def count_ranks(
         "threads": threads or processors(),
         "block": block,
         "axes": axes,
+        "device": device,
     }
     if positions:
         large = sorting_pays(problem) if sort is None else np.full(len(problem.query_codes), sort)
@@ -96,12 +100,13 @@ def _counted(
     threads: int,
     block: int | None,
     axes: int | None,
+    device: str,
 ) -> TileCounter:
     """Count all tiles of a problem."""
-    if block is None:
-        block = tile_rows(len(problem.gallery), threads)
-    with single_blas_thread():  # one tile per thread, not one product on all
-        counter = TileCounter(prepare(problem, distances, memory, threads), positions, block, axes)
+    chosen = choose(device, len(problem.query_codes), *problem.gallery.shape)
+    with single_blas_thread():  # the threads share out the work, not the BLAS
+        prepared = prepare(problem, distances, memory, threads)
+        counter = TileCounter(prepared, positions, block=block, axes=axes, devices=chosen.devices)
         counter.count(progress)
     return counter
 

@@ -14,18 +14,25 @@ from retrieval.ranking.nearest_positive import Classes, nearest_positives
 from retrieval.ranking.pair_distance import compare_exactly, measure
 from retrieval.ranking.positions import positions_of
 from retrieval.ranking.vectors import ULP32, ULP64, Prepared, Vectors
-from retrieval.resources import Progress, blocks, run_all, slices
+from retrieval.resources import Progress, blocks, run_all, slices, slices_of
 
 _PAIRS = 1 << 14  # open pairs decided at a time
+_FLOAT64 = 1024  # rows and columns of a product in float64
 
 
 class TileCounter:
     """The thresholds of the queries, and the counters."""
 
     def __init__(
-        self, prepared: Prepared, positions: bool, block: int, axes: int | None = None
+        self,
+        prepared: Prepared,
+        positions: bool,
+        *,
+        block: int | None = None,
+        axes: int | None = None,
+        devices: tuple[str, ...] = (),
     ) -> None:
-        self.prepared, self.block = prepared, block
+        self.prepared = prepared
         self.margin = np.float32((prepared.gallery.dim + 16) * ULP32)
         classes = Classes(prepared)
         self.nearest = nearest_positives(prepared, classes)
@@ -35,12 +42,19 @@ class TileCounter:
         self.counts = {d: np.zeros(Q, np.int64) for d in prepared.distances}
         self.ties = {d: np.zeros(Q, np.int64) for d in prepared.distances}
         self.positions = positions_of(prepared, classes, self._nearness) if positions else {}
-        self.query_locks = {part.start: threading.Lock() for part in slices(Q, block)}
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._centres: dict[str, np.ndarray] = {}
         limits = Limits(self.margin, self.thresholds, self.norms, self.tying)
-        self.backend: Backend = NumpyBackend(prepared, limits, self.reaches, axes)
+        self.backend: Backend
+        if devices:
+            from retrieval.ranking.backends.torch import TorchBackend
+
+            self.backend = TorchBackend(prepared, limits, devices, block)
+        else:
+            self.backend = NumpyBackend(prepared, limits, self.reaches, block=block, axes=axes)
+        self.block = self.backend.block
+        self.query_locks = [threading.Lock() for _ in slices(Q, self.block)]
 
     # Thresholds
 
@@ -131,12 +145,13 @@ class TileCounter:
         symmetric = self.prepared.symmetric
         # Longest first, so that the threads end together.
         tasks = [(g, q_parts[: n + 1] if symmetric else q_parts) for n, g in enumerate(g_parts)]
-        run_all(
-            [(partial(self._column, g, parts), len(parts)) for g, parts in tasks[::-1]],
-            self.prepared.threads,
-            progress,
-            self.stop.set,
-        )
+        with self.backend.ready():
+            run_all(
+                [(partial(self._column, g, parts), len(parts)) for g, parts in tasks[::-1]],
+                self.backend.workers,
+                progress,
+                self.stop.set,
+            )
 
     def _column(self, g: slice, parts: list[slice]) -> None:
         """Count all queries of `parts` against the gallery block g: the task of one thread."""
@@ -144,10 +159,10 @@ class TileCounter:
         for q in parts:
             if self.stop.is_set():
                 return
-            product = self.backend.product(q, g, items)
-            self._tile(Tile(product, q, g), work)
-            if self.prepared.symmetric and q != g:
-                self._tile(Tile(product, g, q, transposed=True), work)
+            for part, product in self.backend.products(q, g, items):
+                self._tile(Tile(product, part, g), work)
+                if self.prepared.symmetric and q != g:
+                    self._tile(Tile(product, g, part, transposed=True), work)
         work.settle_all()
         with self.lock:
             for d in self.prepared.distances:
@@ -173,7 +188,9 @@ class TileCounter:
         if len(flagged):
             found = self.backend.doubtful(tile, d, flagged, tied, work.pairs)
         if found < 0:
-            self._tile_float64(d, q, g, work)
+            for rows in slices_of(q, _FLOAT64):
+                for columns in slices_of(g, _FLOAT64):
+                    self._tile_float64(d, rows, columns, work)
             return
         work.counts[d][q] += sure + tied
         work.ties[d][q] += tied
@@ -181,11 +198,11 @@ class TileCounter:
 
     def _credit(self, tile: Tile, d: str, work: _Worker) -> None:
         """Add the tile's negatives to the positions of the queries' positives."""
-        positions, q, first = self.positions[d], tile.q, 0
-        lists = positions.lists_of(q)
-        while first < len(tile.product) and not self.stop.is_set():
-            with self.query_locks[q.start]:
-                first, found = self.backend.credit(tile, d, first, lists, work.pairs)
+        positions, q = self.positions[d], tile.q
+        with self.query_locks[q.start // self.block]:
+            for found in self.backend.credit(tile, d, positions.lists_of(q), work.pairs):
+                if self.stop.is_set():
+                    return
                 if found:
                     query, item = work.pairs[:found].T
                     positions.settle(query + q.start, item + tile.g.start)
@@ -237,7 +254,8 @@ class _Worker:
         distances, Q = counter.prepared.distances, len(counter.prepared.queries)
         self.counts = {d: np.zeros(Q, np.int64) for d in distances}
         self.ties = {d: np.zeros(Q, np.int64) for d in distances}
-        self.pairs = np.empty((max(_PAIRS, counter.block), 2), np.int64)  # a row must fit
+        block = counter.block  # a row must fit, and a share of a tile that is soon decided
+        self.pairs = np.empty((max(_PAIRS, block, block * block >> 6), 2), np.int64)
         self.open: dict[str, list[np.ndarray]] = {d: [] for d in distances}
 
     def add(self, d: str, pairs: np.ndarray, q_start: int, g_start: int) -> None:

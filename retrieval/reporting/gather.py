@@ -54,6 +54,7 @@ class Options:
     nmi: bool | None = None  # None: if k-means does not take long
     map: str = "tsne"  # pca, none
     seed: int = 0
+    device: str = "auto"  # that counts ranks
     budget: int = thumbs.BUDGET  # characters for thumbnails
 
     def __post_init__(self) -> None:
@@ -118,7 +119,9 @@ def gather(
     title, *names = _tails([data.source, *(other.source for other in others)])
     pairs = [align(*comparable(data, other)) for other in others]  # before anything takes long
     problem = from_embeddings(data)
-    settings = Settings(nmi=options.nmi, memory=MEMORY, seed=options.seed).of(data)
+    settings = Settings(
+        nmi=options.nmi, memory=MEMORY, seed=options.seed, device=options.device
+    ).of(data)
     own = run(problem, settings, progress)
     ranks, d = own.ranks[options.distance], options.distance
     best = nearest_quickly(problem, d, stage(progress, "nearest items"))

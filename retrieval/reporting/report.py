@@ -61,7 +61,8 @@ def report(
     progress : function, optional
         Called with (stage, done, total).
     options
-        Fields of `Options`: distance ("cos" or "l2"), nmi, map ("tsne", "pca" or "none"), seed.
+        Fields of `Options`: distance ("cos" or "l2"), nmi, map ("tsne", "pca" or "none"), seed,
+        device (that counts ranks, as in `Settings`).
     """
     data, *others = (loaded(each) for each in (data, *compare_with))
     target = check_target(out, force, [Path(each.source) for each in (data, *others)])

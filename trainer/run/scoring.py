@@ -67,9 +67,15 @@ def gallery_and_queries(data: DataSet, split: str) -> tuple[np.ndarray, np.ndarr
     return data.rows(split), None
 
 
-def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) -> dict[str, float]:
+def recall(
+    vectors: np.ndarray,
+    labels: np.ndarray,
+    gallery: int | None = None,
+    device: torch.device | None = None,
+) -> dict[str, float]:
     """Recall@1 by l2 and by cos; if `gallery` is given, so many first rows are the gallery.
 
+    device: that of the training, which counts the ranks if it is a GPU.
     Vectors that are not finite stop training with a clear message instead of a score.
     """
     if not np.isfinite(vectors).all():
@@ -80,8 +86,19 @@ def recall(vectors: np.ndarray, labels: np.ndarray, gallery: int | None = None) 
         )
     from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
 
-    ranks = count_ranks(as_problem(vectors, labels, gallery))
+    chosen = counting_device(device, vectors.shape[1])
+    ranks = count_ranks(as_problem(vectors, labels, gallery), device=chosen)
     return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
+
+
+def counting_device(device: torch.device | None, dim: int) -> str:
+    """The device that counts ranks: the GPU of a training if its products are right, else cpu."""
+    if device is None or device.type != "cuda":
+        return "cpu"
+    from retrieval.ranking.backends.trial import fault_of
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return "cpu" if fault_of(f"cuda:{index}", dim) else f"cuda:{index}"
 
 
 def as_problem(vectors: np.ndarray, labels: np.ndarray, gallery: int | None) -> Problem:

@@ -21,6 +21,7 @@ from trainer.run.scoring import (
     Embeds,
     WithPixels,
     as_problem,
+    counting_device,
     embed,
     gallery_and_queries,
     recall,
@@ -38,7 +39,10 @@ def score_baselines(training: Training) -> dict[str, Any] | None:
     vectors, labels, gallery = found
     dim = training.embedder.dim
     untrained, pixels = processes.from_first(
-        lambda: [recall(part, labels, gallery) for part in (vectors[:, :dim], vectors[:, dim:])],
+        lambda: [
+            recall(part, labels, gallery, training.device)
+            for part in (vectors[:, :dim], vectors[:, dim:])
+        ],
         training.world,
     )
     seconds = time.perf_counter() - began
@@ -84,7 +88,7 @@ def validate(training: Training, found: Embedded | None) -> dict[str, float]:
     """Recall@1 on the split that picks the best epoch; nothing if none does."""
     if found is None:
         return {}
-    return processes.from_first(lambda: recall(*found), training.world)
+    return processes.from_first(lambda: recall(*found, training.device), training.world)
 
 
 def training_recall(training: Training) -> dict[str, float]:
@@ -96,7 +100,9 @@ def training_recall(training: Training) -> dict[str, float]:
     rows = sampled_classes(data.rows("train"), data.labels, count, training.config.data.val_seed)
     distributed.share_buffers(training.embedder, training.world)
     vectors = embed_rows(training, rows)
-    return processes.from_first(lambda: recall(vectors, data.labels[rows]), training.world)
+    return processes.from_first(
+        lambda: recall(vectors, data.labels[rows], None, training.device), training.world
+    )
 
 
 def sampled_classes(rows: np.ndarray, labels: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -175,6 +181,7 @@ def score_test(training: Training) -> Result | None:
         labels[:n],
         *pair,
         recall_at=training.config.run.recall_at or usual_recall_at(data.name),
+        device=counting_device(training.device, vectors.shape[1]),
         progress=training.watch.stage,
     )
 
@@ -203,7 +210,8 @@ def score_validation(training: Training) -> dict[str, Any] | None:
         return None
     vectors, labels, gallery = found
     ks = training.config.run.recall_at or usual_recall_at(training.source.data.name)
-    settings = Settings(recall_at=tuple(sorted({1, *ks})), nmi=False, resamples=1)
+    device = counting_device(training.device, vectors.shape[1])
+    settings = Settings(recall_at=tuple(sorted({1, *ks})), nmi=False, resamples=1, device=device)
     evaluation = score(as_problem(vectors, labels, gallery), settings)
     codes = evaluation.problem.query_codes
     names = training.source.data.label_names

@@ -6,11 +6,14 @@ that float32 leaves open.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from retrieval.ranking.position_kernels import PositiveLists
+if TYPE_CHECKING:
+    from retrieval.ranking.position_kernels import PositiveLists
 
 
 class Limits(NamedTuple):
@@ -34,13 +37,20 @@ class Tile(NamedTuple):
 class Backend(Protocol):
     """Multiplies blocks and counts. Its methods are called by several threads at a time."""
 
+    block: int  # rows of a tile
+    workers: int  # threads that work on tiles
+
+    def ready(self) -> AbstractContextManager[None]:
+        """Set up what the products need; at the end all is as it was."""
+
     def load(self, g: slice) -> Any:
         """Bring gallery items to the device, for products with several blocks of queries."""
 
-    def product(self, q: slice, g: slice, items: Any) -> Any:
-        """Multiply queries and loaded items, as `Tile` has it; -2 for pairs that matter to none.
+    def products(self, q: slice, g: slice, items: Any) -> Iterator[tuple[slice, Any]]:
+        """Multiply queries and loaded items; -2 for pairs that matter to none.
 
-        The product lasts until the same thread asks for the next one.
+        Yields runs of the queries, usually one, with their product as `Tile` has it. A
+        product lasts until the same thread asks for the next one.
         """
 
     def count(self, tile: Tile) -> np.ndarray:
@@ -60,10 +70,10 @@ class Backend(Protocol):
         """
 
     def credit(
-        self, tile: Tile, distance: str, first: int, lists: PositiveLists, pairs: np.ndarray
-    ) -> tuple[int, int]:
+        self, tile: Tile, distance: str, lists: PositiveLists, pairs: np.ndarray
+    ) -> Iterator[int]:
         """Add negatives to the positives that they are at least as near as, as `credit_tile` does.
 
-        `lists` are those of the tile's queries. Returns the row of the product to go on from, and
-        the number of open pairs written to `pairs`.
+        `lists` are those of the tile's queries. Yields the number of open pairs (query, item) that
+        `pairs` holds now; they are decided before it goes on.
         """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from retrieval.ranking import kernels, position_kernels
 from retrieval.ranking.backends import Limits, Tile
 from retrieval.ranking.leading_axes import leading_axes
 from retrieval.ranking.vectors import Prepared
+from retrieval.resources import single_blas_thread, tile_rows
 
 Reaches = Callable[[slice, slice], tuple[kernels.Reach, kernels.Reach]]
 
@@ -22,17 +24,28 @@ class NumpyBackend:
     """
 
     def __init__(
-        self, prepared: Prepared, limits: Limits, reaches: Reaches, axes: int | None
+        self,
+        prepared: Prepared,
+        limits: Limits,
+        reaches: Reaches,
+        *,
+        block: int | None,
+        axes: int | None,
     ) -> None:
         self.prepared, self.limits, self.reaches = prepared, limits, reaches
         self._local = threading.local()
+        self.block = block or tile_rows(len(prepared.gallery), prepared.threads)
+        self.workers = prepared.threads
         everything = slice(0, len(prepared.queries)), slice(0, len(prepared.gallery))
         self.axes = leading_axes(prepared, limits.margin, *reaches(*everything), axes)
+
+    def ready(self) -> AbstractContextManager[None]:
+        return single_blas_thread()  # one tile per thread, not one product on all
 
     def load(self, g: slice) -> np.ndarray:
         return self.prepared.gallery.units(g)
 
-    def product(self, q: slice, g: slice, items: np.ndarray) -> np.ndarray:
+    def products(self, q: slice, g: slice, items: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         if self.axes is None:
             units = self.prepared.queries.units(q)
             product = np.matmul(units, items.T, out=self._room(len(units), len(items)))  # (A, B)
@@ -41,7 +54,7 @@ class NumpyBackend:
         column = self.prepared.self_columns(q, g)
         rows = np.flatnonzero(column >= 0)
         product[rows, column[rows]] = np.nan
-        return product
+        yield q, product
 
     def _room(self, rows: int, columns: int) -> np.ndarray:
         """Memory for a product, the same for all of a thread: new pages would cost a tenth."""
@@ -66,14 +79,12 @@ class NumpyBackend:
         return int(kernels.doubtful(*self._arguments(tile, distance), rows, columns, tied, pairs))
 
     def credit(
-        self,
-        tile: Tile,
-        distance: str,
-        first: int,
-        lists: position_kernels.PositiveLists,
-        pairs: np.ndarray,
-    ) -> tuple[int, int]:
-        return position_kernels.credit_tile(*self._arguments(tile, distance), first, lists, pairs)
+        self, tile: Tile, distance: str, lists: position_kernels.PositiveLists, pairs: np.ndarray
+    ) -> Iterator[int]:
+        arguments, row = self._arguments(tile, distance), 0
+        while row < len(tile.product):
+            row, found = position_kernels.credit_tile(*arguments, row, lists, pairs)
+            yield found
 
     def _arguments(
         self, tile: Tile, distance: str

@@ -20,7 +20,7 @@ def embeddings(rng, decay, *, noise=0.5, N=600, D=96, C=60):
 
 def counter(X, labels, axes, positions=False):
     problem = from_arrays(X, labels)
-    return TileCounter(prepare(problem, ("l2", "cos"), 1 << 30, 1), positions, 256, axes)
+    return TileCounter(prepare(problem, ("l2", "cos"), 1 << 30, 1), positions, block=256, axes=axes)
 
 
 @pytest.mark.parametrize("axes", [1, 2])

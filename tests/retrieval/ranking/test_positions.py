@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from retrieval import metrics
 from tests.retrieval.ranking.references import (
+    BACKENDS,
     DISTANCES,
     HARD,
+    counted_by,
     exact_positions,
     faiss_neighbours,
     listed,
@@ -24,13 +26,19 @@ def clusters(seed: int, N: int, D: int, C: int):
 
 
 def assert_exact_positions(*args, self_ids=None, **options):
-    result = ranks_of(*args, self_ids=self_ids, positions=True, **options)
+    """Both backends give the exact positions and ranks."""
+    results = {}
+    for backend in BACKENDS:
+        with counted_by(backend):
+            results[backend] = ranks_of(*args, self_ids=self_ids, positions=True, **options)
     for distance in DISTANCES:
         expected = exact_positions(*args, distance=distance, self_ids=self_ids)
-        found = result[distance]
-        assert found.positions.counts.tolist() == [len(all_) for all_ in expected]
-        assert listed(found.positions) == [[m for m in ms if m <= len(ms)] for ms in expected]
-        assert found.rank.tolist() == [ms[0] if ms else 0 for ms in expected]
+        for backend, result in results.items():
+            found, where = result[distance], (backend, distance)
+            within = [[m for m in ms if m <= len(ms)] for ms in expected]
+            assert found.positions.counts.tolist() == [len(all_) for all_ in expected], where
+            assert listed(found.positions) == within, where
+            assert found.rank.tolist() == [ms[0] if ms else 0 for ms in expected], where
 
 
 @pytest.mark.parametrize(

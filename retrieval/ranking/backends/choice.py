@@ -1,0 +1,123 @@
+"""Choose the device that counts ranks. torch is imported only where it may have a GPU to use."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from retrieval.errors import DmlError, install
+from retrieval.processes import from_environment
+from retrieval.resources import gpu_fault
+
+PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
+# Multiplications that a CPU does sooner than torch is imported and a GPU set up.
+SMALL = 10**11
+# Tests set it to "torch", which then counts on the CPU.
+VARIABLE = "DMLTOOL_BACKEND"
+
+
+class Choice(NamedTuple):
+    """The devices that count ranks."""
+
+    devices: tuple[str, ...] = ()  # names of torch; none: NumPy on the CPU
+    note: str = ""  # which device was chosen and why, where that is worth a line
+
+
+def choose(device: str, queries: int, gallery: int, dim: int) -> Choice:
+    """Choose devices for the ranks of so many queries and gallery items.
+
+    auto takes the GPUs that torch can use and whose trial product is right; a CPU where there are
+    none, or where the work is small. A GPU that was asked for and does not work is an error.
+    """
+    if not PATTERN.fullmatch(device):
+        raise DmlError(
+            f"There is no device {device!r}.",
+            "Ranks are counted on auto, cpu, cuda, or one GPU such as cuda:1.",
+            "Choose one of these.",
+        )
+    if device in ("auto", "cpu") and os.environ.get(VARIABLE) == "torch":
+        return Choice(("cpu",))
+    if device == "cpu":
+        return Choice()
+    if device != "auto":
+        return _requested(device, dim)
+    small = queries * gallery * dim < SMALL and "torch" not in sys.modules
+    if small or gpu_fault() is not None:
+        return Choice()
+    if missing := _missing():
+        return Choice((), f"Ranks are counted on the CPU: {missing}.")
+    return _automatic(dim)
+
+
+def _automatic(dim: int) -> Choice:
+    """Take all GPUs that work."""
+    from retrieval.ranking.backends.trial import cuda_devices, fault_of, title
+
+    devices = _own(cuda_devices())
+    if not devices:
+        return Choice((), "Ranks are counted on the CPU: torch finds no GPU.")
+    faults = {name: fault for name in devices if (fault := fault_of(name, dim))}
+    good = tuple(name for name in devices if name not in faults)
+    wrong = "; ".join(f"{name} is left out, {fault}" for name, fault in faults.items())
+    if not good:
+        return Choice((), f"Ranks are counted on the CPU: {wrong}.")
+    reason = "its trial product is right" if len(good) == 1 else "their trial products are right"
+    taken = f"Ranks are counted on {', '.join(good)} ({title(good[0])}): {reason}"
+    return Choice(good, f"{taken}; {wrong}." if wrong else f"{taken}.")
+
+
+def _requested(device: str, dim: int) -> Choice:
+    """Take the GPU that was asked for, or all for `cuda`; an error if one does not work."""
+    fix = "Count on the CPU: --device cpu"
+    if missing := _missing():
+        raise DmlError(
+            f"The device {device} cannot be used.", f"{_sentence(missing)}.", install("gpu")
+        )
+    from retrieval.ranking.backends.trial import cuda_devices, fault_of
+
+    devices = cuda_devices()
+    if not devices:
+        why = gpu_fault() or "torch finds no GPU"
+        raise DmlError(f"The device {device} cannot be used.", f"{_sentence(why)}.", fix)
+    if device != "cuda" and device not in devices:
+        raise DmlError(
+            f"There is no device {device}.",
+            f"The GPUs that torch finds are {', '.join(devices)}.",
+            "Choose one of these.",
+        )
+    taken = _own(devices) if device == "cuda" else (device,)
+    for name in taken:
+        if fault := fault_of(name, dim):
+            raise DmlError(f"The device {name} cannot be used.", f"{_sentence(fault)}.", fix)
+    return Choice(taken)
+
+
+def _own(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """The devices of this process: all, or one of them where a machine has several processes."""
+    world = from_environment()
+    if world.local_size == 1 or not devices:
+        return devices
+    return (devices[world.local_rank % len(devices)],)
+
+
+def _missing() -> str | None:
+    """Why torch cannot use a GPU, found out without importing it; None if it may."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return "torch is not installed"
+    try:
+        text = Path(found.origin).with_name("version.py").read_text()
+    except OSError:
+        return None
+    builds = re.findall(r"^(?:cuda|hip)\b[^=\n]*= *(.+)$", text, re.MULTILINE)
+    if builds and all(build.strip() == "None" for build in builds):
+        return "the installed torch is a build for CPUs"
+    return None
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
