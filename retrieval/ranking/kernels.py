@@ -89,20 +89,24 @@ class PairRows(NamedTuple):
 
 
 @compiled
-def _mattering(product, margin, row_length, lengths, rows, columns, i, mattering):
-    """Count the pairs of row i that a query may need, CHUNK by CHUNK."""
+def _mattering(row, margin, row_length, lengths, rows, columns, i, matters, sums):
+    """Mark the pairs of row i that a query may need, and make the others -2; sums by CHUNK."""
     cos, l2, twice = rows.cos[i], rows.l2[i], rows.twice[i]
     norm, square = rows.norm[i], rows.square[i]
-    for n in range(len(mattering)):
-        count = np.float32(0)
-        for j in range(n * CHUNK, min((n + 1) * CHUNK, product.shape[1])):
-            most = product[i, j] + row_length * lengths[j]  # what the cosine can be
-            high = most + margin
-            count += np.float32(most >= cos)
-            count += np.float32(most >= columns.cos[j])
-            count += np.float32(high * (twice * columns.norm[j]) >= columns.square[j] - l2)
-            count += np.float32(high * (columns.twice[j] * norm) >= square - columns.l2[j])
-        mattering[n] = count
+    for j in range(len(row)):
+        most = row[j] + row_length * lengths[j]  # what the cosine can be
+        high = most + margin
+        # Sums, not `or`: a branch would keep the loop out of the vector registers.
+        count = np.float32(most >= cos) + np.float32(most >= columns.cos[j])
+        count += np.float32(high * (twice * columns.norm[j]) >= columns.square[j] - l2)
+        count += np.float32(high * (columns.twice[j] * norm) >= square - columns.l2[j])
+        matters[j] = count
+        row[j] = np.float32(-2)
+    for n in range(len(sums)):
+        total = np.float32(0)
+        for j in range(n * CHUNK, min((n + 1) * CHUNK, len(row))):
+            total += matters[j]
+        sums[n] = total
 
 
 @compiled
@@ -113,30 +117,20 @@ def complete_product(product, margin, row_tails, column_tails, rows, columns):
     its column. -2 is less than any cosine, so it reaches none.
     """
     A, B = product.shape
-    mattering = np.empty((B + CHUNK - 1) // CHUNK, np.float32)
+    matters, sums = np.empty(B, np.float32), np.empty((B + CHUNK - 1) // CHUNK, np.float32)
+    lengths = column_tails.length
     for i in range(A):
-        length, unit = row_tails.length[i], row_tails.units[i]
-        _mattering(product, margin, length, column_tails.length, rows, columns, i, mattering)
-        for n in range(len(mattering)):
-            start, stop = n * CHUNK, min((n + 1) * CHUNK, B)
-            if mattering[n] == 0:
-                product[i, start:stop] = np.float32(-2)
+        row, unit = product[i], row_tails.units[i]
+        _mattering(row, margin, row_tails.length[i], lengths, rows, columns, i, matters, sums)
+        for n in range(len(sums)):
+            if sums[n] == 0:
                 continue
-            for j in range(start, stop):
-                most = product[i, j] + length * column_tails.length[j]
-                high = most + margin
-                if (
-                    most >= rows.cos[i]
-                    or most >= columns.cos[j]
-                    or high * (rows.twice[i] * columns.norm[j]) >= columns.square[j] - rows.l2[i]
-                    or high * (columns.twice[j] * rows.norm[i]) >= rows.square[i] - columns.l2[j]
-                ):
+            for j in range(n * CHUNK, min((n + 1) * CHUNK, B)):
+                if matters[j] > 0:
                     other, cosine = column_tails.units[j], np.float32(0)
                     for k in range(len(unit)):
                         cosine += unit[k] * other[k]
-                    product[i, j] = cosine
-                else:
-                    product[i, j] = np.float32(-2)
+                    row[j] = cosine
 
 
 @compiled

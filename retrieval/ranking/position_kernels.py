@@ -58,27 +58,29 @@ def _credit(lists, q, m, sign):
 
 
 @compiled
-def _reaching(tile, l2, twice, norms, last, i, reaching):
-    """Count the pairs of row i that possibly reach the last active positive, CHUNK by CHUNK."""
-    product, margin = tile.product, tile.margin
+def _reaching(tile, l2, twice, norms, last, i, hits, reaching):
+    """Mark the pairs of row i that possibly reach the last active positive; sums by CHUNK."""
+    row, margin = tile.product[i], tile.margin
+    B = len(row)
+    if tile.transposed and l2:
+        norm, w_lo = norms[0, i], norms[2, i]
+        for j in range(B):
+            hits[j] = np.float32((row[j] + margin) * (twice[j] * norm) >= w_lo - last[j])
+    elif tile.transposed:
+        for j in range(B):
+            hits[j] = np.float32(row[j] >= last[j])
+    elif l2:
+        norm, w_lo, factor, t_lo = norms[0], norms[2], twice[i], last[i]
+        for j in range(B):
+            hits[j] = np.float32((row[j] + margin) * (factor * norm[j]) >= w_lo[j] - t_lo)
+    else:
+        threshold = last[i]
+        for j in range(B):
+            hits[j] = np.float32(row[j] >= threshold)
     for n in range(len(reaching)):
-        start, stop = n * CHUNK, min((n + 1) * CHUNK, product.shape[1])
         count = np.float32(0)
-        if tile.transposed and l2:
-            norm, w_lo = norms[0, i], norms[2, i]
-            for j in range(start, stop):
-                count += np.float32((product[i, j] + margin) * (twice[j] * norm) >= w_lo - last[j])
-        elif tile.transposed:
-            for j in range(start, stop):
-                count += np.float32(product[i, j] >= last[j])
-        elif l2:
-            norm, w_lo, factor, t_lo = norms[0], norms[2], twice[i], last[i]
-            for j in range(start, stop):
-                count += np.float32((product[i, j] + margin) * (factor * norm[j]) >= w_lo[j] - t_lo)
-        else:
-            threshold = last[i]
-            for j in range(start, stop):
-                count += np.float32(product[i, j] >= threshold)
+        for j in range(n * CHUNK, min((n + 1) * CHUNK, B)):
+            count += hits[j]
         reaching[n] = count
 
 
@@ -92,16 +94,19 @@ def credit_tile(tile, l2, queries, gallery, first, lists, pairs):
     product, margin, norms = tile.product, tile.margin, gallery.norms
     A, B = product.shape
     sign = np.float32(-1 if l2 else 1)
-    twice, reaching = queries.thresholds[2], np.empty((B + CHUNK - 1) // CHUNK, np.float32)
+    twice, hits = queries.thresholds[2], np.empty(B, np.float32)
+    reaching = np.empty((B + CHUNK - 1) // CHUNK, np.float32)
     found = 0
     for i in range(first, A):
         if pairs.shape[0] - found < B:
             return i, found
-        _reaching(tile, l2, twice, norms, lists.last, i, reaching)
+        _reaching(tile, l2, twice, norms, lists.last, i, hits, reaching)
         for n in range(len(reaching)):
             if reaching[n] == 0:
                 continue
             for j in range(n * CHUNK, min((n + 1) * CHUNK, B)):
+                if hits[j] == 0:
+                    continue
                 q, g = (j, i) if tile.transposed else (i, j)
                 base, M = lists.start[q], lists.active[q]
                 if M == 0:
