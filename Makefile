@@ -27,6 +27,7 @@ docs: $(STAMP)
 	$(BIN)/python -m docs.generate
 
 bench: $(STAMP)
+	$(BIN)/python -m benchmarks.ranks
 	$(BIN)/python -m benchmarks.evaluate
 	$(BIN)/python -m benchmarks.kmeans
 	$(BIN)/python -m benchmarks.train

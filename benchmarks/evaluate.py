@@ -1,6 +1,7 @@
-"""python -m benchmarks.evaluate [SECTION ...]: evaluation against other tools, into RESULTS.md.
+"""python -m benchmarks.evaluate [SECTION ...]: whole commands and hard data, into RESULTS.md.
 
-Sections: cub, inshop, sop, falling, few, million, command, hard. All of them by default.
+Sections: million, command, hard. All of them by default. `benchmarks.ranks` compares the ranking of
+common shapes with other libraries.
 """
 
 from __future__ import annotations
@@ -11,226 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import alternate, clustered, machine, record, resident, table
-
-PACKAGES = ("numpy", "numba", "faiss-cpu", "scikit-learn", "pytorch-metric-learning", "torch")
-BOTH = ("l2", "cos")
-BARE = "the float32 product alone, half of it for leave-one-out"
-
-
-def unit(X: np.ndarray) -> np.ndarray:
-    return X / np.linalg.norm(X, axis=1, keepdims=True)
-
-
-def hits(ids: np.ndarray, labels, gallery_labels, ks, own=None) -> dict[int, float]:
-    """Recall@K from neighbour lists; the query itself, if listed, is left out."""
-    right = gallery_labels[ids] == labels[:, None]
-    if own is not None:
-        mine = ids == own[:, None]
-        mine[~mine.any(axis=1), -1] = True  # an identical row took its place: drop the last
-        right = right[~mine].reshape(len(ids), -1)
-    return {k: float(right[:, :k].any(axis=1).mean()) for k in ks}
-
-
-def faiss_lists(G, gl, ks, Q=None, ql=None):
-    import faiss
-
-    own = None if Q is not None else np.arange(len(G))
-    Q, ql = (G, gl) if Q is None else (Q, ql)
-    out = {}
-    for d in BOTH:
-        index = faiss.IndexFlatL2(G.shape[1]) if d == "l2" else faiss.IndexFlatIP(G.shape[1])
-        index.add(G if d == "l2" else unit(G))
-        k = min(max(ks) + (own is not None), len(G))
-        out[d] = hits(index.search(Q if d == "l2" else unit(Q), k)[1], ql, gl, ks, own)
-    return out
-
-
-def sklearn_lists(G, gl, ks, Q=None, ql=None):
-    from sklearn.neighbors import NearestNeighbors
-
-    own = None if Q is not None else np.arange(len(G))
-    Q, ql = (G, gl) if Q is None else (Q, ql)
-    out = {}
-    for d in BOTH:
-        g, q = (G, Q) if d == "l2" else (unit(G), unit(Q))
-        k = min(max(ks) + (own is not None), len(G))
-        finder = NearestNeighbors(n_neighbors=k, algorithm="brute", n_jobs=-1).fit(g)
-        out[d] = hits(finder.kneighbors(q, return_distance=False), ql, gl, ks, own)
-    return out
-
-
-def pml(G, gl, ks, Q=None, ql=None):
-    """Precision@1 is all of Recall@K that it offers."""
-    import torch
-    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-
-    calculator = AccuracyCalculator(include=("precision_at_1",), k=1, device=torch.device("cpu"))
-    out = {}
-    for d in BOTH:
-        g, q = (G, Q) if d == "l2" else (unit(G), None if Q is None else unit(Q))
-        args = (g, gl) if Q is None else (q, ql, g, gl)
-        out[d] = {1: calculator.get_accuracy(*args)["precision_at_1"]}
-    return out
-
-
-def ours(G, gl, ks, Q=None, ql=None, positions=False):
-    from retrieval.problem import from_arrays
-    from retrieval.ranking.ranks import count_ranks
-
-    given = (G, gl) if Q is None else (Q, ql, G, gl)
-    ranks = count_ranks(from_arrays(*given), positions=positions)
-    return {
-        d: {k: float(((r.rank > 0) & (r.rank <= k)).mean()) for k in ks} for d, r in ranks.items()
-    }
-
-
-def product(G, Q=None, block=1024):
-    """The bare float32 product that ranks need, in tiles; half of it for leave-one-out."""
-    from retrieval.resources import processors, run_all, single_blas_thread, slices
-
-    def column(part: slice) -> None:
-        for other in slices(len(G if Q is None else Q), block):
-            if Q is not None or other.start <= part.start:
-                np.matmul((G if Q is None else Q)[other], G[part].T)
-
-    with single_blas_thread():
-        tasks = [(partial(column, part), 1) for part in slices(len(G), block)]
-        run_all(tasks[::-1], processors())
-
-
-def versus(title, ks, goal, data, repeats, libraries=True):
-    """Recall@K with both distances: all contenders on one data set."""
-    G, gl, *rest = data
-    print(title, flush=True)
-    ours(G[:500], gl[:500], (1,), positions=True)  # compile
-    contenders = {
-        "dmltool": lambda: ours(G, gl, ks, *rest),
-        "dmltool with MAP@R and R-precision": lambda: ours(G, gl, ks, *rest or (None, None), True),
-        BARE: lambda: product(G, *rest[:1]),
-        "FAISS IndexFlat, two searches": lambda: faiss_lists(G, gl, ks, *rest),
-    }
-    others = {
-        "pytorch-metric-learning, Precision@1 only": lambda: pml(G, gl, ks, *rest),
-        "scikit-learn brute force": lambda: sklearn_lists(G, gl, ks, *rest),
-    }
-    done = alternate(contenders, repeats) | (alternate(others, 1) if libraries else {})
-    base = done["dmltool"]
-    rows = [
-        [
-            name,
-            f"{r['seconds']:.2f}",
-            f"{r['seconds'] / base['seconds']:.2f}",
-            f"{r['memory'] / 2**20:,.0f}",
-            *(f"{100 * r['result'][d][1]:.3f}" if r["result"] else "" for d in BOTH),
-        ]
-        for name, r in done.items()
-    ]
-    head = [
-        "",
-        "seconds",
-        "relative to dmltool",
-        "memory in addition to the data, MB",
-        "Recall@1 l2",
-        "Recall@1 cos",
-    ]
-    worst = max(
-        abs(base["result"][d][k] - done["FAISS IndexFlat, two searches"]["result"][d][k])
-        for d in BOTH
-        for k in ks
-    )
-    record(
-        title,
-        f"{machine(*PACKAGES)}. Both distances, K = {', '.join(map(str, ks))}. dmltool, the "
-        f"product and FAISS run alternately, {repeats} times, and the table shows their medians; "
-        f"other libraries run once. Goal: {goal}.\n\n{table(head, rows)}\n"
-        f"The largest difference from FAISS in any Recall@K is {100 * worst:.4f} points. "
-        "pytorch-metric-learning leaves queries without positives out of the mean. Memory is the "
-        "peak above the value at the start of each run. dmltool runs first; memory that an earlier "
-        "run has allocated and a later one uses again is not included.",
-    )
-
-
-def cub():
-    data = clustered(5924, 2048, 100, 5.0)
-    versus(
-        "CUB shape: 5,924 x 2048",
-        (1, 2, 4, 8, 16, 32),
-        "4 times the speed of FAISS, at most 1.35 times the product",
-        data,
-        5,
-    )
-
-
-def inshop():
-    X, labels = clustered(14218 + 12612, 512, 3985, 2.6)
-    data = X[14218:], labels[14218:], X[:14218], labels[:14218]
-    versus(
-        "In-Shop shape: 14,218 queries x 12,612 gallery x 512",
-        (1, 10, 20, 30, 40, 50),
-        "2.5 times the speed of FAISS, at most 1.35 times the product",
-        data,
-        5,
-    )
-
-
-def sop():
-    data = clustered(60502, 512, 11316, 2.6)
-    versus(
-        "SOP shape: 60,502 x 512",
-        (1, 10, 100, 1000),
-        "5 times the speed of FAISS, at most 1.35 times the product, under 1 GB",
-        data,
-        3,
-    )
-
-
-def falling():
-    """The shape of SOP with axes of falling length, as trained embeddings have them."""
-    X, labels = clustered(60502, 512, 11316, 0.5)
-    X *= np.arange(1, 513, dtype=np.float32) ** np.float32(-0.7)
-    X = X @ np.linalg.qr(np.random.default_rng(3).standard_normal((512, 512)))[0]
-    versus(
-        "SOP shape with a falling spectrum: 60,502 x 512",
-        (1, 10, 100, 1000),
-        "8 times the speed of FAISS",
-        (X.astype(np.float32), labels),
-        1,
-        libraries=False,
-    )
-
-
-def few_classes():
-    """MAP@R where a class has thousands of items."""
-    rows = []
-    for classes in (2, 10):
-        X, labels = clustered(10_000, 128, classes, 3.0)
-        ours(X[:500], labels[:500], (1,), positions=True)  # compile
-        contenders = {
-            "dmltool": lambda X=X, labels=labels: ours(X, labels, (1,), positions=True),
-            "pytorch-metric-learning": lambda X=X, labels=labels: pml_map(X, labels),
-        }
-        done = alternate(contenders, 1)
-        rows += [[classes, name, f"{done[name]['seconds']:.1f}"] for name in contenders]
-    record(
-        "MAP@R with few classes: 10,000 x 128",
-        f"{machine(*PACKAGES)}. Both distances, one run each. Goal: half the time of "
-        "pytorch-metric-learning.\n\n" + table(["classes", "", "seconds"], rows),
-    )
-
-
-def pml_map(X, labels):
-    import torch
-    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-
-    names = ("mean_average_precision_at_r", "r_precision")
-    calculator = AccuracyCalculator(include=names, k="max_bin_count", device=torch.device("cpu"))
-    return [calculator.get_accuracy(x, labels) for x in (X, unit(X))]
+from benchmarks.measure import clustered, machine, record, resident, table
+from benchmarks.ranks import PACKAGES
 
 
 def command(*args: str, cache: str | None = None) -> tuple[float, int, dict]:
@@ -343,11 +130,6 @@ def hard():
 
 
 SECTIONS = {
-    "cub": cub,
-    "inshop": inshop,
-    "sop": sop,
-    "falling": falling,
-    "few": few_classes,
     "million": million,
     "command": whole_command,
     "hard": hard,
