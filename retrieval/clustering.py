@@ -1,7 +1,8 @@
 """k-means on all points, and the clustering scores that follow.
 
-The start is greedy k-means++ (`kmeans/seeding.py`), the iterations are exact
-(`kmeans/lloyd.py`). Where FAISS finds a GPU, it does the iterations there.
+The start is greedy k-means++ (`kmeans/seeding.py`), the iterations are exact (`kmeans/lloyd.py`).
+Several starts on up to 8,192 points share the distances of all pairs (`kmeans/pairs.py`). Other
+iterations are those of FAISS where it finds a GPU.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import numpy as np
 
 from retrieval import metrics
 from retrieval.errors import DmlError
-from retrieval.kmeans import STARTS, lloyd, seeding
+from retrieval.kmeans import STARTS, lloyd, pairs, seeding
 from retrieval.kmeans.bounds import Short, short_forms
+from retrieval.kmeans.pairs import Pairs, all_pairs
 from retrieval.resources import Progress, processors, run_all, single_blas_thread
 
 ITERATIONS = 300  # at most; as in scikit-learn
-PASSES = 6  # a run takes as long as so many assignments of all points to all centroids
+# A start and its iterations take as long as so many assignments of all points to all centroids:
+PASSES = 6  # above MANY clusters
+PASSES_BY_PAIRS = 8  # with the distances of all pairs
+PASSES_ONE_BY_ONE = 40  # without them, and with one centroid chosen at a time
 RESTARTS = 10  # of each seed, up to MANY clusters; as in scikit-learn and the papers' code
-TRIAL, KEPT = 8, 4  # iterations of every start, and how many starts go on after them
 SMALL = 1 << 31  # multiplications of an assignment: up to here every thread has its own start
 SOME = 64  # clusters from which short forms of the points save more than they cost
 MANY = 1000  # clusters beyond which ten starts would take minutes
@@ -60,7 +64,10 @@ class Found:
 
 def estimated_seconds(points: int, dim: int, clusters: int, runs: int) -> float:
     """How long so many runs of k-means take on two cores."""
-    return points * dim * clusters * runs * PASSES / SPEED
+    passes = PASSES
+    if clusters <= MANY:
+        passes = PASSES_BY_PAIRS if points <= pairs.MOST else PASSES_ONE_BY_ONE
+    return points * dim * clusters * runs * passes / SPEED
 
 
 def kmeans(
@@ -112,7 +119,7 @@ class _Data:
     points: np.ndarray  # (N, D) float32
     scale: float  # what the vectors were multiplied by
     short: Short | None  # short forms of the points
-    pairs: np.ndarray | None  # (N, N) squared distances, for several starts
+    pairs: Pairs | None  # their distances, for several starts on not too many points
 
 
 def _data(vectors: np.ndarray, distance: str, k: int, settings: KMeans) -> _Data:
@@ -121,9 +128,9 @@ def _data(vectors: np.ndarray, distance: str, k: int, settings: KMeans) -> _Data
     points, scale = single_precision(vectors, distance)
     several = settings.init != "random" and settings.starts(k) > 1 and k <= MANY
     with single_blas_thread():
-        short = short_forms(points) if k >= SOME else None
-        pairs = seeding.all_pairs(points, settings.workers) if several else None
-    return _Data(points, scale, short, pairs)
+        if several and len(points) <= pairs.MOST:
+            return _Data(points, scale, None, all_pairs(points, settings.workers))
+        return _Data(points, scale, short_forms(points) if k >= SOME else None, None)
 
 
 def _best_of(data: _Data, k: int, seed: int, settings: KMeans, meter: _Meter) -> Found:
@@ -135,12 +142,22 @@ def _best_of(data: _Data, k: int, seed: int, settings: KMeans, meter: _Meter) ->
             "Ask for fewer clusters.",
         )
     seeds = [_derived(seed, restart) for restart in range(settings.starts(k))]
+    small = data.pairs is not None or (data.points.size * k <= SMALL and not faiss_with_gpu())
+    threads = 1 if small and len(seeds) > 1 else settings.workers
+    found: dict[int, Found] = {}
+
+    def run(seed: int) -> None:
+        found[seed] = _run(data, k, seed, threads, settings, meter)
+
     with single_blas_thread():
-        if faiss := faiss_with_gpu():
-            runs = (_start_for_gpu(faiss, data, k, seed, settings, meter) for seed in seeds)
-            best = min(runs, key=lambda run: run.objective)  # holds the best and one more
+        if threads == 1:
+            run_all([(partial(run, seed), 1) for seed in seeds], settings.workers, stop=meter.stop)
         else:
-            best = _compete([_Start(data, k, seed, settings, meter) for seed in seeds])
+            for seed in seeds:
+                run(seed)
+        best = min((found[seed] for seed in seeds), key=lambda one: one.objective)
+        if data.pairs is not None:
+            best = _confirmed(data, k, best, settings, meter)
     meter.finished(len(seeds))
     return Found(best.assignment, best.objective / data.scale / data.scale, best.iterations)
 
@@ -152,49 +169,29 @@ def _derived(seed: int, restart: int) -> int:
     return int(np.random.SeedSequence((seed, restart)).generate_state(1)[0] >> 1)
 
 
-class _Start:
-    """One start of k-means, which can be left and taken up again."""
-
-    def __init__(self, data: _Data, k: int, seed: int, settings: KMeans, meter: _Meter) -> None:
-        self.data, self.k, self.seed, self.settings, self.meter = data, k, seed, settings, meter
-        self.small = data.points.size * k <= SMALL
-        self.found: lloyd.Clusters | None = None
-        self.iterations, self.ended = 0, False
-
-    def go_on(self, most: int) -> None:
-        """Iterate until there were so many iterations, or until nothing changes."""
-        if self.found is None:
-            points, settings = self.data.points, self.settings
-            threads = 1 if self.small else settings.workers
-            given = (points, self.k, settings.init, self.seed, threads, self.meter.seeded)
-            short, pairs = self.data.short, self.data.pairs
-            self.found = seeding.initial(*given, short=short, pairs=pairs)
-        more = 0 if self.ended else min(most, self.settings.iterations) - self.iterations
-        used = lloyd.iterate(self.found, more, self.meter.iterated)
-        self.iterations, self.ended = self.iterations + used, used < more or self.ended
-
-    @property
-    def objective(self) -> float:
-        assert self.found is not None
-        return self.found.objective
-
-    def result(self) -> Found:
-        assert self.found is not None
-        return Found(self.found.label, self.found.objective, self.iterations)
+def _run(data: _Data, k: int, seed: int, threads: int, settings: KMeans, meter: _Meter) -> Found:
+    """One start and its iterations."""
+    points, most = data.points, settings.iterations
+    if data.pairs is not None:
+        known = pairs.initial(data.pairs, k, int(seeding.trials(0, k)), seed, meter.seeded)
+        used = pairs.iterate(known, most, meter.iterated)
+        return Found(known.label, known.objective, used)
+    given = (points, k, settings.init, seed, threads, meter.seeded)
+    found = seeding.initial(*given, short=data.short)
+    if faiss := faiss_with_gpu():
+        return _on_gpu(faiss, points, found.centroids, most, meter)
+    used = lloyd.iterate(found, most, meter.iterated)
+    return Found(found.label, found.objective, used)
 
 
-def _compete(starts: list[_Start]) -> Found:
-    """The best of several starts: all of them for some iterations, the best ones to the end."""
-    settings, meter = starts[0].settings, starts[0].meter
-    for most in (TRIAL, settings.iterations) if len(starts) > KEPT else (settings.iterations,):
-        tasks = [partial(start.go_on, most) for start in starts]
-        if starts[0].small and len(tasks) > 1:
-            run_all([(task, 1) for task in tasks], settings.workers, stop=meter.stop)
-        else:
-            for task in tasks:
-                task()
-        starts = sorted(starts, key=lambda start: start.objective)[:KEPT]
-    return starts[0].result()
+def _confirmed(data: _Data, k: int, best: Found, settings: KMeans, meter: _Meter) -> Found:
+    """Iterate with centroids until nothing changes: sums of distances round more than they do."""
+    most = settings.iterations - best.iterations
+    if not most:
+        return best
+    found = lloyd.from_labels(data.points, best.assignment, k, settings.workers)
+    used = lloyd.iterate(found, most, meter.iterated)
+    return Found(found.label, found.objective, best.iterations + used - 1)
 
 
 def faiss_with_gpu() -> ModuleType | None:
@@ -204,14 +201,6 @@ def faiss_with_gpu() -> ModuleType | None:
     except ImportError:
         return None
     return faiss if getattr(faiss, "get_num_gpus", int)() > 0 else None
-
-
-def _start_for_gpu(
-    faiss: ModuleType, data: _Data, k: int, seed: int, settings: KMeans, meter: _Meter
-) -> Found:
-    given = (data.points, k, settings.init, seed, settings.workers, meter.seeded)
-    centroids = seeding.initial(*given, short=data.short, pairs=data.pairs).centroids
-    return _on_gpu(faiss, data.points, centroids, settings.iterations, meter)
 
 
 def _on_gpu(

@@ -6,7 +6,8 @@ import numpy as np
 
 from retrieval.resources import compiled
 
-TIE = np.float32(1e-6)  # of |x|^2: distances that differ by less are equal, the point stays
+TIE = np.float32(1e-6)  # of |x|^2: squared distances that differ by less are measured again
+EQUAL = 1e-8  # of |x|^2: in float64, distances that differ by less are equal, the point stays
 ORDERED = {"nnan", "nsz", "contract", "reassoc"}  # no NaN: a minimum may use vector registers
 
 
@@ -86,13 +87,25 @@ def fold_bounds(bounds, norms, columns, label, limits, points, rows, centroids, 
 
 
 @compiled
-def settle(rows, norms, nearest, which, label, own, other):
-    """Assign points to nearer centroids, and lower their bounds for all others."""
+def settle(rows, points, norms, centroids, nearest, which, label, own, other):
+    """Assign points to nearer centroids, and lower their bounds for all others.
+
+    float64 decides between distances that float32 may round either way: one point in another
+    cluster leads to other centroids, and after some iterations to another objective.
+    """
     for i in range(len(rows)):
         row = rows[i]
         first = max(np.float32(0), nearest[0, i] + norms[row])
         second = max(np.float32(0), nearest[1, i] + norms[row])
-        if which[i] >= 0 and first + TIE * norms[row] < own[row]:
+        nearer = which[i] >= 0 and first < own[row]
+        if which[i] >= 0 and abs(first - own[row]) <= TIE * norms[row]:
+            gained = 0.0
+            for d in range(points.shape[1]):
+                new = np.float64(points[row, d]) - centroids[which[i], d]
+                old = np.float64(points[row, d]) - centroids[label[row], d]
+                gained += old * old - new * new
+            nearer = gained > EQUAL * norms[row]
+        if nearer:
             other[row] = min(other[row], own[row], second)
             own[row], label[row] = first, which[i]
         else:

@@ -74,6 +74,14 @@ def from_centroids(
     return found
 
 
+def from_labels(points: np.ndarray, label: np.ndarray, k: int, threads: int) -> Clusters:
+    """Points in these clusters, whose centroids the first iteration computes."""
+    found = unassigned(points, k, threads, None)
+    found.centroids[:] = np.inf  # so that all of them move
+    found.label[:], found.other[:] = label, 0.0
+    return found
+
+
 def iterate(found: Clusters, most: int, tick: Callable[[], object]) -> int:
     """Move centroids and assign points until nothing changes; return the number of iterations."""
     k, D = found.centroids.shape
@@ -82,7 +90,8 @@ def iterate(found: Clusters, most: int, tick: Callable[[], object]) -> int:
     for iteration in range(most):
         if np.array_equal(before, found.label):
             return iteration
-        _fill_empty(found)
+        # Its cluster will be that point alone; its former centroid is one of the others now.
+        found.other[fill_empty(found.label, found.own, k)] = 0.0
         changed = np.flatnonzero(before != found.label)
         touched = np.zeros(k, np.bool_)
         kernels.transfer(found.points, changed, before, found.label, sums, counts, touched)
@@ -92,21 +101,21 @@ def iterate(found: Clusters, most: int, tick: Callable[[], object]) -> int:
     return most
 
 
-def _fill_empty(found: Clusters) -> None:
-    """Give each empty cluster the point farthest from its own centroid, as scikit-learn does."""
-    sizes = np.bincount(found.label, minlength=len(found.centroids))
+def fill_empty(label: np.ndarray, own: np.ndarray, k: int) -> list[int]:
+    """Give each empty cluster the point farthest from its own centroid, as scikit-learn does.
+
+    label and own are changed; returns the points that were moved.
+    """
+    sizes, moved = np.bincount(label, minlength=k), []
     empty = np.flatnonzero(sizes == 0).tolist()
-    if not empty:
-        return
-    for row in np.argsort(-found.own, kind="stable").tolist():
-        former = found.label[row]
-        if sizes[former] > 1:  # there is one: k is at most N
-            sizes[former] -= 1
-            found.label[row] = empty.pop()
-            # The cluster will be this point alone; its former centroid is one of the others now.
-            found.own[row] = found.other[row] = 0.0
+    for row in np.argsort(-own, kind="stable").tolist() if empty else ():
+        if sizes[label[row]] > 1:  # there is one: k is at most N
+            sizes[label[row]] -= 1
+            label[row], own[row] = empty.pop(), 0.0
+            moved.append(row)
         if not empty:
-            return
+            break
+    return moved
 
 
 def _move(
@@ -206,7 +215,8 @@ def _compare_tile(found: Clusters, rows: np.ndarray, others: Others) -> None:
                 continue
         points = _taken(found.points, rows) if points is None else points
         kernels.fold(points @ centroids.T, norms, columns, label, nearest, which)
-    kernels.settle(rows, found.norms, nearest, which, found.label, found.own, found.other)
+    state = (nearest, which, found.label, found.own, found.other)
+    kernels.settle(rows, found.points, found.norms, found.centroids, *state)
 
 
 def _taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -21,7 +21,6 @@ from retrieval.resources import slices
 
 SHARE = 8  # a round adds one centroid for every eight that are there
 MEMORY = 1 << 27  # bytes of distances in a round
-PAIRS = 8192  # points up to which the distances of all pairs are kept: 256 MB
 MANY = 1000  # clusters up to which a round chooses one centroid, as scikit-learn does
 
 
@@ -34,21 +33,20 @@ def initial(
     tick: Callable[[int], None],
     *,
     short: Short | None = None,
-    pairs: np.ndarray | None = None,
 ) -> Clusters:
     """The clusters that k initial centroids give; the seed decides which they are.
 
-    short, pairs: what `short_forms` and `all_pairs` give. With them it costs less.
+    short: what `short_forms` gives. With it the start costs less.
     """
     rng = np.random.default_rng(seed)
     if kind == "random":
         found = from_centroids(points, points[rng.permutation(len(points))[:k]], threads, short)
         tick(k)
         return found
-    return _greedy(unassigned(points, k, threads, short), rng, tick, pairs)
+    return _greedy(unassigned(points, k, threads, short), rng, tick)
 
 
-def _trials(done: int, k: int) -> float:
+def trials(done: int, k: int) -> float:
     """Candidates for each new centroid: 2 + log(k) as in scikit-learn, or three on average.
 
     With many clusters they are spared for the end. At first nearly every point is far from all
@@ -57,23 +55,16 @@ def _trials(done: int, k: int) -> float:
     return 2 + int(np.log(k)) if k <= MANY else 1 + 8 * (done / k) ** 3
 
 
-def all_pairs(points: np.ndarray, threads: int) -> np.ndarray | None:
-    """Squared distances (N, N) of all points, unless they are too many."""
-    N = len(points)
-    return _distances(unassigned(points, 1, threads, None), np.arange(N)) if N <= PAIRS else None
-
-
 def _greedy(
     found: Clusters,
     rng: np.random.Generator,
     tick: Callable[[int], None],
-    pairs: np.ndarray | None,
 ) -> Clusters:
     """Greedy k-means++. The distances to the centroids are those of the first assignment."""
     points, N, k = found.points, len(found.points), len(found.centroids)
     done, wanted, drawn = 0, 1, rng.integers(N, size=1)
     while True:
-        distances = _distances(found, drawn) if pairs is None else pairs[drawn]
+        distances = _distances(found, drawn)
         gains = _gains(found, distances)
         state = (found.label, found.own, found.other)
         chosen = kernels.keep_best(distances, gains, done, wanted, *state)
@@ -82,7 +73,7 @@ def _greedy(
         tick(wanted)
         if done == k:
             return found
-        each = _trials(done, k)
+        each = trials(done, k)
         fit = max(1, int(MEMORY / (4 * N * each)))
         wanted = min(k - done, max(1, done // SHARE), fit) if k > MANY else 1
         sums = np.cumsum(found.own, dtype=np.float64)

@@ -47,12 +47,3 @@ def test_every_point_is_with_its_nearest_centroid(kind, most):
     assert np.allclose(found.own, own, atol=5e-6)
     squared[np.arange(len(x)), found.label] = np.inf
     assert (found.other <= squared.min(axis=1) + 5e-6).all()
-
-
-def test_all_pairs_give_the_start_that_products_give():
-    x = decaying(N=1500, D=32, C=50)
-    pairs = seeding.all_pairs(x, 2)
-    first = seeding.initial(x, 50, "k-means++", 0, 1, lambda _: None)
-    second = seeding.initial(x, 50, "k-means++", 0, 1, lambda _: None, pairs=pairs)
-    assert np.array_equal(first.centroids, second.centroids)
-    assert np.array_equal(first.label, second.label)

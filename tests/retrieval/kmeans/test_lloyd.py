@@ -92,3 +92,14 @@ def test_equal_points_keep_all_clusters_filled():
     found = lloyd.from_centroids(x, x[:20], 1)
     assert lloyd.iterate(found, 300, lambda: None) < 5
     assert len(np.unique(found.label)) == 20
+
+
+def test_float64_decides_what_float32_cannot():
+    # The second point is 1 from the mean of the first two, and nearer to the third by two digits of
+    # float32. The other coordinate is the same for all: it makes their products round more.
+    x = np.array([[-1.5, 2], [0.5, 2], [1.5, 2]], np.float32)
+    for step, label in ((-2, [0, 1, 1]), (0, [0, 0, 1]), (2, [0, 0, 1])):
+        x[2, 0] = 1.5 + step * np.spacing(np.float32(1.5))
+        found = lloyd.from_labels(x, np.array([0, 0, 1]), 2, 1)
+        lloyd.iterate(found, 1, lambda: None)
+        assert found.label.tolist() == label
