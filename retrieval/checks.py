@@ -6,6 +6,7 @@ import numpy as np
 
 from retrieval.problem import QUERY_GALLERY, Problem
 from retrieval.ranking.identical_rows import rows_among
+from retrieval.ranking.row_scan import Scan
 from retrieval.resources import blocks
 
 # Each check: what its count means, said to the person who reads the table.
@@ -29,20 +30,19 @@ def data_checks(problem: Problem) -> dict[str, int]:
     group = problem.gallery_groups
     checks = {
         "nonfinite_rows": problem.dropped,
-        "zero_norm_rows": zero_rows(problem.gallery),
+        "zero_norm_rows": zero_rows(problem.gallery, problem.gallery_scan),
         "conflicting_duplicates": conflicting_rows(group, codes),
     }
     if both:
         sizes = sizes + np.bincount(query_codes, minlength=len(problem.names))
-        same = rows_among(problem.query_vectors, problem.gallery)  # (Q,) a gallery row, or -1
+        scans = (problem.query_scan, problem.gallery_scan)
+        same = rows_among(problem.query_vectors, problem.gallery, scans)  # (Q,) a row, or -1
         inside = same >= 0
-        checks["zero_norm_rows"] += zero_rows(problem.query_vectors)
+        checks["zero_norm_rows"] += zero_rows(problem.query_vectors, problem.query_scan)
         checks["queries_in_gallery"] = int(np.count_nonzero(inside))
         # Of a query and the rows identical to it, some have another label.
-        pairs = np.unique(np.stack([group, codes]), axis=1)
-        labels_of = np.bincount(pairs[0], minlength=len(group))
         where = group[same[inside]]
-        other = (labels_of[where] > 1) | (codes[same[inside]] != query_codes[inside])
+        other = (_labels_of(group, codes)[where] > 1) | (codes[same[inside]] != query_codes[inside])
         checks["conflicting_duplicates"] += int(np.count_nonzero(other))
     checks["single_item_classes"] = int(np.count_nonzero(sizes == 1))
     return checks
@@ -65,11 +65,20 @@ def one_class(problem: Problem) -> list[str]:
     return ["there is only one class: no query has a negative, so every score is trivially 100 %"]
 
 
-def zero_rows(vectors: np.ndarray) -> int:
+def zero_rows(vectors: np.ndarray, scanned: Scan | None = None) -> int:
+    if scanned is not None:
+        return int(np.count_nonzero(scanned.square == 0))
     return sum(int(np.count_nonzero(~vectors[part].any(axis=1))) for part in blocks(vectors))
 
 
 def conflicting_rows(group: np.ndarray, codes: np.ndarray) -> int:
     """Rows that share every number, but not the label, with another row of their group."""
-    pairs = np.unique(np.stack([group, codes]), axis=1)
-    return int(np.count_nonzero(np.bincount(pairs[0], minlength=len(group))[group] > 1))
+    return int(np.count_nonzero(_labels_of(group, codes)[group] > 1))
+
+
+def _labels_of(group: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """(N,) how many labels the rows of each group have; rows of their own have one."""
+    sizes = np.bincount(group, minlength=len(group))
+    rows = np.flatnonzero(sizes[group] > 1)  # usually few or none
+    pairs = np.unique(np.stack([group[rows], codes[rows]]), axis=1)
+    return np.maximum(np.bincount(pairs[0], minlength=len(group)), sizes > 0)

@@ -15,6 +15,7 @@ from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import allocate
 from retrieval.formats.labels import alike
 from retrieval.ranking.identical_rows import row_groups
+from retrieval.ranking.row_scan import Scan, scan
 from retrieval.resources import blocks
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
@@ -34,6 +35,8 @@ class Problem:
     self_ids: np.ndarray  # (Q,) the gallery row that is the query itself, -1: none
     dropped: int = 0  # rows left out because they hold NaN or Inf
     split: str = ""  # of the file that the queries are from
+    query_scan: Scan | None = None  # where there are `queries`, of a dtype that is scanned
+    gallery_scan: Scan | None = None
 
     @property
     def query_vectors(self) -> np.ndarray:
@@ -50,12 +53,14 @@ class Problem:
     @cached_property
     def gallery_groups(self) -> np.ndarray:
         """(G,) int64, the first gallery row that is identical to each row."""
-        return row_groups(self.gallery)
+        return row_groups(self.gallery, scans=[self.gallery_scan])
 
     def select(self, rows: np.ndarray) -> Problem:
         """The same gallery with some of the queries."""
+        scanned = self.gallery_scan if self.queries is None else self.query_scan
         selected = replace(
             self,
+            query_scan=scanned and scanned.take(rows),
             queries=self.query_vectors[rows],
             query_codes=self.query_codes[rows],
             query_rows=self.query_rows[rows],
@@ -127,19 +132,22 @@ def from_arrays(
             "Pass both, or neither to search each item among all others.",
         )
     vectors, labels = _checked(vectors, labels, "embeddings")
-    rows, dropped = _finite(vectors, "embeddings", drop_nonfinite, source)
+    scanned = scan(vectors)
+    rows, dropped = _finite(vectors, scanned, "embeddings", drop_nonfinite, source)
     if gallery is None or gallery_labels is None:
         names, codes = np.unique(labels[rows], return_inverse=True)
+        index = np.arange(len(codes))
         return Problem(
             protocol=LEAVE_ONE_OUT,
             queries=None,
             query_codes=codes,
-            query_rows=np.arange(len(vectors))[rows],
+            query_rows=rows if isinstance(rows, np.ndarray) else index,
             gallery=_taken(vectors, rows),
             gallery_codes=codes,
             names=names,
-            self_ids=np.arange(len(codes)),
+            self_ids=index,
             dropped=dropped,
+            gallery_scan=scanned and scanned.take(rows),
         )
     gallery, gallery_labels = _checked(gallery, gallery_labels, "gallery embeddings")
     if gallery.shape[1] != vectors.shape[1]:
@@ -149,7 +157,8 @@ def from_arrays(
             "Embed both with the same model.",
         )
     labels, gallery_labels = alike(labels, gallery_labels)
-    kept, more = _finite(gallery, "gallery embeddings", drop_nonfinite, source)
+    others = scan(gallery)
+    kept, more = _finite(gallery, others, "gallery embeddings", drop_nonfinite, source)
     labels, gallery_labels = labels[rows], gallery_labels[kept]
     names, codes = np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
     Q = len(labels)
@@ -163,6 +172,8 @@ def from_arrays(
         names=names,
         self_ids=np.full(Q, -1),
         dropped=dropped + more,
+        query_scan=scanned and scanned.take(rows),
+        gallery_scan=others and others.take(kept),
     )
 
 
@@ -247,12 +258,12 @@ def finite_rows(vectors: np.ndarray) -> np.ndarray:
 
 
 def _finite(
-    vectors: np.ndarray, what: str, drop: bool, source: str
+    vectors: np.ndarray, scanned: Scan | None, what: str, drop: bool, source: str
 ) -> tuple[slice | np.ndarray, int]:
     """The rows to keep, all of them as a slice so that nothing is copied, and how many are not."""
     if vectors.dtype.kind != "f":
         return slice(None), 0
-    good = finite_rows(vectors)
+    good = finite_rows(vectors) if scanned is None else np.isfinite(scanned.square)
     bad = np.flatnonzero(~good)
     if not len(bad):
         return slice(None), 0

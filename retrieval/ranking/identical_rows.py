@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
+from retrieval.ranking.row_scan import Scan
 from retrieval.resources import processors, run_all, slices
 
 Rows = Callable[[slice], np.ndarray]  # a slice of positions -> their rows (n, D)
 _BLOCK = 1 << 21  # numbers converted at a time
 
 
-def row_groups(*arrays: np.ndarray) -> np.ndarray:
-    """(N,) int64: the index of the first row identical to each row, counted over all arrays."""
+def row_groups(*arrays: np.ndarray, scans: Sequence[Scan | None] = ()) -> np.ndarray:
+    """(N,) int64: the index of the first row identical to each row, counted over all arrays.
+
+    scans: of each array, if they were scanned.
+    """
     D = arrays[0].shape[1]
-    hashes = np.concatenate([_hashes(len(array), D, partial(_block, array)) for array in arrays])
-    group = _first_of_each(hashes)
+    known = [found.hashes for found in scans if found is not None]
+    if len(known) < len(arrays):
+        known = [_hashes(len(array), D, partial(_block, array)) for array in arrays]
+    group = _first_of_each(np.concatenate(known))
     left, seed = _differ(arrays, np.arange(len(group)), group), 0
     while len(left):  # rows with the hash of another row are hashed anew, among themselves
         seed += 1
@@ -28,14 +34,22 @@ def row_groups(*arrays: np.ndarray) -> np.ndarray:
     return group
 
 
-def rows_among(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
-    """(Q,) int64: a gallery row identical to each query, -1 if there is none."""
-    first = row_groups(gallery, queries)[len(gallery) :]
+def rows_among(
+    queries: np.ndarray, gallery: np.ndarray, scans: Sequence[Scan | None] = ()
+) -> np.ndarray:
+    """(Q,) int64: a gallery row identical to each query, -1 if there is none.
+
+    scans: of the queries and of the gallery, if they were scanned.
+    """
+    first = row_groups(gallery, queries, scans=scans[::-1])[len(gallery) :]
     return np.where(first < len(gallery), first, -1)
 
 
 def direction_groups(
-    vectors: np.ndarray, units: Callable[[slice], np.ndarray], rows: np.ndarray
+    vectors: np.ndarray,
+    units: Callable[[slice], np.ndarray],
+    rows: np.ndarray,
+    scanned: Scan | None = None,
 ) -> np.ndarray:
     """(N,) int64: the index of the first row that points the same way.
 
@@ -46,11 +60,14 @@ def direction_groups(
     if vectors.dtype.itemsize > 4:
         return rows
     N, D = vectors.shape
-    group = _first_of_each(_hashes(N, D, lambda part: units(part) + np.float32(0)))
+    if scanned is not None:
+        group = _first_of_each(scanned.directions)
+    else:
+        group = _first_of_each(_hashes(N, D, lambda part: units(part) + np.float32(0)))
     # Different directions with one hash stand alone: a group is a promise, not a guess.
     alone = _differ((vectors,), np.arange(N), group, _parallel)
     group[alone] = alone
-    return group
+    return rows if np.array_equal(group, rows) else group  # one array where there are many rows
 
 
 def _block(array: np.ndarray, part: slice) -> np.ndarray:
@@ -80,8 +97,22 @@ def _hashes(count: int, dim: int, rows: Rows, seed: int = 0) -> np.ndarray:
 
 def _first_of_each(hashes: np.ndarray) -> np.ndarray:
     """(N,) int64: where each hash occurs first."""
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    return first[inverse].astype(np.int64)
+    first, ordered = np.arange(len(hashes)), np.sort(hashes)
+    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    parts = slices(len(hashes), _BLOCK)
+    if len(repeated):  # usually few or none
+        rows = np.concatenate(
+            [part.start + np.flatnonzero(_among(hashes[part], repeated)) for part in parts]
+        )
+        _, index, inverse = np.unique(hashes[rows], return_index=True, return_inverse=True)
+        first[rows] = rows[index][inverse]
+    return first
+
+
+def _among(hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """(n,) whether each hash is one of those in order."""
+    at = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
+    return ordered[at] == hashes
 
 
 def _differ(

@@ -10,6 +10,7 @@ import numpy as np
 from retrieval.errors import DmlError
 from retrieval.problem import Problem
 from retrieval.ranking.identical_rows import direction_groups
+from retrieval.ranking.row_scan import Scan, units
 from retrieval.resources import blocks, run_all
 
 ULP32, ULP64 = 2.0**-24, 2.0**-53  # unit roundoffs
@@ -18,7 +19,15 @@ ULP32, ULP64 = 2.0**-24, 2.0**-53  # unit roundoffs
 class Vectors:
     """Vectors (N, D) of any real dtype, perhaps memory-mapped, with class codes (N,) int64."""
 
-    def __init__(self, vectors: np.ndarray, codes: np.ndarray, keep: int, threads: int) -> None:
+    def __init__(
+        self,
+        vectors: np.ndarray,
+        codes: np.ndarray,
+        keep: int,
+        threads: int,
+        scanned: Scan | None = None,
+    ) -> None:
+        """keep: bytes that the unit vectors may take; scanned: what is known of the vectors."""
         # A read-only plain view: one compiled kernel serves arrays in memory and mapped files.
         self.vectors = np.asarray(vectors).view()
         self.vectors.flags.writeable = False
@@ -28,7 +37,12 @@ class Vectors:
         self._units = None  # float32 rows of length 1, where `keep` bytes hold them
         if self.vectors.size * 4 <= keep:
             self._units = np.empty(self.vectors.shape, np.float32)
-        run_all([(partial(self._measure, part), 1) for part in blocks(self.vectors)], threads)
+        if scanned is not None:
+            self.square = scanned.square
+            self._lengths(slice(None))
+        if scanned is None or self._units is not None:
+            work = self._measure if scanned is None else self._scale
+            run_all([(partial(work, part), 1) for part in blocks(self.vectors)], threads)
 
     def _measure(self, part: slice) -> None:
         block = self.vectors[part].astype(np.float64)
@@ -41,11 +55,18 @@ class Vectors:
                 "Squared distances of vectors above 1e140 or below 1e-140 leave its range.",
                 "Rescale the vectors: neither distance's ranking changes.",
             )
-        norm = self.norm[part] = np.sqrt(square)
-        self.inverse[part] = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
+        self._lengths(part)
         if self._units is not None:
             block *= self.inverse[part, None]
             self._units[part] = block
+
+    def _lengths(self, part: slice) -> None:
+        norm = self.norm[part] = np.sqrt(self.square[part])
+        self.inverse[part] = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
+
+    def _scale(self, part: slice) -> None:
+        if self._units is not None:
+            self._units[part] = units(self.vectors[part], self.inverse[part])
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -57,7 +78,7 @@ class Vectors:
     def units(self, part: slice | np.ndarray) -> np.ndarray:
         """Rows of length 1 in float32; zero rows stay zero."""
         if self._units is None:
-            return self.units64(part).astype(np.float32)
+            return units(self.vectors[part], self.inverse[part])
         return self._units[part]
 
     @property
@@ -111,13 +132,16 @@ def prepare(problem: Problem, distances: tuple[str, ...], memory: int, threads: 
     gallery, *others = whole_multiples(
         [problem.gallery] if problem.queries is None else [problem.gallery, problem.queries]
     )
-    items = Vectors(gallery, problem.gallery_codes, memory // 4, threads)
+    # The scan is that of the vectors as they were given.
+    known = problem.gallery_scan if gallery is problem.gallery else None
+    items = Vectors(gallery, problem.gallery_codes, memory // 4, threads, known)
     queries = items
     if others:
-        queries = Vectors(others[0], problem.query_codes, memory // 4, threads)
+        scanned = problem.query_scan if others[0] is problem.queries else None
+        queries = Vectors(others[0], problem.query_codes, memory // 4, threads, scanned)
     groups = {"l2": problem.gallery_groups}
     if "cos" in distances:
-        groups["cos"] = direction_groups(items.vectors, items.units, problem.gallery_groups)
+        groups["cos"] = direction_groups(items.vectors, items.units, problem.gallery_groups, known)
     top = max(queries.norm.max(initial=0.0), items.norm.max(initial=0.0))
     return Prepared(
         queries=queries,
