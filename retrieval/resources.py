@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -166,14 +167,18 @@ def run_all(
 ) -> None:
     """Runs (task, weight) pairs in order; `stop` tells the running ones that one has failed."""
     done, total = 0, sum(weight for _, weight in tasks)
+    # A queue: `futures.wait` looks at all tasks each time that one of thousands ends.
+    finished: SimpleQueue[Future[None]] = SimpleQueue()
     with ThreadPoolExecutor(threads) as pool:
         running = {pool.submit(task): weight for task, weight in tasks}
+        for future in running:
+            future.add_done_callback(finished.put)
         try:
             while running:
-                finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                for task in finished:
-                    done += running.pop(task)
-                    task.result()
+                with suppress(Empty):
+                    future = finished.get(timeout=0.5)
+                    done += running.pop(future)
+                    future.result()
                 if progress:
                     progress(done, total)
         except BaseException:
