@@ -15,6 +15,7 @@ from retrieval.console import (
     given_options,
     next_step,
     on_interrupt,
+    several_processes,
     stdout_console,
     tell,
     warn,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Evaluation, Settings
     from retrieval.problem import Problem
+    from retrieval.processes import World
     from retrieval.sources import Sources
 
 
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 )
 @click.option("--per-class", metavar="FILE", help="Write Recall@1 of each class to FILE as CSV.")
 @output_options
+@several_processes
 def eval_command(
     file: str,
     gallery: str | None,
@@ -74,6 +77,7 @@ def eval_command(
     as_json: bool,
     out: str | None,
     force: bool,
+    world: World,
     **scoring: Any,
 ) -> None:
     """Evaluate an embedding file: Recall@K, MRR, MAP@R and NMI.
@@ -91,8 +95,10 @@ def eval_command(
       dmltool eval features.npy --labels labels.txt --recall-at 1,10,100
       dmltool eval query.npz --gallery gallery.npz --json > result.json
       dmltool eval 's3://bucket/shards/*.npy' --labels s3://bucket/labels.npy
+      torchrun --nproc-per-node=8 -m cli eval large.h5 --no-nmi
     """
     from retrieval.embeddings import provenance
+    from retrieval.evaluation import rank
     from retrieval.loading import load
     from retrieval.problem import from_embeddings
     from retrieval.sources import Sources
@@ -107,13 +113,17 @@ def eval_command(
         data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         lists = data.has_only_neighbours
         problem = None if lists else from_embeddings(data, drop_nonfinite=drop_nonfinite)
+    if problem is None and per_class:
+        raise click.UsageError("--per-class needs labels, and the file has none.")
+    if world.rank:  # helps to count; the first process does everything else
+        if problem is not None:
+            rank(problem, settings.of(data), world=world)
+        return
     if problem is None:
-        if per_class:
-            raise click.UsageError("--per-class needs labels, and the file has none.")
         _compare_lists(data, settings, sources, output)
         return
     tell_device(settings.device, data)
-    evaluation, interrupted = _score(problem, settings.of(data), sources, show=not as_json)
+    evaluation, interrupted = _score(problem, settings.of(data), sources, not as_json, world)
     result = evaluation.result | {"source": provenance(data)}
     if classes:
         from retrieval.files import write_text
@@ -144,7 +154,7 @@ def _per_class_target(name: str | None, output: Output, sources: Sources) -> Pat
 
 
 def _score(
-    problem: Problem, settings: Settings, sources: Sources, show: bool
+    problem: Problem, settings: Settings, sources: Sources, show: bool, world: World
 ) -> tuple[Evaluation, bool]:
     """Evaluate a problem and show its scores, those of k-means last because it may take long.
 
@@ -154,7 +164,7 @@ def _score(
     from retrieval.tables import evaluation_table, nmi_table
 
     with ProgressBar() as report:
-        evaluation = score(problem, settings, report)
+        evaluation = score(problem, settings, report, world)
     sources.check_unchanged()
     console = stdout_console()
     if show:
@@ -228,6 +238,7 @@ def _tell_source(data: Embeddings) -> None:
 @scoring_options
 @click.option("--nmi/--no-nmi", default=False, help="Also compute NMI and AMI.  [default: no-nmi]")
 @output_options
+@several_processes
 def compare(
     a: str,
     b: str,
@@ -235,6 +246,7 @@ def compare(
     as_json: bool,
     out: str | None,
     force: bool,
+    world: World,
     **scoring: Any,
 ) -> None:
     """Compare two embedding files of the same items: is B better?
@@ -247,6 +259,7 @@ def compare(
     Example:
       dmltool compare old.h5 new.h5 --distance cos
     """
+    from retrieval.comparison import assist
     from retrieval.comparison import compare as paired
     from retrieval.loading import load
     from retrieval.sources import Sources
@@ -258,8 +271,11 @@ def compare(
     output = Output.checked(as_json, out, force, sources.files)
     with ProgressBar() as report:
         first, second = load(a, labels=labels), load(b, labels=labels)
+        if world.rank:
+            assist(first, second, settings, world)
+            return
         tell_device(settings.device, first, second)
-        result = paired(first, second, settings, report)
+        result = paired(first, second, settings, report, world)
     sources.check_unchanged()
     output.write(result)
     if as_json:

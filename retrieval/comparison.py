@@ -9,11 +9,12 @@ import numpy as np
 
 from retrieval import bootstrap
 from retrieval.embeddings import Embeddings, Split
-from retrieval.evaluation import Evaluation, Settings, run
+from retrieval.evaluation import Evaluation, Settings, rank, run
 from retrieval.loading import comparable, loaded
 from retrieval.matching import match_rows
 from retrieval.metrics import cluster_metrics
 from retrieval.problem import from_embeddings
+from retrieval.processes import ALONE, World
 from retrieval.resources import StageProgress, of_file
 from retrieval.results import Comparison, Difference, Flip
 
@@ -25,6 +26,7 @@ def compare(
     b: Embeddings | str | Path,
     settings: Settings | None = None,
     progress: StageProgress | None = None,
+    world: World = ALONE,
 ) -> Comparison:
     """Compare two embeddings of the same items: B less A in every score.
 
@@ -38,17 +40,17 @@ def compare(
         How to evaluate both. Default: without NMI.
     progress : function, optional
         Called with (stage, done, total).
+    world : World, optional
+        The processes that share the work: rank 0 calls this, the others `assist`.
 
     Returns
     -------
     dict
         Differences with paired class-bootstrap intervals and p values, as in docs/json.md.
     """
-    a, b = comparable(loaded(a), loaded(b))
-    settings = (settings or Settings(nmi=False)).of(a)
-    b = align(a, b)
+    a, b, settings = prepared(a, b, settings)
     first, second = (
-        run(from_embeddings(data), settings, of_file(progress, name))
+        run(from_embeddings(data), settings, of_file(progress, name), world)
         for name, data in (("A", a), ("B", b))
     )
     return {
@@ -65,6 +67,21 @@ def compare(
         "checks": {"a": first.result["checks"], "b": second.result["checks"]},
         "settings": first.result["settings"],
     }
+
+
+def prepared(
+    a: Embeddings | str | Path, b: Embeddings | str | Path, settings: Settings | None
+) -> tuple[Embeddings, Embeddings, Settings]:
+    """Both embeddings with the same items in their rows, and the settings for them."""
+    a, b = comparable(loaded(a), loaded(b))
+    return a, align(a, b), (settings or Settings(nmi=False)).of(a)
+
+
+def assist(a: Embeddings, b: Embeddings, settings: Settings, world: World) -> None:
+    """Count the share of this rank, while rank 0 runs `compare`."""
+    a, b, settings = prepared(a, b, settings)
+    for data in (a, b):
+        rank(from_embeddings(data), settings, world=world)
 
 
 def align(a: Embeddings, b: Embeddings) -> Embeddings:

@@ -14,7 +14,8 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import wraps
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -108,6 +109,35 @@ def given_options(**given: str | None) -> list[str]:
     """Return the options that were given, as words of a command line."""
     pairs = ((f"--{name.replace('_', '-')}", value) for name, value in given.items() if value)
     return [word for pair in pairs for word in pair]
+
+
+# Several processes
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Print nothing inside."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def several_processes(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command join the other processes that torchrun or srun has started.
+
+    The command gets the argument `world`. Only rank 0 prints; errors are told by one rank.
+    """
+
+    @wraps(command)
+    def run(*args: Any, **given: Any) -> None:
+        from retrieval import processes
+
+        with processes.joined() as world:
+            if world.rank == 0:
+                return command(*args, world=world, **given)
+            with silence():
+                return command(*args, world=world, **given)
+
+    return run
 
 
 # Ctrl-C

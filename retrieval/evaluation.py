@@ -26,8 +26,9 @@ from retrieval.problem import (
     require_common_label,
     sample,
 )
+from retrieval.processes import ALONE, World
 from retrieval.ranking.backends.choice import PATTERN
-from retrieval.ranking.ranks import count_ranks
+from retrieval.ranking.ranks import Ranks, count_ranks
 from retrieval.resources import Progress, StageProgress, allowed, stage
 from retrieval.results import Result, Scores
 
@@ -201,26 +202,36 @@ def _mixed() -> DmlError:
     )
 
 
-def run(problem: Problem, settings: Settings, progress: StageProgress | None = None) -> Evaluation:
+def run(
+    problem: Problem,
+    settings: Settings,
+    progress: StageProgress | None = None,
+    world: World = ALONE,
+) -> Evaluation:
     """Evaluates the problem; `progress(stage, done, total)` hears of everything long."""
-    found = score(problem, settings, progress)
+    found = score(problem, settings, progress, world)
     why = nmi_left_out(problem, settings)
     if why is None:
         return add_nmi(found, problem, settings, progress)
     return noted(found, why) if why else found
 
 
-def score(
-    problem: Problem, settings: Settings, progress: StageProgress | None = None
-) -> Evaluation:
-    """All scores but NMI and AMI, which k-means may take long for: `add_nmi`."""
-    settings = settings.of()
+def rank(
+    problem: Problem,
+    settings: Settings,
+    progress: StageProgress | None = None,
+    world: World = ALONE,
+) -> tuple[Problem, dict[str, Ranks]]:
+    """The problem with the queries that the settings ask for, and their ranks by each distance.
+
+    Of several processes, each counts its share: all of them call this, and rank 0 goes on.
+    """
     require_common_label(problem)
-    full = problem
     if settings.queries is not None:
         problem = sample(problem, settings.queries, settings.seed)
-    found = checks.data_checks(full)
-    ranked = count_ranks(
+    if world.size > 1:
+        world.require_same(problem.checksum(), "embeddings")
+    return problem, count_ranks(
         problem,
         distances=settings.distances,
         positions=settings.map_at_r,
@@ -228,7 +239,21 @@ def score(
         threads=settings.threads and allowed(settings.threads),
         device=settings.device,
         progress=stage(progress, "ranks"),
+        world=world,
     )
+
+
+def score(
+    problem: Problem,
+    settings: Settings,
+    progress: StageProgress | None = None,
+    world: World = ALONE,
+) -> Evaluation:
+    """All scores but NMI and AMI, which k-means may take long for: `add_nmi`."""
+    settings = settings.of()
+    full = problem
+    problem, ranked = rank(full, settings, progress, world)
+    found = checks.data_checks(full)
     per_query = {
         d: metrics.query_scores(r.rank, r.positions, settings.recall_at) for d, r in ranked.items()
     }

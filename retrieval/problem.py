@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from functools import cached_property
+from zlib import crc32
 
 import numpy as np
 
@@ -54,6 +55,15 @@ class Problem:
     def gallery_groups(self) -> np.ndarray:
         """(G,) int64, the first gallery row that is identical to each row."""
         return row_groups(self.gallery, scans=[self.gallery_scan])
+
+    def checksum(self) -> int:
+        """Tells problems of other files from this one: all classes, and a thousand rows."""
+        total = crc32(repr((self.protocol, self.query_vectors.shape, self.gallery.shape)).encode())
+        for codes in (self.query_codes, self.gallery_codes):
+            total = crc32(codes.tobytes(), total)
+        for rows in (self.query_vectors, self.gallery):
+            total = crc32(rows[:: max(1, len(rows) // 1000)].tobytes(), total)
+        return total
 
     def select(self, rows: np.ndarray) -> Problem:
         """The same gallery with some of the queries."""

@@ -64,9 +64,12 @@ class World:
         share = int(found) // self.local_size if found.isdecimal() else machine
         return max(1, min(machine, share))
 
-    def share(self, tasks: Sequence[T]) -> Sequence[T]:
-        """Those of the tasks that are this rank's: every size-th one."""
-        return tasks[self.rank :: self.size]
+    def share(self, tasks: Sequence[T], before: int = 0) -> Sequence[T]:
+        """Those of the tasks that are this rank's: every size-th one.
+
+        `before` is the number of tasks in earlier lists: all lists together are shared evenly.
+        """
+        return tasks[(self.rank - before) % self.size :: self.size]
 
     def add(self, *arrays: np.ndarray) -> None:
         """Replace integer arrays by their sums over all ranks, in place."""
@@ -83,6 +86,19 @@ class World:
         """
         self._reduce("SUM", [array.view(f"i{array.itemsize}") for array in arrays])
 
+    def require_same(self, number: int, what: str) -> None:
+        """Raise unless all ranks have the same number, a checksum of what they read."""
+        import numpy as np
+
+        both = np.array([number, -number])
+        self.least(both)
+        if both[0] != -both[1]:
+            raise DmlError(
+                f"The processes have read different {what}.",
+                "They share the work on one problem, so all of them need the same file.",
+                "Copy the file to every machine, or put it on a disk that all of them share.",
+            )
+
     def _reduce(self, operation: str, arrays: Sequence[np.ndarray]) -> None:
         if self.size == 1:
             return
@@ -97,6 +113,8 @@ class World:
                 part = torch.from_numpy(flat[start : start + MOST])
                 distributed.all_reduce(part, getattr(distributed.ReduceOp, operation))
 
+
+ALONE = World()
 
 # Which processes there are
 
@@ -277,6 +295,8 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
         distributed.init_process_group(
             backend, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT
         )
+        # Who left at once would seem to have died to those that are still connecting.
+        meet(distributed.PrefixStore("connected", store), world)
     except (RuntimeError, ValueError, OSError) as error:
         raise DmlError(
             f"Rank {world.rank} cannot join the {world.size} processes at "

@@ -8,9 +8,14 @@ import json
 import os
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from retrieval.processes import World
 from tests.forks import Forked
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +67,30 @@ def run_commands(size, commands, folder):
         assert outcome.code == 0, outcome.stderr
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
     return [[Outcome(**outcome) for outcome in ranks] for ranks in zip(*found, strict=True)]
+
+
+@dataclass(frozen=True)
+class ThreadWorld(World):
+    """A rank that is a thread of the test: collectives without new processes."""
+
+    barrier: threading.Barrier | None = None
+    given: list | None = None
+
+    def _reduce(self, operation, arrays):
+        reduce = {"SUM": np.add, "MIN": np.minimum}[operation].reduce
+        for array in arrays:
+            self.given[self.rank] = array.copy()
+            self.barrier.wait(30)
+            array[...] = reduce(self.given)
+            self.barrier.wait(30)
+
+
+def in_threads(size, work):
+    """What work(world) returns for each rank of a world of threads."""
+    barrier, given = threading.Barrier(size), [None] * size
+    worlds = [ThreadWorld(n, size, n, size, barrier=barrier, given=given) for n in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(work, worlds))
 
 
 def main(folder):

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from retrieval.processes import ALONE, World
 from retrieval.ranking.pair_distance import compare_exactly, measure
 from retrieval.ranking.vectors import ULP32, Prepared
 from retrieval.resources import run_all, slices
@@ -58,8 +59,10 @@ class Classes:
         return np.split(q, np.flatnonzero(np.diff(chunk)) + 1) if len(q) else []
 
 
-def nearest_positives(prepared: Prepared, classes: Classes) -> dict[str, NearestPositives]:
-    """The nearest positive of every query, by each distance."""
+def nearest_positives(
+    prepared: Prepared, classes: Classes, world: World = ALONE
+) -> dict[str, NearestPositives]:
+    """The nearest positive of every query, by each distance; the ranks share out the classes."""
     codes, dim = prepared.queries.codes, classes.dim
     Q = len(codes)
     out = {
@@ -92,7 +95,12 @@ def nearest_positives(prepared: Prepared, classes: Classes) -> dict[str, Nearest
     tasks += [partial(large_classes, parts)] if parts else []
     # Many small steps on several threads wait for each other more than they work.
     work = np.sum(classes.size, dtype=np.float64) * dim
-    run_all([(task, 1) for task in tasks], prepared.threads if work > _SMALL else 1)
+    threads = prepared.threads if work > _SMALL else 1
+    run_all([(task, 1) for task in world.share(tasks)], threads)
+    for found in out.values():
+        found.index[:] += 1  # zero: not found by this rank
+        world.complete(found.index, found.squared, found.error, found.l2)
+        found.index[:] -= 1
     return out
 
 

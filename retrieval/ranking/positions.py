@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from retrieval.metrics import PositivePositions
+from retrieval.processes import ALONE, World
 from retrieval.ranking import position_kernels
 from retrieval.ranking.nearest_positive import Classes
 from retrieval.ranking.pair_distance import compare_exactly, measure
@@ -92,6 +93,11 @@ class Positions:
             )
             np.add.at(self.tied, positive[nearer >= 0], 1)
 
+    def join(self, world: World) -> None:
+        """Add up what the ranks have counted; beyond R for one of them is beyond R."""
+        world.add(self.lists.negatives, self.tied)
+        world.least(self.lists.active)
+
     def result(self) -> PositivePositions:
         """The positions within R, ascending."""
         lists, owner = self.lists, self.owner
@@ -111,12 +117,14 @@ class _Found:
     """The positives of all queries with their distances, nearest first within a query."""
 
     def __init__(self, count: int) -> None:
-        self.index = np.empty(count, np.int64)  # gallery rows
-        self.squared, self.error, self.l2 = np.empty(count), np.empty(count), np.empty(count)
+        self.index = np.zeros(count, np.int64)  # gallery rows
+        self.squared, self.error, self.l2 = np.zeros(count), np.zeros(count), np.zeros(count)
 
 
-def positions_of(prepared: Prepared, classes: Classes, bounds: Bounds) -> dict[str, Positions]:
-    """Measure all positives of every query and sort them, for each distance."""
+def positions_of(
+    prepared: Prepared, classes: Classes, bounds: Bounds, world: World = ALONE
+) -> dict[str, Positions]:
+    """Measure all positives of every query and sort them; the ranks share out the classes."""
     counts = prepared.positive_counts
     start = np.cumsum(counts) - counts
     out = {d: _Found(int(counts.sum())) for d in prepared.distances}
@@ -135,5 +143,7 @@ def positions_of(prepared: Prepared, classes: Classes, bounds: Bounds) -> dict[s
             found.l2[to] = measured["l2"][0][order]
 
     chunks = classes.chunks(np.argsort(prepared.queries.codes, kind="stable"))
-    run_all([(partial(some, queries), 1) for queries in chunks], prepared.threads)
+    run_all([(partial(some, queries), 1) for queries in world.share(chunks)], prepared.threads)
+    for found in out.values():
+        world.complete(found.index, found.squared, found.error, found.l2)
     return {d: Positions(prepared, d, found, bounds) for d, found in out.items()}

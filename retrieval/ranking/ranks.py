@@ -22,12 +22,13 @@ import numpy as np
 
 from retrieval.metrics import DISTANCES, PositivePositions
 from retrieval.problem import Problem
+from retrieval.processes import ALONE, World
 from retrieval.ranking.backends.choice import choose
 from retrieval.ranking.positions import BYTES
 from retrieval.ranking.sorted_rows import sorted_positions, sorting_pays
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
-from retrieval.resources import Progress, processors, single_blas_thread
+from retrieval.resources import Progress, single_blas_thread
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def count_ranks(
     sort: bool | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
+    world: World = ALONE,
 ) -> dict[str, Ranks]:
     """Rank the queries of a problem, for each distance.
 
@@ -69,14 +71,17 @@ def count_ranks(
         what takes less time for the class of each query
     device : "auto", "cpu", "cuda" for all GPUs, or one of them such as "cuda:1"
     progress : called with (done, total)
+    world : the processes that share the work; all of them call this with the same problem, and
+        get the same ranks
     """
     options: dict[str, Any] = {
         "distances": distances,
         "memory": memory,
-        "threads": threads or processors(),
+        "threads": threads or world.processors,
         "block": block,
         "axes": axes,
         "device": device,
+        "world": world,
     }
     if positions:
         large = sorting_pays(problem) if sort is None else np.full(len(problem.query_codes), sort)
@@ -101,12 +106,20 @@ def _counted(
     block: int | None,
     axes: int | None,
     device: str,
+    world: World,
 ) -> TileCounter:
     """Count all tiles of a problem."""
     chosen = choose(device, len(problem.query_codes), *problem.gallery.shape)
     with single_blas_thread():  # the threads share out the work, not the BLAS
         prepared = prepare(problem, distances, memory, threads)
-        counter = TileCounter(prepared, positions, block=block, axes=axes, devices=chosen.devices)
+        counter = TileCounter(
+            prepared,
+            positions,
+            block=block,
+            axes=axes,
+            devices=chosen.devices,
+            world=world,
+        )
         counter.count(progress)
     return counter
 
@@ -170,7 +183,7 @@ def _partly_sorted(
         return {d: _taken(_joined([part[d] for part in parts]), back) for d in parts[0]}
     counter = _counted(problem, False, progress, **options)
     with single_blas_thread():
-        found, undecided = sorted_positions(counter.prepared)
+        found, undecided = sorted_positions(counter.prepared, counter.world)
     if undecided.any():
         rows = np.flatnonzero(undecided)
         exact = count_ranks(problem.select(rows), positions=True, **options, sort=False)

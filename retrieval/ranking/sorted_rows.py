@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from retrieval.problem import Problem
+from retrieval.processes import ALONE, World
 from retrieval.ranking import position_kernels
 from retrieval.ranking.vectors import ULP64, Prepared
 from retrieval.resources import run_all, slices
@@ -34,14 +35,17 @@ def sorting_pays(problem: Problem) -> np.ndarray:
     return problem.positive_counts * _POSITIVE > G * (_ITEM + D * _AXIS)
 
 
-def sorted_positions(prepared: Prepared) -> tuple[dict[str, list[np.ndarray]], np.ndarray]:
+def sorted_positions(
+    prepared: Prepared, world: World = ALONE
+) -> tuple[dict[str, list[np.ndarray]], np.ndarray]:
     """The positions of each query's positives within R, ascending, by each distance.
 
-    Returns also (Q,) bool: True for queries that float64 cannot decide.
+    Returns also (Q,) bool: True for queries that float64 cannot decide. The ranks share out the
+    queries.
     """
     Q, G = len(prepared.queries), len(prepared.gallery)
     out = {d: [np.empty(0, np.int32)] * Q for d in prepared.distances}
-    undecided = np.zeros(Q, bool)
+    undecided = np.zeros(Q, np.int8)
     by_count = np.argsort(prepared.positive_counts, kind="stable")
 
     def some(queries: np.ndarray) -> None:
@@ -54,9 +58,25 @@ def sorted_positions(prepared: Prepared) -> tuple[dict[str, list[np.ndarray]], n
             for query, positions in zip(queries.tolist(), found, strict=True):
                 out[d][query] = positions
 
-    parts = slices(Q, max(_ROWS, _NUMBERS // G))
+    parts = world.share(list(slices(Q, max(_ROWS, _NUMBERS // G))))
     run_all([(partial(some, by_count[part]), 1) for part in parts], prepared.threads)
-    return out, undecided
+    if world.size > 1:
+        world.complete(undecided)
+        out = {d: _completed(lists, world) for d, lists in out.items()}
+    return out, undecided > 0
+
+
+def _completed(lists: list[np.ndarray], world: World) -> list[np.ndarray]:
+    """The lists of all queries; each was found by one rank and is empty on the others."""
+    lengths = np.array([len(found) for found in lists], np.int64)
+    own = np.flatnonzero(lengths)
+    world.complete(lengths)
+    ends = np.cumsum(lengths)
+    joined = np.zeros(int(lengths.sum()), np.int32)
+    for n in own.tolist():
+        joined[ends[n] - lengths[n] : ends[n]] = lists[n]
+    world.complete(joined)
+    return np.split(joined, ends[:-1])
 
 
 def _distances(prepared: Prepared, queries: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

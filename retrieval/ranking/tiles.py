@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
+from retrieval.processes import ALONE, World
 from retrieval.ranking import kernels
 from retrieval.ranking.backends import Backend, Limits, Tile
 from retrieval.ranking.backends.numpy import NumpyBackend
@@ -31,17 +33,18 @@ class TileCounter:
         block: int | None = None,
         axes: int | None = None,
         devices: tuple[str, ...] = (),
+        world: World = ALONE,
     ) -> None:
-        self.prepared = prepared
+        self.prepared, self.world = prepared, world
         self.margin = np.float32((prepared.gallery.dim + 16) * ULP32)
         classes = Classes(prepared)
-        self.nearest = nearest_positives(prepared, classes)
+        self.nearest = nearest_positives(prepared, classes, world)
         self.thresholds, self.norms = self._thresholds(), self._norms()
         self.tying = {d: self._tying_groups(d) for d in prepared.distances}
         Q = len(prepared.queries)
         self.counts = {d: np.zeros(Q, np.int64) for d in prepared.distances}
         self.ties = {d: np.zeros(Q, np.int64) for d in prepared.distances}
-        self.positions = positions_of(prepared, classes, self._nearness) if positions else {}
+        self.positions = positions_of(prepared, classes, self._nearness, world) if positions else {}
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._centres: dict[str, np.ndarray] = {}
@@ -53,7 +56,9 @@ class TileCounter:
             self.backend = TorchBackend(prepared, limits, devices, block)
         else:
             self.backend = NumpyBackend(prepared, limits, self.reaches, block=block, axes=axes)
-        self.block = self.backend.block
+        rows = np.array([self.backend.block])
+        world.least(rows)  # tiles are shared out: those of all ranks have to be the same
+        self.block = int(rows[0])
         self.query_locks = [threading.Lock() for _ in slices(Q, self.block)]
 
     # Thresholds
@@ -139,21 +144,27 @@ class TileCounter:
     # Tiles
 
     def count(self, progress: Progress | None) -> None:
-        """Count all tiles; of a symmetric product, those on and above the diagonal."""
+        """Count all tiles; of a symmetric product, those on and above the diagonal.
+
+        The ranks share out the tiles of each column, and add up what they have counted.
+        """
         q_parts = list(slices(len(self.prepared.queries), self.block))
         g_parts = list(slices(len(self.prepared.gallery), self.block))
         symmetric = self.prepared.symmetric
         # Longest first, so that the threads end together.
-        tasks = [(g, q_parts[: n + 1] if symmetric else q_parts) for n, g in enumerate(g_parts)]
+        columns = [(g, q_parts[: n + 1] if symmetric else q_parts) for n, g in enumerate(g_parts)]
+        before = np.cumsum([0, *(len(parts) for _, parts in columns)]).tolist()
+        shared = [
+            (g, self.world.share(parts, n)) for (g, parts), n in zip(columns, before, strict=False)
+        ]
+        tasks = [(partial(self._column, g, own), len(own)) for g, own in shared[::-1] if own]
         with self.backend.ready():
-            run_all(
-                [(partial(self._column, g, parts), len(parts)) for g, parts in tasks[::-1]],
-                self.backend.workers,
-                progress,
-                self.stop.set,
-            )
+            run_all(tasks, self.backend.workers, progress, self.stop.set)
+        self.world.add(*self.counts.values(), *self.ties.values())
+        for positions in self.positions.values():
+            positions.join(self.world)
 
-    def _column(self, g: slice, parts: list[slice]) -> None:
+    def _column(self, g: slice, parts: Sequence[slice]) -> None:
         """Count all queries of `parts` against the gallery block g: the task of one thread."""
         work, items = _Worker(self), self.backend.load(g)
         for q in parts:

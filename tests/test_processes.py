@@ -1,0 +1,87 @@
+"""Commands in two and three processes: the bytes of one process, and errors told once."""
+
+import numpy as np
+import pytest
+
+from retrieval.embeddings import Split
+from retrieval.formats.hdf5.writing import write
+from tests.conftest import call
+from tests.golden.cases import vectors, whole
+from tests.ranks import run_commands, together
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of several tiles: small classes and two large ones, ties, duplicates, zeros."""
+    folder = tmp_path_factory.mktemp("embeddings")
+    X, labels = vectors(rows=900, classes=80)
+    labels[300:] %= 2
+    write(folder / "a.h5", {"test": Split(X, labels)})
+    write(folder / "b.h5", {"test": Split(X[:, ::-1] ** 3, labels)})
+    np.savez(folder / "q.npz", embeddings=X[:300], labels=labels[:300])
+    np.savez(folder / "g.npz", embeddings=X[300:], labels=labels[300:])
+    ties, codes = whole(rows=600)
+    np.savez(folder / "ties.npz", embeddings=ties, labels=codes)
+    return folder
+
+
+def commands(folder, out):
+    a, b, q, g, ties = (folder / name for name in ("a.h5", "b.h5", "q.npz", "g.npz", "ties.npz"))
+    result = ["--out", out / "result.json", "--per-class", out / "classes.csv"]
+    return [
+        ["eval", a, "--json", "--nmi", "--seeds", 1, "--kmeans-restarts", 1],
+        ["eval", a, "--no-nmi", "--distance", "cos", "--queries", 500, *result],
+        ["eval", q, "--gallery", g, "--no-nmi", "--json"],
+        ["eval", ties, "--json", "--no-nmi", "--no-map"],
+        ["compare", a, b, "--json"],
+        ["compare", a, b, "--distance", "l2"],
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone")
+    return out, [call(*command) for command in commands(folder, out)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_scores_of_several_processes_are_byte_for_byte_those_of_one(size, folder, alone, tmp_path):
+    out, wanted = alone
+    found = run_commands(size, commands(folder, tmp_path), tmp_path)
+    for ranks, one in zip(found, wanted, strict=True):
+        first, *others = ranks
+        assert (first.code, first.stdout) == (one.exit_code, one.stdout), first.stderr
+        assert first.stderr == one.stderr
+        assert all((rank.code, rank.stdout, rank.stderr) == (0, "", "") for rank in others)
+    for name in ("result.json", "classes.csv"):
+        assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_an_error_of_all_ranks_is_told_once(tmp_path):
+    ranks = together(3, "-m", "cli", "eval", tmp_path / "missing.h5")
+    assert [rank.code for rank in ranks] == [1, 1, 1]
+    told = "".join(rank.stderr for rank in ranks)
+    assert told.count("missing.h5") == 1
+    assert told.count("stops, because rank") == 2
+    assert "Traceback" not in told
+
+
+def test_a_wrong_option_is_told_once():
+    ranks = together(2, "-m", "cli", "eval", "x.h5", "--distance", "manhattan")
+    assert [rank.code for rank in ranks] == [2, 2]
+    assert "manhattan" in ranks[0].stderr
+    assert ranks[1].stderr == ""
+
+
+@pytest.mark.parametrize("command", ["merge", "inspect", "report", "list", "doctor", "demo"])
+def test_commands_of_one_process_refuse_several(command, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    done = call(command, "x")
+    assert done.exit_code == 1
+    assert f"`dmltool {command}` runs in one process." in done.stderr
+    monkeypatch.setenv("RANK", "1")
+    told = call(command, "x").stderr.strip()
+    assert told.count("\n") == 0
