@@ -186,7 +186,7 @@ class Batches:
     """Which images make up a batch."""
 
     size: int = 128
-    """Images per batch, drawn at random; every image is used once per epoch."""
+    """Images per batch, drawn at random; an incomplete last batch of an epoch is left out."""
     classes: int = 0
     """Classes per batch. If set together with `images`, it replaces `size`."""
     images: int = 0
