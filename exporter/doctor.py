@@ -81,6 +81,15 @@ def _faiss() -> Check:
     return _module("evaluate", "faiss", CPU, gpus)
 
 
+def _ranks_on(count: int) -> str:
+    """Whether the GPUs count ranks correctly."""
+    from retrieval.ranking.backends.trial import fault_of
+
+    names = [f"cuda:{n}" for n in range(count)]
+    faults = [f"{name}: {fault}" for name in names if (fault := fault_of(name, 512))]
+    return f"does not count ranks ({'; '.join(faults)})" if faults else "counts ranks as the CPU"
+
+
 def _training() -> list[Check]:
     def device(torch: ModuleType) -> str:
         from trainer.run.device import pick_device
@@ -88,7 +97,8 @@ def _training() -> list[Check]:
         picked = pick_device("auto")
         if picked.type == "cuda":
             count = torch.cuda.device_count()
-            return f"CUDA {torch.version.cuda}, {count} x {torch.cuda.get_device_name(0)}"
+            found = f"CUDA {torch.version.cuda}, {count} x {torch.cuda.get_device_name(0)}"
+            return f"{found}; {_ranks_on(count)}"
         if picked.type == "cpu":
             why = f"CUDA {torch.version.cuda} finds no GPU" if torch.version.cuda else "no CUDA"
             threads = torch.get_num_threads()

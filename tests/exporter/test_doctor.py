@@ -89,6 +89,15 @@ def test_what_the_quick_start_needs_is_missing(module, without, tmp_path):
     assert "pip install" in check.fix
 
 
+def test_gpus_are_tried_for_counting_ranks(monkeypatch):
+    from retrieval.ranking.backends import trial
+
+    monkeypatch.setattr(trial, "fault_of", lambda name, dim: None)
+    assert doctor._ranks_on(2) == "counts ranks as the CPU"
+    monkeypatch.setattr(trial, "fault_of", lambda name, dim: "is off" if name == "cuda:1" else None)
+    assert doctor._ranks_on(2) == "does not count ranks (cuda:1: is off)"
+
+
 @pytest.mark.parametrize("module", ["faiss", "pyarrow", "timm"])
 def test_what_can_be_done_without_is_said_and_no_more(module, without, tmp_path):
     without(module)

@@ -2,7 +2,7 @@
 
 The products are float32 as IEEE 754 has it, so the margins of `tiles` hold: any order of summation
 is allowed, TF32 and bfloat16 are not. Comparisons are those of the compiled loops, operation by
-operation.
+operation. No pairs are skipped by their leading axes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -70,14 +70,9 @@ class TorchBackend:
         prepared, limits = self.prepared, self.limits
 
         def put(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+            return torch.tensor(np.ascontiguousarray(array), device=device)
 
-        sides = (prepared.queries,) if prepared.symmetric else (prepared.queries, prepared.gallery)
-        fit = sum(side.vectors.size * 4 for side in sides) <= free_memory(device) // 2
-        queries = _units_on(device, prepared.queries) if fit else None
-        gallery = queries
-        if fit and not prepared.symmetric:
-            gallery = _units_on(device, prepared.gallery)
+        queries, gallery = self._kept(device)
         return _Place(
             put(limits.thresholds),
             put(limits.norms),
@@ -89,6 +84,18 @@ class TorchBackend:
             gallery,
         )
 
+    def _kept(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """The unit vectors of queries and gallery on the device, None if they do not fit."""
+        queries, gallery = self.prepared.queries, self.prepared.gallery
+        sides = [queries] if self.prepared.symmetric else [queries, gallery]
+        if sum(side.vectors.size * 4 for side in sides) > free_memory(device) // 2:
+            return None, None
+        try:
+            kept = [_units_on(device, side) for side in sides]
+        except torch.OutOfMemoryError:  # free, but in pieces
+            return None, None
+        return kept[0], kept[-1]
+
     def _block(self) -> int:
         """Rows of a tile: as many as the memory holds, but enough tiles to share out."""
         room = _SHARE * min(free_memory(device) for device in self.places) / _WORKERS
@@ -98,8 +105,13 @@ class TorchBackend:
         shared = len(self.prepared.gallery) // (4 * self.workers)
         return max(_LEAST, min(most, shared, _MOST) // _LEAST * _LEAST)
 
-    def ready(self) -> AbstractContextManager[None]:
-        return ieee_products()
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        try:
+            with ieee_products():
+                yield
+        except torch.OutOfMemoryError as error:  # where halving does not help
+            raise _out_of_memory() from error
 
     # Products
 
@@ -276,9 +288,9 @@ def _chunks(count: int, size: int, compute: Callable[[slice], T]) -> Iterator[tu
         part = slice(start, min(start + size, count))
         try:
             found = compute(part)
-        except torch.OutOfMemoryError as error:
+        except torch.OutOfMemoryError:
             if part.stop - start == 1:
-                raise _out_of_memory() from error
+                raise
             torch.cuda.empty_cache()
             size = (part.stop - start) // 2
             continue
@@ -289,16 +301,17 @@ def _chunks(count: int, size: int, compute: Callable[[slice], T]) -> Iterator[tu
 def _out_of_memory() -> DmlError:
     return DmlError(
         "The memory of the GPU is full.",
-        "Not even one row of a tile fits: other programs use it.",
+        "Not even a small part of a tile fits: other programs use it.",
         "Wait for them, or count on the CPU: --device cpu",
     )
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on a device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return available_memory()
+    if device.type != "cuda":
+        return available_memory()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused  # kept by torch for this process
 
 
 def _units(vectors: Vectors, part: slice, device: torch.device) -> Tensor:

@@ -55,6 +55,17 @@ def test_vectors_that_do_not_fit_the_device_are_streamed(clusters, monkeypatch):
         assert everything(X, labels, block=64) == expected
 
 
+def test_vectors_are_streamed_where_the_free_memory_is_in_pieces(clusters, monkeypatch):
+    expected = everything(*clusters)
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(backend, "_units_on", full)
+    with counted_by("torch"):
+        assert everything(*clusters) == expected
+
+
 def test_tiles_are_sized_by_the_free_memory(monkeypatch, rng):
     X = rng.standard_normal((9000, 2)).astype(np.float32)
     labels = np.arange(9000) // 3
