@@ -233,14 +233,22 @@ SUMS = {"reassoc", "contract", "nsz"}
 
 
 def compiled(
-    function: Callable[..., Any] | None = None, *, fastmath: bool | set[str] = SUMS
+    function: Callable[..., Any] | None = None,
+    *,
+    fastmath: bool | set[str] = SUMS,
+    inline: bool = False,
 ) -> Any:
-    """Compile a function that releases the GIL; cache the code on disk where that is allowed."""
+    """Compile a function that releases the GIL; cache the code on disk where that is allowed.
+
+    inline: put it into the loops that call it. A call counts the arrays of a named tuple in and
+    out, which takes longer than a short function.
+    """
     from numba import njit
 
     if function is None:
-        return partial(compiled, fastmath=fastmath)
+        return partial(compiled, fastmath=fastmath, inline=inline)
+    how = {"nogil": True, "fastmath": fastmath, "inline": "always" if inline else "never"}
     try:
-        return njit(nogil=True, cache=True, fastmath=fastmath)(function)
+        return njit(cache=True, **how)(function)
     except RuntimeError:  # no folder can be written: compiled anew in every process
-        return njit(nogil=True, fastmath=fastmath)(function)
+        return njit(**how)(function)

@@ -41,20 +41,24 @@ class MeasuredPairs(NamedTuple):
     square: np.ndarray  # squared length of the negative
 
 
-@compiled
-def _credit(lists, q, m, sign):
+# The short functions take arrays that the loops have taken out of `PositiveLists` once: each use of
+# an array inside a named tuple counts it in and out.
+
+
+@compiled(inline=True)
+def _credit(q, m, sign, start, limit, active, total, last, negatives, soonest, possible):
     """Add a negative that is at least as near as the positives of query q from the m-th on.
 
     Positives that are now beyond R are no longer active.
     """
-    base, M, C = lists.start[q], lists.active[q], lists.total[q] + 1
-    lists.negatives[base + m] += 1
-    while M > 0 and lists.limit[q] < lists.soonest[base + M - 1] + C:
+    base, M, C = start[q], active[q], total[q] + 1
+    negatives[base + m] += 1
+    while M > 0 and limit[q] < soonest[base + M - 1] + C:
         M -= 1
-        C -= lists.negatives[base + M]
-    if lists.active[q] > M:
-        lists.last[q] = sign * lists.possible[base + M - 1] if M > 0 else sign * np.inf
-    lists.active[q], lists.total[q] = M, C
+        C -= negatives[base + M]
+    if active[q] > M:
+        last[q] = sign * possible[base + M - 1] if M > 0 else sign * np.inf
+    active[q], total[q] = M, C
 
 
 @compiled
@@ -91,7 +95,11 @@ def credit_tile(tile, l2, queries, gallery, first, lists, pairs):
     Looks at the rows of the product from `first` on, a few columns at a time: most have nothing
     to add. Pairs that float32 leaves open are listed. Returns (row to go on from, pairs listed).
     """
-    product, margin, norms = tile.product, tile.margin, gallery.norms
+    product, margin, transposed = tile.product, tile.margin, tile.transposed
+    norms, query_codes, item_codes = gallery.norms, queries.codes, gallery.codes
+    item_groups = gallery.groups
+    start, limit, active, total, last = lists[:5]
+    negatives, soonest, groups, sure, possible = lists[5:10]
     A, B = product.shape
     sign = np.float32(-1 if l2 else 1)
     twice, hits = queries.thresholds[2], np.empty(B, np.float32)
@@ -100,27 +108,32 @@ def credit_tile(tile, l2, queries, gallery, first, lists, pairs):
     for i in range(first, A):
         if pairs.shape[0] - found < B:
             return i, found
-        _reaching(tile, l2, twice, norms, lists.last, i, hits, reaching)
+        _reaching(tile, l2, twice, norms, last, i, hits, reaching)
         for n in range(len(reaching)):
             if reaching[n] == 0:
                 continue
             for j in range(n * CHUNK, min((n + 1) * CHUNK, B)):
                 if hits[j] == 0:
                     continue
-                q, g = (j, i) if tile.transposed else (i, j)
-                base, M = lists.start[q], lists.active[q]
+                q, g = (j, i) if transposed else (i, j)
+                base, M = start[q], active[q]
                 if M == 0:
                     continue
                 low = high = product[i, j]
                 if l2:
                     p = twice[q] * norms[0, g]
                     low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
-                if not high >= lists.possible[base + M - 1] or queries.codes[q] == gallery.codes[g]:
+                if not high >= possible[base + M - 1] or query_codes[q] == item_codes[g]:
                     continue
-                if _is_open(lists, q, gallery.groups[g], low, high, sign):
+                m = _slot(base, M, item_groups[g], low, high, groups, sure, possible)
+                if m < 0:
                     pairs[found, 0] = q
                     pairs[found, 1] = g
                     found += 1
+                elif m < M:
+                    _credit(
+                        q, m, sign, start, limit, active, total, last, negatives, soonest, possible
+                    )
     return A, found
 
 
@@ -131,45 +144,48 @@ def credit_candidates(candidates, cosines, margin, l2, queries, gallery, lists, 
     candidates (n, 2): query and item of a tile. Pairs that float32 leaves open are listed; returns
     how many.
     """
-    norms = gallery.norms
+    norms, item_groups, twice = gallery.norms, gallery.groups, queries.thresholds[2]
+    start, limit, active, total, last = lists[:5]
+    negatives, soonest, groups, sure, possible = lists[5:10]
     sign = np.float32(-1 if l2 else 1)
     found = 0
     for n in range(len(candidates)):
         q, g = candidates[n, 0], candidates[n, 1]
-        M = lists.active[q]
+        base, M = start[q], active[q]
         if M == 0:
             continue
         low = high = cosines[n]
         if l2:
-            p = queries.thresholds[2, q] * norms[0, g]
+            p = twice[q] * norms[0, g]
             low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
-        if high >= lists.possible[lists.start[q] + M - 1] and _is_open(
-            lists, q, gallery.groups[g], low, high, sign
-        ):
+        if not high >= possible[base + M - 1]:
+            continue
+        m = _slot(base, M, item_groups[g], low, high, groups, sure, possible)
+        if m < 0:
             pairs[found, 0] = q
             pairs[found, 1] = g
             found += 1
+        elif m < M:
+            _credit(q, m, sign, start, limit, active, total, last, negatives, soonest, possible)
     return found
 
 
-@compiled
-def _is_open(lists, q, group, low, high, sign):
-    """Add a negative whose nearness is between low and high; return True if that leaves it open."""
-    base, M = lists.start[q], lists.active[q]
-    b = _first(lists.possible, base, M, high)
-    a = _first(lists.sure, base, M, low)
+@compiled(inline=True)
+def _slot(base, M, group, low, high, groups, sure, possible):
+    """The first of M positives that a negative is at least as near as; -1 if float32 cannot say.
+
+    The nearness of the negative is between low and high.
+    """
+    b = _first(possible, base, M, high)
+    a = _first(sure, base, M, low)
     for m in range(b, a):
-        if lists.groups[base + m] == group:  # identical rows: a tie
+        if groups[base + m] == group:  # identical rows: a tie
             a = m
             break
-    if b < a:
-        return True
-    if a < M:
-        _credit(lists, q, a, sign)
-    return False
+    return a if b >= a else -1
 
 
-@compiled
+@compiled(inline=True)
 def _first(falling, base, count, value):
     """The first of falling[base : base + count] that value reaches, `count` if none."""
     low, high = 0, count
@@ -182,7 +198,7 @@ def _first(falling, base, count, value):
     return low
 
 
-@compiled
+@compiled(inline=True)
 def _first_rising(rising, base, count, value):
     """The first of rising[base : base + count] that is no less than value, `count` if none."""
     low, high = 0, count
@@ -230,6 +246,8 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
     Items of one length rank alike under both distances: where l2 is exact it decides cos as well,
     one positive at a time, counted in `tied`.
     """
+    start, limit, active, total, last = lists[:5]
+    negatives, soonest, possible = lists.negatives, lists.soonest, lists.possible
     sign = np.float32(-1 if l2 else 1)
     left = 0
     for n in range(len(pairs.query)):
@@ -246,7 +264,7 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
                 unsure[left, 1] = m
                 left += 1
         if a < M:
-            _credit(lists, q, a, sign)
+            _credit(q, a, sign, start, limit, active, total, last, negatives, soonest, possible)
     return left
 
 
