@@ -47,13 +47,14 @@ def scan(vectors: np.ndarray) -> Scan | None:
     return found
 
 
-def units(block: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+def units(block: np.ndarray, inverse: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """Rows times the inverse of their lengths, computed in float64, rounded to float32."""
+    out = np.empty(block.shape, np.float32) if out is None else out
     if block.dtype.name not in NARROW:
-        return (block.astype(np.float64) * inverse[:, None]).astype(np.float32)
+        out[:] = block.astype(np.float64) * inverse[:, None]
+        return out
     from retrieval.ranking.row_kernels import unit_rows
 
-    out = np.empty(block.shape, np.float32)
     unit_rows(readable(block), inverse, out)
     return out
 

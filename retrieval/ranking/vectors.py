@@ -66,7 +66,7 @@ class Vectors:
 
     def _scale(self, part: slice) -> None:
         if self._units is not None:
-            self._units[part] = units(self.vectors[part], self.inverse[part])
+            units(self.vectors[part], self.inverse[part], out=self._units[part])
 
     def __len__(self) -> int:
         return len(self.vectors)
