@@ -15,7 +15,7 @@ from retrieval.embeddings import Embeddings, Split, collected
 from retrieval.errors import DmlError, install
 from retrieval.formats import Format, find_format, shards
 from retrieval.formats import labels as label_arrays
-from retrieval.formats.arrays import budget
+from retrieval.formats.arrays import budget, file_size
 from retrieval.remote.cache import addresses_in_errors, shown
 from retrieval.resources import StageProgress
 from retrieval.sources import locate
@@ -233,7 +233,7 @@ def _call(format: Format, path: Path, function: Callable[[], T]) -> T:
     # which file it was. The cause stays attached for --debug.
     try:
         module = format.load()
-        signals.expect_size(str(path), path.stat().st_size)
+        signals.expect_size(str(path), file_size(path))
         if hasattr(module, "trial"):
             from retrieval.formats import trial
 
@@ -245,7 +245,7 @@ def _call(format: Format, path: Path, function: Callable[[], T]) -> T:
     except ModuleNotFoundError as error:
         raise DmlError(
             f"{path} needs {error.name}, which is not installed.",
-            f"Reading {path.suffix} files is optional.",
+            f"Reading {path.suffix or format.name} files is optional.",
             install(format.extra or "cpu"),
         ) from error
     except Exception as error:

@@ -88,6 +88,8 @@ def merge(
 def _sha256(files: Sequence[Path], progress: StageProgress | None) -> str:
     """Of all files of a set, one after the other."""
     digest = hashlib.sha256()
+    inside = (sorted(path.rglob("*")) if path.is_dir() else [path] for path in files)  # of stores
+    files = [file for several in inside for file in several if not file.is_dir()]
     if not all(path.is_file() for path in files):
         return ""  # reading it will tell what is wrong
     for path in files:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import COMPRESSED, FORMATS, find_format
+from retrieval.formats import COMPRESSED, FORMATS, find_format, store_format
+from retrieval.formats.arrays import file_size
 from retrieval.remote.address import Address, is_address, parse
 from retrieval.remote.cache import Entry, addresses_in_errors, shown
 from retrieval.remote.store import Store
@@ -95,8 +96,12 @@ def _behind(address: Address, progress: StageProgress | None) -> Place:
 def _folder_behind(address: Address, store: Store, entry: Entry) -> Place:
     there = {file.name: file for file in store.below()}
     listings = ("state.json", "dataset_dict.json")
-    if any(name in there for name in listings):
+    marks = {mark for format in FORMATS for mark in format.marks}
+    if not there or any(name in there for name in (*listings, *marks)):
         there = {file.name: file for file in store.below(deep=True)}
+        if marks & {name.partition("/")[0] for name in there}:  # a store is taken as it is
+            entry.fetch(store, list(there.values()))
+            return Place(address.shown, (entry.data,), address.key)
         told = [file for name, file in there.items() if name.split("/")[-1] in listings]
         entry.fetch(store, told)
     if "embeddings.h5" in there:
@@ -123,11 +128,13 @@ def natural(path: Path) -> tuple[list[str | int], str]:
 
 
 def _files(path: Path) -> tuple[Path, ...]:
+    if store_format(path):
+        return (path,)
     if path.is_dir():
         return _in_folder(path, os.listdir(path))
     if glob.has_magic(str(path)) and not path.exists():
         found = [Path(name) for name in glob.glob(str(path), recursive=True)]
-        if files := _sorted(file for file in found if not file.is_dir()):
+        if files := _sorted(file for file in found if not file.is_dir() or store_format(file)):
             return files
         raise _no_match(str(path))
     return (path,)
@@ -252,4 +259,8 @@ class Sources:
 
     @staticmethod
     def _look(path: Path) -> tuple[int, int] | None:
-        return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
+        if not path.exists():
+            return None
+        inside = path.rglob("*") if path.is_dir() else ()
+        times = [file.stat().st_mtime_ns for file in (path, *inside)]
+        return file_size(path), max(times)

@@ -39,6 +39,8 @@ class Format(registry.Entry):
     """A library that a plain install lacks,"""
     extra: str = ""
     """and the extra of pyproject.toml that installs it."""
+    marks: tuple[str, ...] = ()
+    """Of a format whose files are folders: names of which one is in such a folder."""
 
     def read(self, path: Path, key: str | None, with_labels: bool) -> Embeddings:
         """Read a file; `key` is what follows its name after `::`."""
@@ -149,6 +151,24 @@ FORMATS = Registry(
         needs="pyarrow",
         extra="readers",
     ),
+    Format(
+        "zarr",
+        "retrieval.formats.zarr_store",
+        "Zarr stores (folders), version 2 and 3: one array, or a group of named arrays",
+        (".zarr",),
+        needs="zarr",
+        extra="stores",
+        marks=(".zarray", ".zgroup", "zarr.json"),
+    ),
+    Format(
+        "lance",
+        "retrieval.formats.lance_table",
+        "Lance tables (folders): one list column, or one column per dimension",
+        (".lance",),
+        needs="lance",
+        extra="stores",
+        marks=("_versions",),
+    ),
     Format("ivecs", "retrieval.formats.vecs", "TEXMEX integers", (".ivecs",), labels_only=True),
     Format("text", "retrieval.formats.text", "one label per line", (".txt",), labels_only=True),
     Format("json", "retrieval.formats.text", "a list of labels", (".json",), labels_only=True),
@@ -159,6 +179,8 @@ BINARY = ("vecs", "ivecs", "safetensors")  # these begin with a number, which ma
 
 def find_format(path: Path) -> Format:
     """By suffix, else by the first bytes; raises for what is not a readable file."""
+    if store := store_format(path):
+        return store
     check_file(path)
     by_suffix = {suffix: format for format in FORMATS for suffix in format.suffixes}
     suffix = path.suffix.lower()
@@ -177,6 +199,15 @@ def find_format(path: Path) -> Format:
         f"These suffixes are read: {' '.join(by_suffix)}.",
         f"Did you mean {near}?" if near else "Convert the file to one of these formats.",
     )
+
+
+def store_format(path: Path) -> Format | None:
+    """The format of a folder that is read as one file."""
+    if path.is_dir():
+        for format in FORMATS:
+            if any((path / mark).exists() for mark in format.marks):
+                return format
+    return None
 
 
 def _check_signature(path: Path, format: Format) -> None:

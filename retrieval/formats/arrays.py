@@ -40,11 +40,18 @@ class Budget:
 @contextmanager
 def budget(path: Path) -> Iterator[None]:
     """Inside the block, `reserve` counts what is taken for the arrays of this file."""
-    token = _budget.set(Budget(path, os.path.getsize(path)))
+    token = _budget.set(Budget(path, file_size(path)))
     try:
         yield
     finally:
         _budget.reset(token)
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder that is read as one."""
+    if not path.is_dir():
+        return os.path.getsize(path)
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def reserve(size: int) -> None:

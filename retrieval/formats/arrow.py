@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import labels
-from retrieval.formats.arrays import EXACT, allocate, refuse_bomb, rounded
+from retrieval.formats.arrays import EXACT, allocate, file_size, refuse_bomb, rounded
 from retrieval.formats.arrow_sizes import sizes
 from retrieval.formats.columns import Column, Roles, assemble, label_column, roles
 
@@ -37,7 +37,13 @@ class Table:
 
 def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
     with _damage(path):
-        table = _open(path)
+        return read_table(path, _open(path), key, with_labels, "arrow")
+
+
+def read_table(
+    path: Path, table: Table, key: str | None, with_labels: bool, format: str
+) -> Embeddings:
+    with _damage(path):
         columns = table.columns()
         found = roles(columns, key, path, with_labels)
         rows = _vectors(path, table, [columns[n].name for n in found.vectors], found)
@@ -47,12 +53,16 @@ def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
         }
     if "labels" in beside:
         beside["labels"] = labels.labels(beside["labels"], str(path))
-    return assemble(path, "arrow", rows, beside, found.taken)
+    return assemble(path, format, rows, beside, found.taken)
 
 
 def read_labels(path: Path, key: str | None) -> np.ndarray:
     with _damage(path):
-        table = _open(path)
+        return read_table_labels(path, _open(path), key)
+
+
+def read_table_labels(path: Path, table: Table, key: str | None) -> np.ndarray:
+    with _damage(path):
         columns = table.columns()
         name = columns[label_column(columns, key, path)].name
         return labels.labels(_text_or_numbers(path, table, name), f"{path}::{name}")
@@ -170,7 +180,7 @@ def _vectors(path: Path, table: Table, names: list[str], found: Roles) -> np.nda
     if len(first) == table.rows:
         return first
     size = table.rows * first.shape[1] * first.itemsize
-    refuse_bomb(str(path), os.path.getsize(path), size)
+    refuse_bomb(str(path), file_size(path), size)
     out = allocate((table.rows, first.shape[1]), first.dtype)
     out[: len(first)] = first
     at = len(first)
@@ -250,7 +260,7 @@ def _ragged(path: Path, row: int, found: int, first: int) -> DmlError:
 
 def _text_or_numbers(path: Path, table: Table, name: str) -> np.ndarray:
     kind = _kind(table.schema.field(name).type)
-    refuse_bomb(f"{path}::{name}", os.path.getsize(path), table.rows * 8)
+    refuse_bomb(f"{path}::{name}", file_size(path), table.rows * 8)
     chunks: list[np.ndarray] = []
     texts: list[str] = []
     known: dict[str, str] = {}

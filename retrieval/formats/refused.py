@@ -46,13 +46,6 @@ CONVERSIONS = {
         "m = h5py.File($path); numpy.savez($npz, "
         "**{k: v[()].T.squeeze() for k, v in m.items() if isinstance(v, h5py.Dataset)})",
     ),
-    ".zarr": (
-        "a Zarr store",
-        "Zarr stores are not read",
-        "numpy, zarr",
-        'z = zarr.open($path, mode="r"); numpy.save($npy, z[:]) if hasattr(z, "shape") '
-        "else numpy.savez($npz, **{k: v[:] for k, v in z.arrays()})",
-    ),
 }
 SPLITS = 20  # entries of a folder that are looked at one level down
 
@@ -155,18 +148,11 @@ def _convertible(path: Path, kind: str) -> DmlError:
     return DmlError(f"{path} is {what}.", f"{why}.", f"If you trust it, convert it: {line}")
 
 
-def _is_zarr(path: Path) -> bool:
-    marks = (".zarray", ".zgroup", "zarr.json")
-    return path.suffix.lower() == ".zarr" or any((path / mark).exists() for mark in marks)
-
-
 def explain_folder(path: Path, names: list[str], shards: list[str]) -> DmlError | None:
     """What a folder with files of these names is instead of embeddings.
 
     shards: those of them that could be embeddings.
     """
-    if _is_zarr(path):
-        return _convertible(path, ".zarr")
     names = sorted(names)
     here = shlex.quote(str(path))
     if any(name in names for name in RUN_FILES):

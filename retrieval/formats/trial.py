@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from retrieval.errors import DmlError
+from retrieval.formats.arrays import file_size
 
 SWITCH = "DMLTOOL_TRIAL"
 MEMORY_RATIO, MEMORY_BYTES = 10, 200_000_000
@@ -34,7 +35,7 @@ def attempt(work: Callable[[], object], path: Path, format: str) -> None:
     # macOS: its own libraries do not survive a fork. Windows has none.
     if os.environ.get(SWITCH) == "0" or not sys.platform.startswith("linux"):
         return
-    size = os.path.getsize(path)
+    size = file_size(path)
     reader, writer = os.pipe()
     try:
         with warnings.catch_warnings():

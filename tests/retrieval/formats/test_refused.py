@@ -69,14 +69,9 @@ def test_matlab_files_are_named_and_the_line_converts_them(tmp_path, version):
     np.testing.assert_array_equal(found.labels, Y)
 
 
-def test_spreadsheets_zarr_stores_models_and_archives_are_named(tmp_path):
+def test_spreadsheets_models_and_archives_are_named(tmp_path):
     (tmp_path / "x.xlsx").write_bytes(b"PK\3\4 and so on")
     assert "read_excel" in refused(tmp_path / "x.xlsx", "spreadsheet").fix
-    (tmp_path / "x.zarr").mkdir()
-    assert "zarr.open" in refused(tmp_path / "x.zarr", "Zarr store").fix
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "zarr.json").write_text("{}")
-    refused(tmp_path / "plain", "Zarr store")
     (tmp_path / "x.onnx").write_bytes(b"\x08\x08")
     assert "dmltool embed" in refused(tmp_path / "x.onnx", "ONNX model").fix
     (tmp_path / "x.npy.xz").write_bytes(b"\xfd7zXZ")

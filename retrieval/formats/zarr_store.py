@@ -1,0 +1,140 @@
+"""Read Zarr stores, version 2 and 3: folders of chunks. Only codecs of the list below are run.
+
+zarr looks up codecs by name among all that is installed, and one of them unpickles. So the metadata
+are read here first, and a store that names any other codec is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval.errors import DmlError, damaged
+from retrieval.formats.arrays import allocate, blocks, file_size, refuse_bomb
+from retrieval.formats.named_arrays import Entry, entry
+
+METADATA = ("zarr.json", ".zarray", ".zgroup")
+CODECS = ("bytes", "transpose", "gzip", "zlib", "zstd", "blosc", "lz4", "crc32c", "vlen-utf8")
+SHARDING = "sharding_indexed"
+LONGEST = 1 << 24  # bytes of a metadata file
+MOST_ARRAYS = 10_000
+
+
+def catalogue(path: Path) -> dict[str, Entry]:
+    return {name: _entry(path, name, meta) for name, meta in _arrays(path)}
+
+
+def trial(path: Path) -> Callable[[], None]:
+    """Reads every array: its chunks are decoded by libraries in C."""
+    import_module("zarr")  # that it is missing is said by this process
+
+    def work() -> None:
+        for found in catalogue(path).values():
+            if found.kind != "?":
+                found.read()
+
+    return work
+
+
+def _arrays(path: Path) -> Iterator[tuple[str, dict]]:
+    """The arrays of a store with their metadata, by name; "" is the store itself."""
+    count = 0
+    for folder, below, files in os.walk(path):
+        here = Path(folder)
+        if any((here / name).is_symlink() for name in (*below, *files)):
+            raise DmlError(
+                f"{here} holds a link.",
+                "A store is read only if all of it is inside its folder.",
+                "Copy what the link leads to in its place.",
+            )
+        meta = _metadata(here, files)
+        if meta is None or "shape" not in meta:
+            below.sort()
+            continue
+        below.clear()  # its chunks
+        count += 1
+        if count > MOST_ARRAYS:
+            raise damaged(f"{path} holds more than {MOST_ARRAYS:,} arrays.")
+        name = here.relative_to(path).as_posix()
+        yield "" if name == "." else name, meta
+
+
+def _metadata(folder: Path, files: list[str]) -> dict | None:
+    for name in METADATA:
+        if name in files:
+            with (folder / name).open("rb") as file:
+                found = json.loads(file.read(LONGEST))
+            if not isinstance(found, dict):
+                raise damaged(f"{folder / name} holds no JSON object.")
+            return found
+    return None
+
+
+def _entry(path: Path, name: str, meta: dict) -> Entry:
+    where = f"{path}::{name}" if name else str(path)
+    shape = tuple(meta["shape"])
+    kind = meta.get("data_type", meta.get("dtype"))
+    if not all(type(n) is int and 0 <= n < 2**63 for n in shape):
+        raise damaged(f"{where} has the shape {shape}.")
+    if not isinstance(kind, str) or kind == "|O":
+        return Entry(shape, str(kind), "?", lambda: _refused(where, f"the dtype {kind}"))
+    codecs = set(_codecs(meta))
+    if unknown := sorted(codecs - {*CODECS, SHARDING}):
+        return Entry(shape, kind, "?", lambda: _refused(where, f"the codec {unknown[0]}"))
+    if kind == "string":
+        return Entry(shape, kind, "S", lambda: _read(path, name, where))
+    dtype = np.dtype(kind)
+    example = entry(np.empty(0, dtype))
+    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if example.kind != "?":
+        refuse_bomb(where, file_size(path / name), max(size, _chunk(meta) * dtype.itemsize))
+    return Entry(shape, example.dtype, example.kind, lambda: _read(path, name, where))
+
+
+def _codecs(meta: dict) -> Iterator[str]:
+    """The names of all codecs that the metadata of an array ask for."""
+    for codec in meta.get("codecs") or ():
+        yield str(codec["name"] if isinstance(codec, dict) else codec)
+        inside = codec.get("configuration") if isinstance(codec, dict) else None
+        for part in ("codecs", "index_codecs"):
+            yield from _codecs({"codecs": (inside or {}).get(part)})
+    for codec in (meta.get("compressor"), *(meta.get("filters") or ())):
+        if codec is not None:
+            yield str(codec["id"])
+    yield from (str(name) for name in meta.get("storage_transformers") or ())
+
+
+def _chunk(meta: dict) -> int:
+    """Numbers in a chunk, which is decoded whole."""
+    grid = meta.get("chunk_grid") or {"configuration": {"chunk_shape": meta.get("chunks")}}
+    shape = grid["configuration"]["chunk_shape"]
+    if not all(type(n) is int and 0 < n < 2**63 for n in shape):
+        raise ValueError(f"chunks of shape {shape}")
+    return int(np.prod(shape, dtype=object))
+
+
+def _read(path: Path, name: str, where: str) -> np.ndarray:
+    import zarr
+
+    array: Any = zarr.open_array(str(path / name), mode="r")
+    if array.dtype.kind not in "fiub":
+        refuse_bomb(where, file_size(path / name), array.size * 8)
+        return np.asarray(array[...])
+    out = allocate(array.shape, array.dtype)
+    for part in blocks(len(out), out[:1].nbytes):
+        out[part] = array[part]
+    return out
+
+
+def _refused(where: str, what: str) -> np.ndarray:
+    raise DmlError(
+        f"{where} has {what}.",
+        f"These codecs are read: {', '.join(CODECS)}.",
+        "Save it as .npy: numpy.save('x.npy', zarr.open(PATH)[:])",
+    )
