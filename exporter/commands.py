@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,12 +20,16 @@ from retrieval.console import (
     on_interrupt,
     print_json,
     resumable,
+    several_processes,
     stdout_console,
     tell,
     warn,
 )
 from retrieval.options import Numbers, force_option, json_option, labels_option, options
 from retrieval.splits import SPLITS
+
+if TYPE_CHECKING:
+    from retrieval.processes import World
 
 DMLTOOL = (sys.executable, "-P", "-m", "cli")  # -P: no module of the current folder is imported
 TO_GO_ON = "To go on, run the demo again: what is finished is kept."
@@ -34,6 +38,7 @@ three_numbers = Numbers("R,G,B", "three numbers such as 0.485,0.456,0.406", floa
 colour = Numbers(
     "R,G,B", "three whole numbers from 0 to 255 such as 255,255,255", int, 3, low=0, high=255
 )
+shard = Numbers("K/N", "a shard such as 2/8, the second of eight", int, 2, low=1, separator="/")
 embedding_options = options(
     click.option(
         "--split",
@@ -62,6 +67,13 @@ embedding_options = options(
         default=32,
         show_default=True,
         help="Images per batch.",
+    ),
+    click.option(
+        "--shard",
+        type=shard,
+        callback=lambda _ctx, _param, given: given or (1, 1),
+        help="Embed only the K-th of N parts of the images, for machines without a shared disk; "
+        "`eval` reads a folder of all N files.",
     ),
     click.option("--half", is_flag=True, help="Store float16 and show the effect on Recall@1."),
     click.option(
@@ -112,7 +124,10 @@ embedding_options = options(
 @click.option("--data", metavar="PATH", help="Folder of the data set, if it has moved.")
 @click.option("--out", metavar="FOLDER", help="Output folder.  [default: the folder of the run]")
 @embedding_options
-def export(runs: tuple[str, ...], out: str | None, as_json: bool, **given: Any) -> None:
+@several_processes
+def export(
+    runs: tuple[str, ...], out: str | None, as_json: bool, world: World, **given: Any
+) -> None:
     """Export a trained run: a checked model.onnx and embeddings.h5.
 
     The ONNX model is compared with the trained network on real and random images: embeddings,
@@ -132,7 +147,9 @@ def export(runs: tuple[str, ...], out: str | None, as_json: bool, **given: Any) 
     folder = output_folder([Path(run) for run in runs], Path(out) if out else None)
     left = resumable(folder / MODEL, folder / f"{EMBEDDINGS}.partial", resume=given["resume"])
     with on_interrupt(left), ProgressBar() as report:
-        result = run_export(runs, folder, Settings(**given), report)
+        result = run_export(runs, folder, Settings(**given), report, world)
+    if world.rank:
+        return
     _tell_embedding(result.get("embeddings") or result["model"], result.get("threads"))
     if as_json:
         print_json(result)
@@ -176,7 +193,8 @@ def export(runs: tuple[str, ...], out: str | None, as_json: bool, **given: Any) 
 @click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Order of the input axes.")
 @click.option("--output-name", metavar="NAME", help="Output that holds the embeddings.")
 @embedding_options
-def embed(model: str, data: str, out: str, as_json: bool, **given: Any) -> None:
+@several_processes
+def embed(model: str, data: str, out: str, as_json: bool, world: World, **given: Any) -> None:
     """Embed images with an ONNX model of dmltool or another program.
 
     DATA is a folder with one folder per class, a CSV table with the columns path and label,
@@ -197,7 +215,9 @@ def embed(model: str, data: str, out: str, as_json: bool, **given: Any) -> None:
 
     left = resumable(Path(out).with_name(f"{Path(out).name}.partial"), resume=given["resume"])
     with on_interrupt(left), ProgressBar() as report:
-        result = run_embed(model, data, out, progress=report, **given)
+        result = run_embed(model, data, out, progress=report, world=world, **given)
+    if world.rank:
+        return
     _tell_embedding(result)
     if as_json:
         print_json({"embeddings": result})

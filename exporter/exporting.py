@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from exporter import parity
-from exporter.embedding.engine import Engine, onnx_engine
+from exporter.embedding.engine import Engine, onnx_engine, own_processors
 from exporter.embedding.writing import EmbedSettings, embed
 from exporter.image_samples import calibration_images, chosen_splits, comparison_images
 from exporter.networks import (
@@ -38,6 +38,7 @@ from exporter.onnx.model import Model
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
+from retrieval.processes import ALONE, World, agree
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DataSet
 from trainer.run.device import use_threads
@@ -90,6 +91,7 @@ class Job:
     folder: Path
     settings: Settings
     progress: StageProgress | None
+    world: World = ALONE
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -101,6 +103,7 @@ def export(
     out: str | Path | None = None,
     settings: Settings | None = None,
     progress: StageProgress | None = None,
+    world: World = ALONE,
     **fields: Any,
 ) -> dict[str, Any]:
     """Write a checked model.onnx, and embeddings.h5 of the test set.
@@ -116,6 +119,9 @@ def export(
         How to export.
     progress : function, optional
         Called with (stage, done, total).
+    world : World, optional
+        The processes that share the images of embeddings.h5; all of them call this. Rank 0 writes
+        and checks the model, while the others wait.
     fields
         Fields of `Settings` that replace those of `settings`: onnx, embeddings, precision, input,
         normalize, provider, half, force, ...
@@ -134,33 +140,38 @@ def export(
             "Leave one of them out.",
         )
     folder = output_folder(paths, None if out is None else Path(out))
-    if folder.exists() and all(path.exists() for path in paths):  # fail before the long work
-        check_targets(folder, paths, settings)
+    first = world.rank == 0  # the others would find its files
+    if first and folder.exists() and all(path.exists() for path in paths):
+        check_targets(folder, paths, settings)  # fail before the long work
     members = [load_member(path) for path in paths]
     check_same_images(members)
     data = load_training_data(members[0], settings.data)
     splits = chosen_splits(data, settings.splits)
     folder.mkdir(parents=True, exist_ok=True)
-    check_targets(folder, paths, settings)
+    if first:
+        check_targets(folder, paths, settings)
     if all(member.config.data.skip_bad for member in members):  # as in the training
         settings = replace(settings, skip_bad=True)
     network = Together([member.embedder for member in members], settings.normalize)
     result: dict[str, Any] = {"runs": [str(path) for path in paths], "folder": str(folder)}
     before = torch.get_num_threads()
+    settings = replace(settings, threads=settings.threads or own_processors(world))
     told = use_threads(network, members[0].config.input.crop, settings.threads or 0)
     if told:  # ONNX Runtime gets the same number of threads
         settings = replace(settings, threads=torch.get_num_threads())
         result["threads"] = told
-    job = Job(members, network, data, folder, settings, progress)
+    job = Job(members, network, data, folder, settings, progress, world)
     model = None
     try:
-        if settings.onnx:
+        if settings.onnx and first:
             model, result["model"] = export_model(job)
+        agree(False, world)  # the others wait for the model
         if settings.embeddings:
             result["embeddings"] = export_embeddings(job, splits, model)
     finally:
         torch.set_num_threads(before)
-    write_text(folder / RESULT, json.dumps(result, indent=2) + "\n", force=True)
+    if first:
+        write_text(folder / RESULT, json.dumps(result, indent=2) + "\n", force=True)
     return result
 
 
@@ -331,7 +342,16 @@ def export_embeddings(
         "loss": ",".join(member.config.loss.name for member in members),
     }
     target = job.folder / EMBEDDINGS
-    found = embed(engine, job.data, splits, target, settings, attrs=attrs, progress=job.progress)
+    found = embed(
+        engine,
+        job.data,
+        splits,
+        target,
+        settings,
+        attrs=attrs,
+        progress=job.progress,
+        world=job.world,
+    )
     return asdict(found) | {"path": str(found.path), "run_by": engine.why}
 
 

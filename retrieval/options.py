@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Numbers(click.ParamType):
-    """Numbers separated by commas, such as 1,2,4,8."""
+    """Numbers separated by commas, such as 1,2,4,8, or by another sign."""
 
     def __init__(
         self,
@@ -27,8 +27,9 @@ class Numbers(click.ParamType):
         count: int | None = None,
         low: float = float("-inf"),
         high: float = float("inf"),
+        separator: str = ",",
     ) -> None:
-        self.name, self.expected = name, expected
+        self.name, self.expected, self.separator = name, expected, separator
         self.kind, self.count, self.low, self.high = kind, count, low, high
 
     def convert(
@@ -37,7 +38,7 @@ class Numbers(click.ParamType):
         if isinstance(value, tuple):
             return value
         try:
-            numbers = tuple(self.kind(part) for part in value.split(","))
+            numbers = tuple(self.kind(part) for part in value.split(self.separator))
         except ValueError:
             numbers = ()
         right = numbers if self.count is None else len(numbers) == self.count

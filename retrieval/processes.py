@@ -399,6 +399,17 @@ def from_first(make: Callable[[], T], world: World) -> T:
     return box[0]
 
 
+def gather(value: T, world: World) -> list[T]:
+    """The values of all ranks in order, on every rank; all of them wait here for each other."""
+    if world.size == 1:
+        return [value]
+    from torch import distributed
+
+    box: list[Any] = [None] * world.size
+    distributed.all_gather_object(box, value)
+    return box
+
+
 def carrier_device(world: World) -> torch.device:
     """The device that tensors have to be on to be sent between ranks."""
     import torch

@@ -15,7 +15,6 @@ import numpy as np
 
 from exporter.embedding.engine import Engine, pool
 from retrieval.errors import DmlError
-from retrieval.resources import processors
 from trainer.config import Input
 from trainer.data import transforms
 from trainer.data.datasets.records import DataSet, FileReader
@@ -37,11 +36,11 @@ class Done:
     bad: Bad
 
 
-def chosen_workers(data: DataSet) -> int:
+def chosen_workers(data: DataSet, processors: int) -> int:
     """Number of decoding threads: all processors but one, or one if the reader has shared state."""
     if not isinstance(data.reader, FileReader):
         return 1
-    return min(max(1, processors() - 1), MOST_WORKERS)
+    return min(max(1, processors - 1), MOST_WORKERS)
 
 
 def read_image(data: DataSet, spec: Input, row: int) -> np.ndarray:

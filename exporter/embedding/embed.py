@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from exporter.embedding import writing
-from exporter.embedding.engine import onnx_engine
+from exporter.embedding.engine import onnx_engine, own_processors
 from exporter.embedding.writing import EmbedSettings
 from exporter.image_samples import chosen_splits
 from exporter.onnx.foreign import Given, foreign_preprocessing
@@ -18,6 +18,7 @@ from exporter.onnx.model import describe
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import check_name
+from retrieval.processes import ALONE, World
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load
 
@@ -29,6 +30,7 @@ def embed(
     *,
     output_name: str | None = None,
     progress: StageProgress | None = None,
+    world: World = ALONE,
     **options: Any,
 ) -> dict[str, Any]:
     """Embed images with an ONNX model and write the embeddings to an HDF5 file.
@@ -46,6 +48,8 @@ def embed(
         The output that holds the embeddings, if the model has several.
     progress : function, optional
         Called with (stage, done, total).
+    world : World, optional
+        The processes that share the images; all of them call this.
     options
         Fields of `EmbedSettings`: provider, threads, splits, batch_size, half, skip_bad, resume,
         force. For models of other programs also those of `Given`: size, mean, std, ...
@@ -62,13 +66,15 @@ def embed(
     prepared = foreign_preprocessing(described, given)
     images = find_data(data).on(prepared.background)
     inputs = [model, *described.beside, Path(data)]
-    target = check_target(target, settings.force or settings.resume, inputs)
+    overwrite = settings.force or settings.resume or world.rank > 0
+    target = check_target(target, overwrite, inputs)
     same_name = [Path(file) for file in images.files() or () if Path(file).name == target.name]
     check_target(target, True, same_name)
     check_name(target)
     rows = all_or_chosen(images, settings.splits)
-    engine = onnx_engine(described, settings.provider, settings.threads, prepared)
-    found = writing.embed(engine, images, rows, target, settings, progress=progress)
+    threads = settings.threads or own_processors(world)
+    engine = onnx_engine(described, settings.provider, threads, prepared)
+    found = writing.embed(engine, images, rows, target, settings, progress=progress, world=world)
     return asdict(found) | {
         "path": str(found.path),
         "run_by": engine.why,

@@ -15,6 +15,7 @@ from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model
 from exporter.onnx.providers import NAMES, pick
 from exporter.onnx.session import Session
+from retrieval.processes import World
 from retrieval.resources import allowed, faster_threads, processors, told_allowed, told_threads
 
 TRIAL_PIXELS = 8 * 32 * 32  # of a batch
@@ -67,6 +68,11 @@ def onnx_engine(
         "backend": "onnx",
     }
     return Engine(session.run, session.dim, session.preprocessing, attrs, why, lanes, session.stop)
+
+
+def own_processors(world: World) -> int | None:
+    """The threads of one of several processes; None: a process that is alone finds out by trial."""
+    return world.processors if world.size > 1 else None
 
 
 def lanes_and_threads(total: int | None = None) -> tuple[int, int]:

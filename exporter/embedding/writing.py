@@ -4,25 +4,29 @@ Rows are written to `name.partial` as they are computed (see `retrieval.formats.
 run that was killed is resumed by computing the missing batches. A batch always holds the same
 images, so that the rows equal those of an uninterrupted run even if a model's rounding depends on
 the rest of the batch. The finished file differs only in `created`.
+
+Of several processes, each computes its share of the batches. Rank 0 writes to the file, the others
+to part files (`parts`), which rank 0 copies into it at the end.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from exporter.embedding import finishing
+from exporter.embedding import finishing, parts
 from exporter.embedding.decoding import Bad, Done, Task, chosen_workers, run_batches
 from exporter.embedding.engine import Engine
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import Writer
+from retrieval.processes import ALONE, World, from_first, gather
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DataSet
 
@@ -37,6 +41,8 @@ class EmbedSettings:
     threads: int | None = None
     """Threads on a CPU; None: a short trial chooses."""
     batch_size: int = 32
+    shard: tuple[int, int] = (1, 1)
+    """(k, n): embed the k-th of n parts of each split; a batch is never divided."""
     half: bool = False
     """Store float16 instead of float32, and report what that does to Recall@1."""
     skip_bad: bool = False
@@ -91,33 +97,49 @@ def embed(
     attrs: dict[str, object] | None = None,
     workers: int | None = None,
     progress: StageProgress | None = None,
+    world: World = ALONE,
 ) -> Embedded:
     """Embed rows of a data set and write them to `target`.
 
     splits: rows of the data set by the name of the split in the file.
     attrs: attributes of the file beside those of the engine.
     workers: threads that decode images; None: chosen by the number of processors.
+    world: the processes that share the images; all of them call this.
 
     Images are read here for the first time. One that cannot be read is an error; with `skip_bad`
     the file is written without it and names it in its attributes. With `half` the rows become
     float16 at the end: until then the file holds float32, to compare the two.
     """
     settings = settings or EmbedSettings()
-    target = check_target(target, settings.force or settings.resume)
+    target = check_target(target, settings.force or settings.resume or world.rank > 0)
+    splits = _shard(splits, settings)
     _check_splits(splits, data.name)
     out = _writer(engine, data, splits, target, settings, attrs or {})
     dtype = "float16" if settings.half else "float32"
-    if settings.resume and not settings.force and finishing.is_finished(out, dtype):
-        rows, left_out = finishing.content(target)
-        return Embedded(target, rows, engine.dim, dtype, 0, left_out)
     start, timing = time.perf_counter(), Timing()
     bad: dict[str, Bad] = {split: [] for split in splits}
+
+    def compute(write: Callable[[str, np.ndarray, np.ndarray], None]) -> None:
+        tasks = world.share(list(_missing(out, settings.batch_size)))
+        threads = workers or chosen_workers(data, world.processors)
+        batches = run_batches(engine, data, splits, tasks, threads)
+        _write_rows(out, write, batches, bad, settings.skip_bad, timing, progress, world.size)
+
+    if world.rank:
+        _assist(out, bad, timing, compute, world)
+        return Embedded(target, {}, engine.dim, dtype, timing.computed)
+    if settings.resume and not settings.force and finishing.is_finished(out, dtype):
+        from_first(lambda: None, world)
+        rows, left_out = finishing.content(target)
+        return Embedded(target, rows, engine.dim, dtype, 0, left_out)
     recall = None
     with suppress(_Rewritten), out:
         finishing.remove_leftovers(out)
-        tasks = _missing(out, settings.batch_size)
-        batches = run_batches(engine, data, splits, tasks, workers or chosen_workers(data))
-        _write_rows(out, batches, bad, settings.skip_bad, timing, progress)
+        (parts.collect if settings.resume else parts.remove)(out)
+        from_first(lambda: out.marks, world)
+        compute(out.write)
+        _join(out, bad, timing, world)
+        _check_some_readable(bad, out)
         timing.seconds = time.perf_counter() - start
         if settings.half or any(bad.values()):
             device = "cpu" if settings.provider == "cpu" else "auto"
@@ -140,6 +162,47 @@ def embed(
         timing.seconds,
         timing.writing,
     )
+
+
+def _assist(
+    out: Writer,
+    bad: dict[str, Bad],
+    timing: Timing,
+    compute: Callable[[Callable[[str, np.ndarray, np.ndarray], None]], None],
+    world: World,
+) -> None:
+    """Compute the share of a rank that is not the first, and leave its rows in a part file."""
+    marks = from_first(lambda: None, world)
+    if marks is None:  # the file is finished
+        return
+    out.marks = marks
+    part = parts.PartFile(out, world.rank)
+    compute(part.write)
+    part.close()
+    gather(_told(bad, timing), world)
+
+
+def _join(out: Writer, bad: dict[str, Bad], timing: Timing, world: World) -> None:
+    """Wait for the other ranks; copy their rows, and note the images that they could not read."""
+    if world.size == 1:
+        return
+    for theirs, computed in gather(_told(bad, timing), world)[1:]:
+        timing.computed += computed
+        for split, found in theirs.items():
+            bad[split] += [(position, DmlError(*texts)) for position, *texts in found]
+    for found in bad.values():
+        found.sort(key=lambda each: each[0])
+    parts.wait_for(out, world.size)
+    parts.collect(out)
+
+
+def _told(bad: dict[str, Bad], timing: Timing) -> tuple[dict[str, list], int]:
+    """What rank 0 has to know of the work of another rank."""
+    texts = {
+        split: [(position, error.what, error.why, error.fix) for position, error in found]
+        for split, found in bad.items()
+    }
+    return texts, timing.computed
 
 
 def _writer(
@@ -189,6 +252,25 @@ def _check_splits(splits: dict[str, np.ndarray], name: str) -> None:
         )
 
 
+def _shard(splits: dict[str, np.ndarray], settings: EmbedSettings) -> dict[str, np.ndarray]:
+    """The rows of the shard of the settings: whole batches, one after another."""
+    k, n = settings.shard
+    if not 1 <= k <= n:
+        raise DmlError(
+            f"There is no shard {k}/{n}.",
+            f"The shards of {n} parts are 1/{n} to {n}/{n}.",
+            f"Choose one of them: --shard 1/{n}",
+        )
+    if n == 1:
+        return splits
+    size = settings.batch_size
+    own = {}
+    for split, rows in splits.items():
+        batches = -(-len(rows) // size)
+        own[split] = rows[batches * (k - 1) // n * size : batches * k // n * size]
+    return {split: rows for split, rows in own.items() if len(rows)}
+
+
 def _missing(out: Writer, batch_size: int) -> Iterator[Task]:
     """The missing rows in batches that begin at multiples of the batch size."""
     for split, count in out.lengths.items():
@@ -201,11 +283,13 @@ def _missing(out: Writer, batch_size: int) -> Iterator[Task]:
 
 def _write_rows(
     out: Writer,
+    write: Callable[[str, np.ndarray, np.ndarray], None],
     batches: Iterator[Done],
     bad: dict[str, Bad],
     skip_bad: bool,
     timing: Timing,
     progress: StageProgress | None,
+    ranks: int,
 ) -> None:
     total = sum(out.lengths.values())
     done = sum(int(out.done(split).sum()) for split in out.lengths)
@@ -216,12 +300,15 @@ def _write_rows(
         if batch.vectors is not None:
             _check_vectors(batch.vectors, batch, out)
             start = time.perf_counter()
-            out.write(batch.split, batch.positions, batch.vectors)
+            write(batch.split, batch.positions, batch.vectors)
             timing.writing += time.perf_counter() - start
             timing.computed += len(batch.positions)
-        done += len(batch.positions) + len(batch.bad)
+        done += ranks * (len(batch.positions) + len(batch.bad))  # the others are about as far
         if progress:
-            progress("embedding", done, total)
+            progress("embedding", min(done, total), total)
+
+
+def _check_some_readable(bad: dict[str, Bad], out: Writer) -> None:
     for split, found in bad.items():
         if len(found) == out.lengths[split]:
             raise DmlError(

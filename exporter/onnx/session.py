@@ -16,6 +16,7 @@ from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model, bad_rank
 from exporter.onnx.providers import NAMES, load_runtime, pick, quiet, silent_options
 from retrieval.errors import DmlError
+from retrieval.processes import from_environment, own_gpu
 from retrieval.resources import processors_if_limited
 
 
@@ -141,13 +142,22 @@ def _start(model: Model, chain: list[str], threads: int | None) -> Any:
         )
     try:
         with quiet():
-            return load_runtime().InferenceSession(data, options, providers=chain)
+            return load_runtime().InferenceSession(data, options, providers=_on_own_gpu(chain))
     except Exception as error:  # the runtime has its own class for every failure
         raise DmlError(
             f"{model.path} cannot be run by ONNX Runtime.",
             _first_line(error),
             "Export it again with operators that ONNX Runtime knows.",
         ) from error
+
+
+def _on_own_gpu(chain: list[str]) -> list[Any]:
+    """The providers with the GPU of this rank, where a machine has several processes."""
+    world = from_environment()
+    if world.local_size == 1 or chain[0] == NAMES["cpu"]:
+        return chain
+    device = {"device_id": own_gpu(world)}
+    return [name if name == NAMES["cpu"] else (name, device) for name in chain]
 
 
 def _padded(piece: np.ndarray, length: int) -> np.ndarray:

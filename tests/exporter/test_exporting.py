@@ -26,6 +26,7 @@ from exporter.onnx.model import describe
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.loading import load
+from tests.ranks import run_commands
 from tests.trainer.conftest import draw_pictures, small_config
 from trainer.data import datasets
 from trainer.run import checkpoint, train
@@ -77,6 +78,23 @@ def test_train_export_eval_is_one_chain(run):
     at_export = json.loads((run / "result.json").read_text())["test"]["distances"]["cos"]
     recall = json.loads(scored.stdout)["distances"]["cos"]["recall"]
     assert recall["1"] == at_export["recall"]["1"]
+
+
+def test_two_processes_export_the_rows_of_one(run, tmp_path):
+    export(run, tmp_path / "one", threads=1)
+    command = ["export", run, "--out", tmp_path / "two", "--batch-size", 32, "--json"]
+    ((first, second),) = run_commands(2, [command], tmp_path)
+    assert (first.code, second.code, second.stdout) == (0, 0, ""), first.stderr + second.stderr
+    told = json.loads((tmp_path / "two" / "export.json").read_text())
+    assert json.loads(first.stdout) == told
+    one, two = (load(tmp_path / name / EMBEDDINGS) for name in ("one", "two"))
+    assert told["embeddings"]["computed"] == len(two.splits["test"].vectors)
+    assert np.array_equal(one.splits["test"].vectors, two.splits["test"].vectors)
+    assert {path.name for path in (tmp_path / "two").iterdir()} == {
+        MODEL,
+        EMBEDDINGS,
+        "export.json",
+    }
 
 
 def test_the_embedding_file_says_where_it_came_from(run):

@@ -1,0 +1,166 @@
+"""Several processes embed images into one file: the bytes of one process, also after kills.
+
+The file is also the script of those processes: `python test_parts.py FOLDER OPTIONS`.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from exporter.embedding import parts, writing
+from exporter.embedding.engine import Engine
+from exporter.embedding.writing import EmbedSettings
+from retrieval import processes
+from retrieval.errors import DmlError
+from retrieval.loading import load
+from tests.conftest import call
+from tests.exporter.embedding.test_writing import ATTRS, PREPARED, D, draw, quarters
+from tests.ranks import run_commands, together
+from trainer.data.datasets.records import build
+
+N = 100
+
+
+def embed(folder, target, world=processes.ALONE, kill=(), **options):
+    """Embed the images of a folder; kill: [rank, batches that it still computes]."""
+    rows = json.loads((folder / "rows.json").read_text())
+    data = build("toy", folder, [tuple(row) for row in rows])
+    left = [kill[1] if kill and world.rank == kill[0] else 10**9]
+
+    def run(images):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return quarters(images)
+
+    splits = {"query": np.arange(0, N, 2), "gallery": np.arange(1, N, 2)}
+    settings = EmbedSettings(batch_size=4, **options)
+    engine = Engine(run, D, PREPARED, ATTRS)
+    return writing.embed(engine, data, splits, target, settings, workers=1, world=world)
+
+
+def main(folder, options):
+    with processes.joined() as world:
+        embed(folder, folder / options.pop("target"), world, **options)
+
+
+def in_ranks(size, folder, **options):
+    return together(size, __file__, folder, json.dumps(options))
+
+
+def without_time(path):
+    """The bytes of a file, without the time of its creation."""
+    with h5py.File(path) as file:
+        return path.read_bytes().replace(file.attrs["created"].encode(), b"")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Images, and the file that one process makes of them."""
+    folder = tmp_path_factory.mktemp("images")
+    data = draw(folder, N)
+    labels = [data.label_names[n] for n in data.labels]
+    rows = list(zip(data.paths, labels, ["query", "gallery"] * (N // 2), strict=True))
+    (folder / "rows.json").write_text(json.dumps(rows))
+    embed(folder, folder / "one.h5")
+    return folder
+
+
+def test_runs_of_two_three_and_one_process_that_are_killed_give_the_file_of_one(folder):
+    target = folder / "killed.h5"
+    two = in_ranks(2, folder, target=target.name, kill=[1, 3])
+    assert [rank.code for rank in two] == [1, -signal.SIGKILL]
+    left = target.with_name("killed.h5.part-1")
+    assert left.stat().st_size > 32
+    with left.open("ab") as file:
+        file.write(b"a batch that was cut short")
+    three = in_ranks(3, folder, target=target.name, resume=True, kill=[0, 2])
+    assert [rank.code for rank in three] == [-signal.SIGKILL, 1, 1]
+    done = embed(folder, target, resume=True)
+    assert 0 < done.computed < N - 3 * 4
+    assert without_time(target) == without_time(folder / "one.h5")
+    assert not list(folder.glob("killed.h5.*"))
+
+
+def test_three_processes_write_the_file_of_one(folder):
+    assert [rank.code for rank in in_ranks(3, folder, target="three.h5")] == [0, 0, 0]
+    assert without_time(folder / "three.h5") == without_time(folder / "one.h5")
+    again = in_ranks(3, folder, target="three.h5", resume=True)  # there is nothing left to do
+    assert [rank.code for rank in again] == [0, 0, 0]
+
+
+def test_bad_images_of_all_ranks_are_left_out_as_by_one(folder, tmp_path):
+    rows = json.loads((folder / "rows.json").read_text())
+    for n, (path, *_) in enumerate(rows):
+        good = n not in (3, 8, 40, 41, 77)
+        (tmp_path / path).write_bytes((folder / path).read_bytes() if good else b"no image")
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    options = {"skip_bad": True, "half": True}
+    one = embed(tmp_path, tmp_path / "one.h5", **options)
+    assert len(one.skipped) == 5
+    two = in_ranks(2, tmp_path, target="two.h5", **options)
+    assert [rank.code for rank in two] == [0, 0], two
+    assert without_time(tmp_path / "two.h5") == without_time(tmp_path / "one.h5")
+    failed = in_ranks(2, tmp_path, target="three.h5")
+    assert [rank.code for rank in failed] == [1, 1]
+    assert sum("The rows computed so far are kept" in rank.stderr for rank in failed) == 1
+
+
+def test_part_files_of_another_model_are_not_used(folder):
+    out = writing._writer(
+        Engine(quarters, D, PREPARED, ATTRS | {"model_sha256": "other"}),
+        build(
+            "toy", folder, [tuple(row) for row in json.loads((folder / "rows.json").read_text())]
+        ),
+        {"query": np.arange(0, N, 2), "gallery": np.arange(1, N, 2)},
+        folder / "other.h5",
+        EmbedSettings(),
+        {},
+    )
+    part = parts.PartFile(out, 1)
+    part.write("query", np.arange(4), np.zeros((4, D), np.float32))
+    part.close()
+    assert len(list(parts.batches(part.path, out))) == 1
+    done = embed(folder, folder / "other.h5", resume=True)
+    assert done.computed == N
+    assert not part.path.exists()
+
+
+def test_shards_together_hold_the_rows_of_one_file(folder, tmp_path):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for k in (1, 2, 3):
+        embed(folder, shards / f"part-{k}.h5", shard=(k, 3))
+    whole, found = load(folder / "one.h5"), load(shards)
+    for split in ("query", "gallery"):
+        for name in ("vectors", "labels", "paths"):
+            a, b = (getattr(each.splits[split], name) for each in (whole, found))
+            assert np.array_equal(a, b), (split, name)
+    with pytest.raises(DmlError, match="no shard 4/3"):
+        embed(folder, tmp_path / "x.h5", shard=(4, 3))
+
+
+def test_the_command_in_two_processes_writes_and_prints_what_one_does(exported, folder, tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for path in sorted(folder.glob("*.png")):
+        (images / path.name).write_bytes(path.read_bytes())
+    command = ["embed", exported, images, "--provider", "cpu", "--threads", 1, "--batch-size", 5]
+    one = call(*command, "--out", tmp_path / "one.h5")
+    ((first, second),) = run_commands(2, [[*command, "--out", tmp_path / "two.h5"]], tmp_path)
+    assert (first.code, second.code, second.stdout) == (one.exit_code, 0, "") == (0, 0, "")
+    assert without_time(tmp_path / "one.h5") == without_time(tmp_path / "two.h5")
+    assert first.stdout.replace("two.h5", "one.h5") == one.stdout
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    except DmlError as error:
+        sys.exit(f"Error: {error}")
