@@ -37,6 +37,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.embed
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.shards
+	$(BIN)/python -m benchmarks.processes
 
 # Damaged files of every format, and writers killed at random moments: docs/reliability.md
 FILES ?= 1000

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from benchmarks import studies
+from benchmarks.scale import scale_tables
 from cli import CONTEXT, main
 from retrieval.formats import FORMATS
 from retrieval.metrics import METRICS
@@ -264,6 +265,7 @@ FILES = {
     "docs/studies.md": lambda: filled("docs/studies.md", **studies.tables()),
     "docs/json.md": lambda: filled("docs/json.md", scores=scores_table()),
     "docs/extending.md": lambda: filled("docs/extending.md", metrics=metrics_table()),
+    "docs/scale.md": lambda: filled("docs/scale.md", scale=scale_tables()),
     "README.md": lambda: filled("README.md", formats=formats_table()),
 }
 

@@ -209,6 +209,7 @@ def embed(model: str, data: str, out: str, as_json: bool, world: World, **given:
       dmltool embed runs/glyphs-ce/model.onnx photos --out photos.h5
       dmltool embed model.onnx folder:photos --split train --out train.h5
       dmltool embed net.onnx photos --out p.h5 --mean .5,.5,.5 --std .5,.5,.5
+      torchrun --nproc-per-node=8 -m cli embed model.onnx photos --out photos.h5
     """
     from exporter.embedding.embed import embed as run_embed
     from exporter.tables import embeddings_table

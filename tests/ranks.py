@@ -38,7 +38,16 @@ def variables(size):
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
-def start(size, *arguments):
+def slurm_variables(size):
+    """The variables of each task of a step, as srun sets them on one machine."""
+    port = variables(1)[0]["MASTER_PORT"]
+    shared = {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_TASKS_PER_NODE": str(size)}
+    shared |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7", "SLURM_NODEID": "0"}
+    shared |= {"MASTER_PORT": port, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return [shared | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)} for n in range(size)]
+
+
+def start(size, *arguments, variables=variables):
     """A Python with these arguments for each rank."""
     return [Forked(*arguments, env=given) for given in variables(size)]
 

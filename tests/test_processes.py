@@ -7,7 +7,7 @@ from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
 from tests.conftest import call
 from tests.golden.cases import vectors, whole
-from tests.ranks import run_commands, together
+from tests.ranks import finish, run_commands, slurm_variables, start, together
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,14 @@ def test_scores_of_several_processes_are_byte_for_byte_those_of_one(size, folder
         assert all((rank.code, rank.stdout, rank.stderr) == (0, "", "") for rank in others)
     for name in ("result.json", "classes.csv"):
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_tasks_of_slurm_work_together_without_torchrun(folder, alone):
+    command = ["-m", "cli", "eval", folder / "q.npz", "--gallery", folder / "g.npz"]
+    ranks = start(2, *command, "--no-nmi", "--json", variables=slurm_variables)
+    first, second = finish(ranks)
+    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    assert (first.stdout, second.stdout) == (alone[1][2].stdout, "")
 
 
 def test_an_error_of_all_ranks_is_told_once(tmp_path):

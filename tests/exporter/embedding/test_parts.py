@@ -27,10 +27,14 @@ from trainer.data.datasets.records import build
 N = 100
 
 
+def images_of(folder):
+    rows = json.loads((folder / "rows.json").read_text())
+    return build("toy", folder, [tuple(row) for row in rows])
+
+
 def embed(folder, target, world=processes.ALONE, kill=(), **options):
     """Embed the images of a folder; kill: [rank, batches that it still computes]."""
-    rows = json.loads((folder / "rows.json").read_text())
-    data = build("toy", folder, [tuple(row) for row in rows])
+    data = images_of(folder)
     left = [kill[1] if kill and world.rank == kill[0] else 10**9]
 
     def run(images):
@@ -115,9 +119,7 @@ def test_bad_images_of_all_ranks_are_left_out_as_by_one(folder, tmp_path):
 def test_part_files_of_another_model_are_not_used(folder):
     out = writing._writer(
         Engine(quarters, D, PREPARED, ATTRS | {"model_sha256": "other"}),
-        build(
-            "toy", folder, [tuple(row) for row in json.loads((folder / "rows.json").read_text())]
-        ),
+        images_of(folder),
         {"query": np.arange(0, N, 2), "gallery": np.arange(1, N, 2)},
         folder / "other.h5",
         EmbedSettings(),

@@ -1,0 +1,121 @@
+"""What evaluating 10 million to a billion vectors takes on 1 to 64 machines: arithmetic only.
+
+`make docs` writes the tables into docs/scale.md. The speed of a core is measured
+(`benchmarks.processes`); the machines are assumed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from benchmarks.measure import table
+from benchmarks.processes import MEASURED
+
+VECTORS = (10**7, 10**8, 10**9)
+MACHINES = (1, 4, 16, 64)
+POSITIVES = 10  # of each query
+SAMPLED = 10_000  # queries of --queries
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An assumed machine; the speed of its cores is that of a core measured here."""
+
+    cores: int = 32
+    memory: float = 256e9  # bytes
+    read: float = 1e9  # bytes a second from its disk or a shared one
+    send: float = 1e9  # bytes a second to the other machines
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of one evaluation; bytes and seconds are those of each machine."""
+
+    flops: float
+    read: float
+    sent: float
+    seconds: float
+
+
+def plan(
+    vectors: int,
+    machines: int,
+    queries: int | None = None,
+    *,
+    flops_per_core: float,
+    dim: int = 256,
+    itemsize: int = 2,
+    machine: Machine | None = None,
+    block: int = 1024,
+) -> Plan:
+    """Cost of Recall@K and MAP@R by both distances, leave-one-out or for sampled queries.
+
+    - Half of the product for leave-one-out, as (i, j) serves both rows; all of it for a sample.
+    - Every machine reads the file three times: lengths and identical rows, thresholds, tiles. If
+      the file does not fit the memory, every tile reads its block of queries again.
+    - Thresholds (4 numbers), counts (2) and MAP@R's lists (6 for each positive) of each query are
+      added up, for two distances, 8 bytes each; a ring sends nearly twice as much as it adds.
+    """
+    machine = machine or Machine()
+    asked = vectors if queries is None else queries
+    flops = float(vectors) * vectors * dim if queries is None else 2.0 * queries * vectors * dim
+    size = float(vectors) * dim * itemsize
+    read = 3 * size
+    if size > machine.memory and queries is None:
+        tiles = (vectors / block) ** 2 / 2 / machines
+        read += tiles * block * dim * itemsize
+    sent = 2 * (machines - 1) / machines * asked * 2 * 8 * (4 + 2 + 6 * POSITIVES)
+    counting = flops / (machines * machine.cores * flops_per_core)
+    waiting = 3 * size / machine.read + sent / machine.send
+    # Blocks of tiles are read while others are counted: the slower of the two decides.
+    return Plan(flops, read, sent, max(counting, (read - 3 * size) / machine.read) + waiting)
+
+
+def measured() -> tuple[float, str]:
+    """Operations per second of a core that counts, and which processor that was."""
+    found = json.loads(MEASURED.read_text())
+    return found["flops"], found["processor"]
+
+
+def scale_tables() -> str:
+    """The tables of docs/scale.md, with the figures that they start from."""
+    speed, processor = measured()
+    machine = Machine()
+    parts = [
+        f"Measured: one core of {processor} counts {speed / 1e9:.0f} GFLOP/s (both distances, "
+        f"MAP@R). Assumed: machines of {machine.cores} such cores and "
+        f"{machine.memory / 1e9:.0f} GB, {machine.read / 1e9:.0f} GB/s from the disk and "
+        f"{machine.send / 1e9:.0f} GB/s between them; 256 dimensions in float16, {POSITIVES} "
+        "positives for each query.\n"
+    ]
+    for title, queries in (("All queries", None), (f"--queries {SAMPLED}", SAMPLED)):
+        rows = []
+        for vectors in VECTORS:
+            for machines in MACHINES:
+                cost = plan(vectors, machines, queries, flops_per_core=speed)
+                rows.append(
+                    [
+                        f"{vectors / 1e6:,.0f} M",
+                        machines,
+                        f"{cost.flops:.1e}",
+                        _bytes(cost.read),
+                        _bytes(cost.sent),
+                        _minutes(cost.seconds),
+                    ]
+                )
+        head = ["vectors", "machines", "operations", "read by each", "sent by each", "minutes"]
+        parts.append(f"{title}:\n\n{table(head, rows)}")
+    return "\n".join(parts)
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return "0" if count == 0 else f"{count / 1e6:.2g} MB"
+
+
+def _minutes(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:.1f}" if minutes < 10 else f"{minutes:,.0f}"
