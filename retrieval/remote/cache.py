@@ -8,6 +8,7 @@ room is wanted.
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import os
 import shutil
@@ -29,6 +30,7 @@ FOLDER, SIZE = "DMLTOOL_CACHE", "DMLTOOL_CACHE_SIZE"  # environment variables
 DEFAULT_SIZE = "20GB"
 DOWNLOADS = 4  # at a time
 WAIT = 0.2  # seconds between looks at a lock
+EXPECTED = "size"  # a file with the bytes that an entry will take, while it is fetched
 
 if sys.platform != "win32":
     import fcntl
@@ -88,7 +90,7 @@ class Entry:
         """root: the address of the folder that the names of files are below."""
         self.address, self.progress = address, progress
         self.path = folder() / hashlib.sha256(address.url.encode()).hexdigest()[:24]
-        self.data = self.path / "data"
+        self.data, self.expected = self.path / "data", self.path / EXPECTED
         self.names: set[str] = set()  # fetched, or found to be up to date
         self.hold()
         with _guard:
@@ -124,19 +126,23 @@ class Entry:
             what = f"downloading {missing[0].name if len(missing) == 1 else count}"
             total = sum(file.size or 0 for file in missing)
             bytes_come = _Bytes(stage(self.progress, what), total, limit())
-            # Tasks in order, so that Ctrl-C leaves the first ones complete.
-            run_all(
-                [(partial(self._download, store, file, bytes_come), 1) for file in missing],
-                DOWNLOADS,
-                stop=bytes_come.stop,
-            )
+            try:
+                # Tasks in order, so that Ctrl-C leaves the first ones complete.
+                run_all(
+                    [(partial(self._download, store, file, bytes_come), 1) for file in missing],
+                    DOWNLOADS,
+                    stop=bytes_come.stop,
+                )
+            finally:
+                self.expected.unlink(missing_ok=True)
 
     def forget_others(self) -> None:
         """Remove copies of files that are no longer behind the address."""
-        for file in _files(self.data):
-            if file.relative_to(self.data).as_posix() not in self.names:
-                self._version(file.relative_to(self.data).as_posix()).unlink(missing_ok=True)
-                file.unlink(missing_ok=True)
+        with _room(self.path), _alone(self.path / "fetching"):  # others may be downloading here
+            for file in _files(self.data):
+                if file.relative_to(self.data).as_posix() not in self.names:
+                    self._version(file.relative_to(self.data).as_posix()).unlink(missing_ok=True)
+                    file.unlink(missing_ok=True)
 
     def _version(self, name: str) -> Path:
         return self.path / "versions" / name
@@ -157,14 +163,16 @@ class Entry:
         version.unlink(missing_ok=True)
         with whole_file(target) as out:
             store.download(file, out, bytes_come.add)
+            if target.is_file() and filecmp.cmp(out.name, target, shallow=False):
+                os.utime(out.name, ns=(time.time_ns(), target.stat().st_mtime_ns))  # not changed
         write_text(version, file.version, force=True)
 
     def _make_room(self, wanted: int) -> None:
         """Remove the least recently used entries that no process holds, until `wanted` fits."""
         most = limit()
         with _alone(folder() / "room"):
-            sizes = {path: _size(path) for path in folder().iterdir() if path.is_dir()}
-            own = sizes.pop(self.path, 0)
+            entries = [path for path in folder().iterdir() if path.is_dir() and path != self.path]
+            sizes, own = {path: _size(path) for path in entries}, _on_disk(self.path)
             taken = own + wanted + sum(sizes.values())
             for path in sorted(sizes, key=_last_use):
                 if taken > most and _remove(path):
@@ -173,7 +181,7 @@ class Entry:
             if taken > most or wanted > free:
                 raise _too_large(self.address, own + wanted, most, taken, free)
             # Counted from now on, so that another process does not give the same room away.
-            write_text(self.path / "size", str(own + wanted), force=True)
+            write_text(self.expected, str(own + wanted), force=True)
 
 
 class _Bytes:
@@ -260,7 +268,7 @@ def _files(path: Path) -> Iterable[Path]:
 def _size(path: Path) -> int:
     """Bytes that an entry takes, or will take once it is fetched."""
     with suppress(OSError, ValueError):
-        return max(int((path / "size").read_text()), _on_disk(path))
+        return max(int((path / EXPECTED).read_text()), _on_disk(path))
     return _on_disk(path)
 
 

@@ -143,6 +143,24 @@ def test_a_file_without_a_version_is_downloaded_each_time(server, downloads, mon
     assert downloads == ["x.npy"] * 2
 
 
+def test_a_file_without_a_version_is_evaluated_and_a_change_of_it_noticed(server, monkeypatch):
+    monkeypatch.setattr("retrieval.remote.store.VERSIONS", ())
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    sources = Sources("memory://b/x.npy")
+    load("memory://b/x.npy")
+    sources.check_unchanged()
+    server.pipe("/b/x.npy", npy(np.zeros((2, 2))))
+    load("memory://b/x.npy")
+    with pytest.raises(DmlError, match=r"memory://b/x\.npy was changed while it was read"):
+        sources.check_unchanged()
+
+
+def test_a_file_that_changes_often_takes_no_more_room_each_time(server):
+    for n in range(4):  # 24 MiB each, and room for two
+        server.pipe("/b/x.npy", npy(np.full((3 << 20, 2), n, np.float32)))
+        locate("memory://b/x.npy")
+
+
 def test_a_change_between_two_looks_is_noticed(server):
     server.pipe("/b/x.npy", npy(np.ones((2, 2))))
     sources = Sources("memory://b/x.npy")
