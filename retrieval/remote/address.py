@@ -59,6 +59,12 @@ class Address:
         return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
 
 
+def without_secrets(text: str) -> str:
+    """A text whose web addresses lose their users, passwords and queries."""
+    text = re.sub(r"://[^/@\s]*@", "://", text)
+    return re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1", text, flags=re.IGNORECASE)
+
+
 def is_address(source: str | Path) -> bool:
     """Whether a name is an address, of any kind."""
     text = str(source)
@@ -72,7 +78,7 @@ def parse(source: str | Path) -> Address:
     if not found:
         kind = text.partition("://")[0]
         raise DmlError(
-            f"{text.partition('::')[0]} cannot be opened.",
+            f"{without_secrets(text.partition('::')[0])} cannot be opened.",
             f"These kinds of addresses are known: {', '.join(f'{name}://' for name in PACKAGES)}.",
             "Give the path alone: /folder/x.npy"
             if kind.lower() == "file"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from retrieval.errors import DmlError
 from retrieval.files import is_at, lock, remove_leftovers, whole_file, write_text
-from retrieval.remote.address import Address
+from retrieval.remote.address import Address, without_secrets
 from retrieval.remote.store import Found, Store
 from retrieval.resources import Progress, StageProgress, run_all, stage
 
@@ -65,15 +65,15 @@ def limit() -> int:
 
 
 def shown(text: str) -> str:
-    """A message with the addresses in place of the copies that were read."""
+    """A message with the addresses, without their secrets, in place of the copies."""
     for local, address in list(_shown.items()):
         text = text.replace(local, address)
-    return text
+    return without_secrets(text)
 
 
 @contextmanager
 def addresses_in_errors() -> Iterator[None]:
-    """Inside the block, errors name addresses instead of copies."""
+    """Inside the block, errors name addresses instead of copies, and no secrets."""
     try:
         yield
     except DmlError as error:

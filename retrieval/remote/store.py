@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from retrieval.errors import DmlError, damaged, install
-from retrieval.remote.address import PACKAGES, WEB, Address
+from retrieval.remote.address import PACKAGES, WEB, Address, without_secrets
 from retrieval.resources import run_all
 
 CONNECT_SECONDS, READ_SECONDS = 15, 60
@@ -105,7 +106,8 @@ class Store:
 
     def _found(self, info: dict[str, Any], path: str, name: str) -> Found:
         parts = name.split("/")
-        if any(part in ("", ".", "..") or "\0" in part or os.sep in part for part in parts):
+        # A part that is no name by itself, such as C: on Windows, leads out of the cache.
+        if any(part in ("", "..") or "\0" in part or Path(part).name != part for part in parts):
             raise DmlError(
                 f"{self.address.shown} has a file called {name!r}.",
                 "Such a name cannot be kept on a disk.",
@@ -214,7 +216,7 @@ def _explanation(address: Address, where: str, error: Exception) -> DmlError:
     names = {kind.__name__ for each in chain for kind in type(each).__mro__}
     codes = {_status(each) for each in chain}
     text = next((line for each in chain if (line := str(each).strip())), type(error).__name__)
-    said = f"{type(error).__name__}: {text.splitlines()[0][:300].rstrip('.')}."
+    said = f"{type(error).__name__}: {without_secrets(text.splitlines()[0])[:300].rstrip('.')}."
     if names & set(BROKEN):
         return Broken(f"The download of {where} broke off.", said, "Run the command again.")
     if names & set(NO_NETWORK):
@@ -226,6 +228,9 @@ def _explanation(address: Address, where: str, error: Exception) -> DmlError:
     if codes & {401, 403} or names & set(NO_ACCESS):
         by_hand = f"Download it by another program: curl -L -O {shlex.quote(where)}"
         return DmlError(f"{where} may not be read.", said, CREDENTIALS.get(address.scheme, by_hand))
+    if failed := [code for code in codes if code and code >= 500]:
+        told = f"It answers with the HTTP status {failed[0]}."
+        return Broken(f"The server of {where} fails.", told, "Run the command again later.")
     if codes & {404} or "FileNotFoundError" in names:
         private = ", or it is private" if address.scheme == "hf" else ""
         return DmlError(

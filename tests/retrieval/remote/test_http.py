@@ -33,6 +33,8 @@ def served(tmp_path_factory):
         def do_GET(self):
             if "secret" in self.path and "token=1" not in self.path:
                 self.send_error(403)
+            elif "failing" in self.path:
+                self.send_error(503)
             elif "short" in self.path:
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")
@@ -44,6 +46,8 @@ def served(tmp_path_factory):
         def do_HEAD(self):
             if "secret" in self.path and "token=1" not in self.path:
                 self.send_error(403)
+            elif "failing" in self.path:
+                self.send_error(503)
             else:
                 super().do_HEAD()
 
@@ -51,6 +55,7 @@ def served(tmp_path_factory):
     for n in (2, 10):
         np.save(root / "x" / f"part-{n}.npy", np.full((2, 3), n, np.float32))
     np.save(root / "secret.npy", np.ones((2, 3)))
+    (root / "labels.txt").write_text("a\nb\n")
     (root / "short.npy").write_bytes(b"x" * 1000)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -72,7 +77,20 @@ def test_a_file_a_pattern_and_a_folder_are_read(served):
 
 def test_a_query_is_sent_and_not_recorded(served):
     address, _ = served
-    assert load(f"{address}/secret.npy?token=1").source == f"{address}/secret.npy"
+    name = f"{address}/secret.npy?token=1"
+    found = load(name, labels=name.replace("secret.npy", "labels.txt"))
+    assert found.source == f"{address}/secret.npy"
+    assert found.splits["test"].taken == {"labels": f"{address}/labels.txt"}
+
+
+def test_a_query_is_in_no_error(served):
+    address, _ = served
+    for name in ("secret.npy", "nothing.npy", "failing.npy", "labels.txt"):
+        with pytest.raises(DmlError) as error:
+            load(f"{address}/x/", labels=f"{address}/{name}?token=password")
+        assert "password" not in "".join(map(str, vars(error.value).values()))
+    with pytest.raises(DmlError, match=r"ftp://host/x\.npy cannot be opened"):
+        load("ftp://me:password@host/x.npy")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +99,7 @@ def test_a_query_is_sent_and_not_recorded(served):
         ("nothing.npy", "nothing.npy does not exist"),
         ("secret.npy", "secret.npy may not be read"),
         ("short.npy", "The download of .*short.npy broke off"),
+        ("failing.npy", "The server of .*failing.npy fails"),
     ],
 )
 def test_what_a_server_refuses_is_named(served, tmp_path, name, what):
