@@ -151,7 +151,9 @@ def _bounds(
     norm = (prepared.gallery.norm[g] * prepared.scale).astype(np.float32)
     square = norm * norm
     near = cosines * (twice * norm) - square
-    error = twice * (margin * norm) + np.float32(8 * ULP32) * square + np.float32(2.0**-100)
+    # A norm below the normal float32 numbers is off by as much as the least of them.
+    error = twice * (margin * norm + np.float32(2.0**-148))
+    error += np.float32(8 * ULP32) * square + np.float32(2.0**-100)
     return near - error, near + error
 
 

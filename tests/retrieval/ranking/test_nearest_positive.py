@@ -18,3 +18,14 @@ def test_a_query_without_a_positive_has_rank_zero():
     result = ranks_of(np.eye(3, dtype=np.float32), np.array([0, 0, 1]))
     assert result["cos"].rank.tolist()[2] == 0
     assert result["cos"].nearest.tolist() == [1, 0, -1]
+
+
+@pytest.mark.parametrize("size", [2.0**-107, 2.0**-108])
+def test_the_nearest_of_tiny_rows_is_found_for_a_huge_query(size, monkeypatch, rng):
+    monkeypatch.setattr(nearest_positive, "_LARGE", 0)
+    X = (rng.standard_normal((100, 8)) * size).astype(np.float32)
+    huge = (rng.standard_normal((20, 8)) * 2.0**100).astype(np.float32)
+    labels = np.zeros(100, int)
+    found = ranks_of(X, labels, huge, labels[:20], distances=("l2",))["l2"].nearest
+    # |q - x|^2 - |q|^2 = |x|^2 - 2 q x, where |x|^2 is too small to matter.
+    assert (found == (huge.astype(np.float64) @ X.T.astype(np.float64)).argmax(axis=1)).all()
