@@ -105,7 +105,7 @@ def environment(device: str, world: int) -> dict[str, Any]:
 
 def without_password(text: str) -> str:
     """A text whose addresses keep the name of their user and lose the password."""
-    return re.sub(r"(://[^/@\s:]*):[^/@\s]*@", r"\1@", text)
+    return re.sub(r"(://[^/@\s:]*):[^\s'\"]*@", r"\1@", text)
 
 
 def _git() -> dict[str, Any] | None:
