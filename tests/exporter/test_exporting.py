@@ -4,9 +4,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +23,7 @@ from exporter.onnx.model import describe
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.loading import load
+from tests.forks import Forked
 from tests.ranks import run_commands
 from tests.trainer.conftest import draw_pictures, small_config
 from trainer.data import datasets
@@ -33,7 +31,7 @@ from trainer.run import checkpoint, train
 from trainer.run.device import CHOSEN
 from trainer.run.setup import load_data
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 @pytest.fixture(scope="session")
@@ -449,30 +447,18 @@ def test_a_file_reproduces_the_embeddings_of_its_images(run):
     assert distances.max() < 1e-4
 
 
-def start(*args):
-    return subprocess.Popen(
-        [sys.executable, "-m", "cli", "export", *map(str, args)],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-
-
 def test_an_export_killed_at_random_moments_ends_with_the_same_file(run, tmp_path):
-    options = ("--split", "train", "--split", "test", "--batch-size", "1")
+    words = ("-m", "cli", "export", run, "--out", tmp_path / "killed", "--resume")
+    words += ("--split", "train", "--split", "test", "--batch-size", "1")
     export([run], tmp_path / "whole", Settings(splits=("train", "test"), batch_size=1))
-    target = tmp_path / "killed"
     moments = random.Random(3)
     for _ in range(3):
-        process = start(run, "--out", target, "--resume", *options)
-        time.sleep(moments.uniform(4, 7))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    done = start(run, "--out", target, "--resume", *options)
-    told = done.communicate(timeout=600)[1]
-    assert done.returncode == 0, told
-    whole, killed = load(tmp_path / "whole" / EMBEDDINGS), load(target / EMBEDDINGS)
+        process = Forked(*words)
+        time.sleep(moments.uniform(0.5, 4))
+        process.kill()
+    done = Forked(*words).end()
+    assert done[0] == 0, done
+    whole, killed = (load(tmp_path / name / EMBEDDINGS) for name in ("whole", "killed"))
     for split in ("train", "test"):
         np.testing.assert_array_equal(whole.splits[split].vectors, killed.splits[split].vectors)
         np.testing.assert_array_equal(whole.splits[split].labels, killed.splits[split].labels)
