@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 ROOT = Path(__file__).parents[1]
-PRINTED = ("stdout", "stderr")
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
@@ -37,42 +36,74 @@ FORKS.set_forkserver_preload(
 class Forked:
     """A process of `python` with these arguments: -c CODE, -m MODULE or a file, and more."""
 
-    def __init__(self, *arguments, env: dict[str, str] | None = None) -> None:
-        """Start it in the folder of the project, with `env` added to the environment."""
+    def __init__(
+        self,
+        *arguments,
+        env: dict[str, str] | None = None,
+        cwd: Path = ROOT,
+        lines: bool = False,
+    ) -> None:
+        """Start it in `cwd`, with `env` added to the environment; `lines`: `line` is called."""
         self.folder = Path(mkdtemp())
+        self.stdout = None
+        if lines:
+            os.mkfifo(self.folder / "stdout")
+        else:
+            (self.folder / "stdout").touch()
+        (self.folder / "stderr").touch()
         words = [str(argument) for argument in arguments]
         given = os.environ | (env or {})
-        self.process = FORKS.Process(target=_run, args=(words, self.folder, given))
+        self.process = FORKS.Process(target=_run, args=(words, self.folder, given, cwd))
         self.process.start()
+        if lines:
+            self.stdout = (self.folder / "stdout").open()
 
     def running(self) -> bool:
         return self.process.exitcode is None
 
+    def line(self) -> str:
+        """Wait for the next line that it prints."""
+        return self.stdout.readline()
+
+    def send(self, number: int) -> None:
+        """Send a signal to it and to the processes that it has started."""
+        for send in (os.killpg, os.kill):
+            with suppress(ProcessLookupError):  # it has no group yet, or has ended
+                return send(self.process.pid, number)
+
     def kill(self) -> None:
         """End it and the processes that it has started, at once."""
-        with suppress(ProcessLookupError):  # it has ended
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.join()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.exists():
+            self.send(signal.SIGKILL)
+            self.end()
 
     def end(self, timeout: float = 600) -> tuple[int, str, str]:
         """Wait for its end: (exit code, stdout, stderr)."""
+        out = self.stdout.read() if self.stdout else None
         self.process.join(timeout)
-        texts = [(self.folder / name).read_text() for name in PRINTED]
+        if self.stdout:
+            self.stdout.close()
+        else:
+            out = (self.folder / "stdout").read_text()
+        texts = (out, (self.folder / "stderr").read_text())
         shutil.rmtree(self.folder)
-        assert self.process.exitcode is not None, ("it does not end", *texts)
+        if self.running():
+            self.send(signal.SIGKILL)
+            raise AssertionError("it does not end", *texts)
         return self.process.exitcode, *texts
 
 
-def _run(words: list[str], folder: Path, env: dict[str, str]) -> None:
+def _run(words: list[str], folder: Path, env: dict[str, str], cwd: Path) -> None:
     os.setsid()
-    os.chdir(ROOT)
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    for number, name in enumerate(PRINTED, 1):
-        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        file = os.open(folder / name, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     try:
         _run_as_main(words)
     except Exception:

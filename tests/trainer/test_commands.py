@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from cli import main
+from tests.forks import Forked
 from tests.trainer.conftest import SMALL, draw_pictures
 from trainer.commands import listing
 
@@ -302,37 +303,14 @@ def test_without_a_network_the_weights_to_fetch_are_named(dmltool, photos, monke
 
 
 def test_ctrl_c_says_how_to_go_on(photos, tmp_path):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "cli",
-            "train",
-            "--dataset",
-            "folder",
-            "--data",
-            str(photos),
-            *SMALL,
-            "--epochs",
-            "5000",
-            "--workers",
-            "1",
-            "--out",
-            str(tmp_path / "run"),
-        ],
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    words = ("train", "--dataset", "folder", "--data", photos, *SMALL, "--epochs", 5000)
+    process = Forked("-m", "cli", *words, "--workers", 1, "--out", tmp_path / "run")
     deadline = time.monotonic() + 240
     while not (tmp_path / "run" / "best.pt").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    out, told = process.communicate(timeout=60)
-    assert process.returncode == 130
+    process.send(signal.SIGINT)
+    code, out, told = process.end(timeout=60)
+    assert code == 130
     assert f"dmltool train --resume {tmp_path / 'run'}" in told
     assert "Traceback" not in told
     assert out == ""

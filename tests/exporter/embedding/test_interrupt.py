@@ -1,9 +1,6 @@
 """Ctrl-C while a model runs that never ends."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from onnx import helper, numpy_helper
 from PIL import Image
 
 from tests.exporter.models import FLOAT, UINT8, model_of
+from tests.forks import Forked
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,6 +54,20 @@ def endless_model(path, batch="batch"):
     )
 
 
+# The trial comes before the file.
+TRIAL = """
+from pathlib import Path
+from cli import main
+from exporter.embedding import engine
+honest = engine.trial
+def begun(*args):
+    Path("x.h5.partial").touch()
+    return honest(*args)
+engine.trial = begun
+main(prog_name="dmltool")
+"""
+
+
 @pytest.mark.parametrize("command", ["embed", "trial", "run"])
 def test_a_loop_without_end_can_be_interrupted(tmp_path, command):
     """In the threads of `embed`, in the trial of threads before it, and in the main thread."""
@@ -63,10 +75,10 @@ def test_a_loop_without_end_can_be_interrupted(tmp_path, command):
     for n in range(4):
         (tmp_path / "photos" / str(n)).mkdir(parents=True)
         Image.new("RGB", (9, 9)).save(tmp_path / "photos" / str(n) / "0.png")
-    embed = ["-m", "cli", "embed", "endless.onnx", "photos", "--out", "x.h5"]
+    embed = ["embed", "endless.onnx", "photos", "--out", "x.h5"]
     given = {
-        "embed": [*embed, "--threads", "1"],
-        "trial": embed,
+        "embed": ["-m", "cli", *embed, "--threads", "1"],
+        "trial": ["-c", TRIAL, *embed],
         "run": [
             "-c",
             "import numpy as np\n"
@@ -77,22 +89,14 @@ def test_a_loop_without_end_can_be_interrupted(tmp_path, command):
             "session.run(np.zeros((1, 8, 8, 3), np.uint8))",
         ],
     }
-    process = subprocess.Popen(
-        [sys.executable, *given[command]],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
+    process = Forked(*given[command], cwd=tmp_path)
     try:
-        start = time.monotonic()
-        patience = 6 if command == "trial" else 60  # the trial comes before the file
-        while not (tmp_path / "x.h5.partial").exists() and time.monotonic() - start < patience:
+        while not (tmp_path / "x.h5.partial").exists() and process.running():
             time.sleep(0.1)
         time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        process.send(signal.SIGINT)
+        code, _, told = process.end(timeout=60)
     finally:
         process.kill()
     assert "Interrupted" in told or "KeyboardInterrupt" in told, told
-    assert process.returncode != 0
+    assert code != 0

@@ -3,8 +3,6 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,6 +21,7 @@ from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
 from retrieval.loading import load
 from tests.exporter.models import PROPERTIES, mean_model
+from tests.forks import Forked
 from trainer.data.datasets.records import build
 from trainer.data.source import Source
 
@@ -283,35 +282,34 @@ def test_killed_at_random_moments_resumes_to_the_same_file(tmp_path, kind):
     onnx.checker.check_model(str(model))
 
     def start(path):
-        command = [sys.executable, "-c", KILLED, str(model), str(images), str(path), kind]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        return Forked("-c", KILLED, model, images, path, kind, lines=True)
 
     chance, kills = random.Random(kind), 0
     while not target.exists():
         there = marked(Path(f"{target}.partial"))
-        with start(target) as process:
-            told = [process.stdout.readline()]
-            if kills < 5:  # the laying out of the file, amid the rows, and the last steps
-                last = b"embedding 400 400" if kills == 4 else b""
-                lines = chance.choice([0, chance.randrange(1, 12)])
-                while told[-1].strip() != last if last else len(told) <= lines:
-                    told.append(process.stdout.readline())
-                time.sleep(chance.uniform(0.0, 0.01))
-                process.send_signal(signal.SIGKILL)
-            told += process.communicate()[0].splitlines()
-        kills += process.returncode == -signal.SIGKILL
-        assert process.returncode in (0, -signal.SIGKILL)
+        process = start(target)
+        told = [process.line()]
+        if kills < 5:  # the laying out of the file, amid the rows, and the last steps
+            last = "embedding 400 400" if kills == 4 else ""
+            lines = chance.choice([0, chance.randrange(1, 12)])
+            while told[-1].strip() != last if last else len(told) <= lines:
+                told.append(process.line())
+            time.sleep(chance.uniform(0.0, 0.01))
+            process.send(signal.SIGKILL)
+        code, rest, _ = process.end()
+        told += rest.splitlines()
+        kills += code == -signal.SIGKILL
+        assert code in (0, -signal.SIGKILL)
         assert marked(Path(f"{target}.partial")) >= there or target.exists()
-    if process.returncode == 0:
+    if code == 0:
         assert int(told[-1]) == 400 - (kind == "half") - there
     assert kills >= 4
-    with start(tmp_path / "whole.h5") as process:
-        process.communicate()
+    start(tmp_path / "whole.h5").end()
     assert contents(target) == contents(tmp_path / "whole.h5")
     if kind == "half":
         assert load(target).attrs["skipped"] == 1
-    with start(target) as process:  # what a kill left behind goes when it is resumed
-        assert process.communicate()[0].splitlines()[-1] == b"0"
+    # What a kill left behind goes when it is resumed.
+    assert start(target).end()[1].splitlines()[-1] == "0"
     assert {p.name for p in tmp_path.iterdir()} == {"images", "m.onnx", "killed.h5", "whole.h5"}
 
 
@@ -455,10 +453,9 @@ except DmlError as error:
 
 def test_a_full_disk_is_told_and_leaves_nothing_that_looks_whole(data, tmp_path):
     def start(target, how):
-        command = [sys.executable, "-c", FULL, str(data.root), str(target), how]
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert (ran.returncode, ran.stderr) == (0, "")
-        return ran.stdout
+        code, printed, errors = Forked("-c", FULL, data.root, target, how).end()
+        assert (code, errors) == (0, "")
+        return printed
 
     told = start(tmp_path / "x.h5", "full")
     assert "the disk is full" in told

@@ -20,6 +20,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
+from tests.forks import Forked
 
 ROOT = Path(__file__).parents[4]
 X = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
@@ -272,27 +273,25 @@ with Writer(path, {"test": (labels, paths)}, dim, attrs=attrs, resume=True) as o
 
 def test_killed_at_random_moments_resumes_to_the_same_file(tmp_path):
     def start(path):
-        command = [sys.executable, "-c", KILLED, str(path), str(ROWS), str(DIM)]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        return Forked("-c", KILLED, path, ROWS, DIM, lines=True)
 
     chance, kills, target = random.Random(0), 0, tmp_path / "killed.h5"
     while not target.exists():
-        with start(target) as process:
-            # Half of the kills hit the laying out of the file, half the writing of rows.
-            for _ in range(chance.choice([1, chance.randrange(2, 40)])):
-                process.stdout.readline()
-            time.sleep(chance.uniform(0.0, 0.005))
-            if kills < 8:
-                process.send_signal(signal.SIGKILL)
-            process.communicate()
-        kills += process.returncode == -signal.SIGKILL
-        assert process.returncode in (0, -signal.SIGKILL)
+        process = start(target)
+        # Half of the kills hit the laying out of the file, half the writing of rows.
+        for _ in range(chance.choice([1, chance.randrange(2, 40)])):
+            process.line()
+        time.sleep(chance.uniform(0.0, 0.005))
+        if kills < 8:
+            process.send(signal.SIGKILL)
+        code = process.end()[0]
+        kills += code == -signal.SIGKILL
+        assert code in (0, -signal.SIGKILL)
         if not target.exists():
             with pytest.raises(DmlError):
                 load(target)
     assert kills == 8
-    with start(tmp_path / "whole.h5") as process:
-        process.communicate()
+    start(tmp_path / "whole.h5").end()
     found, wanted = load(target), load(tmp_path / "whole.h5")
     for part in ("vectors", "labels", "paths"):
         np.testing.assert_array_equal(
