@@ -57,7 +57,7 @@ def of_rank(world):
 def main(folder):
     """The last rank is killed while rank 0 computes and rank 1 waits for both."""
     with processes.joined() as world:
-        pass
+        processes.agree(False, world)  # nobody leaves while others still connect
     with processes.joined() as world:  # once more
         found = of_rank(world)
         (folder / f"{world.rank}.json").write_text(json.dumps(found))
