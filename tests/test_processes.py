@@ -44,6 +44,11 @@ def alone(folder, tmp_path_factory):
     return out, [call(*command) for command in commands(folder, out)]
 
 
+def notes(result):
+    """What it tells beside its progress, which a slow machine shows."""
+    return [line for line in result.stderr.splitlines() if not line.endswith("s left")]
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_scores_of_several_processes_are_byte_for_byte_those_of_one(size, folder, alone, tmp_path):
     out, wanted = alone
@@ -51,7 +56,7 @@ def test_scores_of_several_processes_are_byte_for_byte_those_of_one(size, folder
     for ranks, one in zip(found, wanted, strict=True):
         first, *others = ranks
         assert (first.code, first.stdout) == (one.exit_code, one.stdout), first.stderr
-        assert first.stderr == one.stderr
+        assert notes(first) == notes(one)
         assert all((rank.code, rank.stdout, rank.stderr) == (0, "", "") for rank in others)
     for name in ("result.json", "classes.csv"):
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
