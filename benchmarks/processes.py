@@ -22,8 +22,8 @@ from benchmarks.measure import clustered, machine, processor, record, table
 
 MEASURED = Path(__file__).with_name("processes.json")
 ROUNDS = 3
-ROWS, DIM, CLASSES = 60_000, 256, 6000
-IMAGES, SIDE = 3000, 64
+ROWS, DIM, CLASSES = 100_000, 256, 10_000
+IMAGES, SIDE, BACKBONE = 2000, 128, "resnet18"
 COMMAND = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
@@ -60,7 +60,7 @@ def count_speed() -> float:
     from retrieval.problem import from_arrays
     from retrieval.ranking.ranks import count_ranks
 
-    problem = from_arrays(*clustered(ROWS // 3, DIM, CLASSES, 1.2))
+    problem = from_arrays(*clustered(ROWS // 5, DIM, CLASSES // 5, 1.2))
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.process_time()
@@ -74,11 +74,13 @@ def main() -> None:
         folder = Path(name)
         X, labels = clustered(ROWS, DIM, CLASSES, 1.2)
         np.savez(folder / "large.npz", embeddings=X, labels=labels)
+        np.savez(folder / "small.npz", embeddings=X[:100], labels=labels[:100] % 10)
         model = write_inputs(folder)
         found = measured(
             {
                 f"eval {ROWS:,} x {DIM}, MAP@R, no NMI": ["eval", folder / "large.npz", "--no-nmi"],
-                f"embed {IMAGES:,} images of {SIDE} pixels": [
+                "eval 100 rows: the start": ["eval", folder / "small.npz", "--no-nmi"],
+                f"embed {IMAGES:,} images, {BACKBONE}, {SIDE} pixels": [
                     *("embed", model, folder / "photos", "--out", folder / "photos.h5"),
                     *("--provider", "cpu", "--force"),
                 ],
@@ -109,7 +111,7 @@ def write_inputs(folder: Path) -> Path:
         path = folder / "photos" / f"{n % 30:02}" / f"{n}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (SIDE * 4, SIDE * 4, 3), np.uint8)).save(path)
-    network = settled(size=SIDE)
+    network = settled(BACKBONE, SIDE)
     model = folder / "model.onnx"
     write_model(network, model, size=SIDE, properties=properties(network, SIDE))
     return model
