@@ -285,6 +285,7 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
 
     backend = backend_for(device_type, world)
     where = f"tcp://{world.host}:{world.port}" if world.by_slurm else "env://"
+    dog = None
     try:
         place = world.host, world.port
         if place not in _stores:
@@ -298,6 +299,8 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
         # Who left at once would seem to have died to those that are still connecting.
         meet(distributed.PrefixStore("connected", store), world)
     except (RuntimeError, ValueError, OSError) as error:
+        if dog:  # it would end this process before the error is shown
+            dog.stop(failed=True)
         raise DmlError(
             f"Rank {world.rank} cannot join the {world.size} processes at "
             f"{world.host}:{world.port}.",

@@ -11,12 +11,13 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from retrieval import processes, resources
+from retrieval import processes, resources, watchdog
 from retrieval.errors import DmlError
 from retrieval.processes import World, first_host, tasks_per_node
 from tests.ranks import together
@@ -218,6 +219,25 @@ def test_a_port_that_is_taken_is_named(environment):
         environment(**FITTING | {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": port})
         with pytest.raises(DmlError, match=f"Rank 0 cannot join the 2 processes at .*:{port}"):
             join()
+
+
+def test_who_cannot_connect_is_not_watched_any_longer(environment, monkeypatch):
+    """The watchdog would end the process before its error is shown."""
+    environment(**FITTING)
+    place = FITTING["MASTER_ADDR"], int(FITTING["MASTER_PORT"])
+    stopped = []
+    dog = SimpleNamespace(stop=lambda **how: stopped.append(how))
+
+    def refused(*_args, **_options):
+        raise RuntimeError("connection refused")
+
+    monkeypatch.setitem(processes._stores, place, torch.distributed.HashStore())
+    monkeypatch.setattr(processes, "meet", lambda store, world: None)
+    monkeypatch.setattr(watchdog.Watchdog, "start", lambda *_args: dog)
+    monkeypatch.setattr(torch.distributed, "init_process_group", refused)
+    with pytest.raises(DmlError, match="cannot join the 2 processes"):
+        join()
+    assert stopped == [{"failed": True}]
 
 
 # Slurm
