@@ -231,7 +231,7 @@ def draw_differences(path: Path) -> None:
         one.axvline(0, color="k", lw=0.8)
         one.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
         one.set_title(losses[loss], fontsize=9)
-        one.invert_yaxis()
+        one.set_ylim(len(rows) - 0.5, -0.5)
         one.grid(alpha=0.3, axis="x")
     axes[-1].set_xlabel("Recall@1 (cos) less that of the reference, points, 95 % interval")
     save(figure, path)
