@@ -124,11 +124,13 @@ def check_options(of: str, given: Iterable[str], valid: Iterable[str], table: st
 
 
 def nearest(word: str, valid: Iterable[str], cutoff: float = 0.65) -> str:
-    """The valid word most like this one; empty if none is alike.
+    """The valid word most like this one, or one that begins with it; empty if none is alike.
 
     A prefix such as `pml:` that the word has does not count: all names of a family have it.
     """
     prefix = word[: word.rfind(":") + 1].lower()
     by_lower = {name.lower().removeprefix(prefix): name for name in valid}
-    near = difflib.get_close_matches(word.lower().removeprefix(prefix), by_lower, 1, cutoff)
+    given = word.lower().removeprefix(prefix)
+    near = difflib.get_close_matches(given, by_lower, 1, cutoff)
+    near += [name for name in by_lower if len(given) > 2 and name.startswith(given)]
     return by_lower[near[0]] if near else ""

@@ -69,7 +69,7 @@ def test_bad_images_are_left_out_on_request(data, kept):
 @pytest.mark.parametrize("kept", ["none", "ram"])
 def test_a_class_without_a_good_image_is_an_error(data, kept):
     spoil(data, 5, 11, 17, 23)
-    with pytest.raises(DmlError, match="1 classes of test are empty") as caught:
+    with pytest.raises(DmlError, match="test has no images of 1 class") as caught:
         open_images(data, SPEC, cache=kept, skip_bad=True)
     assert "read of 5" in caught.value.why
 

@@ -276,7 +276,9 @@ def test_resuming_with_other_data_is_refused(change, finished):
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     config, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(optimizers, "rate", lambda _, step, steps: 1.0 if step < steps else 1e30)
+    monkeypatch.setattr(
+        optimizers, "rate", lambda _, step, steps, __: 1.0 if step < steps else 1e30
+    )
     with pytest.raises(
         DmlError, match=r"The loss is (nan|inf|-inf) at step 2 of 3 in epoch 2\."
     ) as caught:
@@ -873,7 +875,7 @@ def test_processes_take_all_columns_of_a_batch():
     [
         ({"data": {"root": "nowhere"}}, "nowhere"),
         ({"data": {"val_fraction": 0.0}}, "no images to pick the best epoch by"),
-        ({"batches": {"classes": 20, "images": 4}}, "a batch wants 20 classes"),
+        ({"batches": {"classes": 20, "images": 4}}, "a batch needs 20 classes"),
         ({"batches": {"classes": 4, "images": 40}}, "fewer than 40 images"),
         ({"run": {"device": "cuda:7"}}, "'cuda:7' cannot be used"),
         ({"loss": {"monitor": ("pce",), "name": "spce"}}, "pce needs a loss with a linear head"),
