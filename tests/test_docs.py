@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cli import main
+from cli import CONTEXT, main
 from docs.generate import FILES, ROOT
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
@@ -132,7 +132,7 @@ def check(words):
 
 def check_dmltool(args):
     assert args[0] in main.commands, args[0]
-    given = main.commands[args[0]].make_context(args[0], list(args[1:])).params
+    given = main.commands[args[0]].make_context(args[0], list(args[1:]), **CONTEXT).params
     if args[0] == "train" and not given["resume"] and not given["file"]:
         check_settings(args)
 
