@@ -233,6 +233,8 @@ def _tell_embedding(found: dict[str, Any], threads: str | None = None) -> None:
         tell(f"Runs on {by}")
     if threads:
         tell(f"With {threads}")
+    for note in found.get("notes", ()):
+        warn(note)
     for path, reason in found.get("skipped", ()):
         warn(f"left out: {path}: {reason}")
 

@@ -79,6 +79,7 @@ def embed(
         "path": str(found.path),
         "run_by": engine.why,
         "labelled": images.labelled,
+        "notes": list(images.notes),
     }
 
 

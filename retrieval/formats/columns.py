@@ -144,13 +144,14 @@ def label_column(columns: Sequence[Column], key: str | None, source: Path) -> in
     known = _known_label(columns, source)
     if known is not None:
         return known
-    free = [n for n, c in enumerate(columns) if c.key not in ROW_NUMBERS | PATH_NAMES]
+    others = ROW_NUMBERS | PATH_NAMES | SPLIT_COLUMNS
+    free = [n for n, c in enumerate(columns) if c.key not in others]
     if len(columns) == 1 or len(free) == 1:
         return free[0] if free else 0
     raise DmlError(
         f"{source} has several columns and none called label.",
         describe(columns),
-        f"Choose one: --labels '{source}::{columns[-1].name}'",
+        f"Choose one: --labels '{source}::{columns[(free or [-1])[0]].name}'",
     )
 
 

@@ -143,6 +143,15 @@ def test_images_without_labels_can_be_embedded(model, tmp_path, kind, options):
     assert invoke("embed", model, data, "--out", tmp_path / "x.h5", "--resume").exit_code in (0, 1)
 
 
+def test_files_that_are_no_images_are_told(model, tmp_path):
+    draw(tmp_path / "photos")
+    (tmp_path / "photos" / "cat" / "IMG_1.heic").write_bytes(b"x")
+    (tmp_path / "photos" / "empty").mkdir()
+    done = invoke("embed", model, tmp_path / "photos", "--out", tmp_path / "x.h5")
+    assert "1 folder without images left out: empty." in done.stderr
+    assert "left out because of their suffix: 1 .heic." in done.stderr
+
+
 def test_folders_are_embedded_whole_or_as_training_divides_them(tmp_path):
     draw(tmp_path / "photos", [f"class {n}" for n in range(8)])
     assert len(find_data(str(tmp_path / "photos"))) == 32

@@ -7,13 +7,14 @@ splits and the class folders lie in them.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from retrieval.errors import DmlError
 from retrieval.splits import SPELLINGS
 from trainer.data.datasets import layout
-from trainer.data.datasets.records import DataSet, build, listed, unlabelled
+from trainer.data.datasets.records import DataSet, build, counted, listed, unlabelled
 from trainer.data.datasets.splitting import divide, shared_classes
 
 SUFFIXES = frozenset(
@@ -46,8 +47,9 @@ def read(
     tops = _folders(root)
     if tops and all(top.lower() in SPELLINGS for top in tops):
         return _given(root, tops)
-    images = {top: list(_images(root, top)) for top in tops}
-    notes = _without_empty(root, images)
+    others: Counter[str] = Counter()
+    images = {top: list(_images(root, top, others)) for top in tops}
+    notes = [*_without_empty(root, images), *_left_out(root, others), *_loose(root)]
     splits = divide(root, list(images), test_fraction, val_fraction, seed)
     rows = ((path, label, splits[label]) for label, paths in images.items() for path in paths)
     return build("folder", root, rows, notes=notes)
@@ -60,8 +62,10 @@ def read_flat(root: Path) -> DataSet | None:
     layout.folder(root)
     if _folders(root):
         return None
-    rows = [(path.removeprefix("./"), "", "test") for path in _images(root, "")]
-    return unlabelled(build("folder", root, rows)) if rows else None
+    others: Counter[str] = Counter()
+    rows = [(path.removeprefix("./"), "", "test") for path in _images(root, "", others)]
+    notes = _left_out(root, others)
+    return unlabelled(build("folder", root, rows, notes=notes)) if rows else None
 
 
 def _given(root: Path, tops: list[str]) -> DataSet:
@@ -69,12 +73,15 @@ def _given(root: Path, tops: list[str]) -> DataSet:
     rows: list[tuple[str, str, str]] = []
     sides: dict[str, set[str]] = {}
     notes: list[str] = []
+    others: Counter[str] = Counter()
     for top in tops:
-        images = {name: list(_images(root, f"{top}/{name}")) for name in _folders(root / top)}
-        notes += _without_empty(root / top, images)
+        names = _folders(root / top)
+        images = {name: list(_images(root, f"{top}/{name}", others)) for name in names}
+        notes += [*_without_empty(root / top, images), *_loose(root / top)]
         split = SPELLINGS[top.lower()]
         sides.setdefault(split, set()).update(images)
         rows += [(path, name, split) for name, paths in images.items() for path in paths]
+    notes += _left_out(root, others)
     return build("folder", root, rows, notes=[*notes, *shared_classes(sides)])
 
 
@@ -99,6 +106,23 @@ def _without_empty(root: Path, images: dict[str, list[str]]) -> list[str]:
     return [f"{root}: {folders} without images left out: {listed(empty)}."] if empty else []
 
 
+def _left_out(root: Path, others: Counter[str]) -> list[str]:
+    """A note about files that are no images by their suffix, such as photographs in HEIC."""
+    if not others:
+        return []
+    kinds = listed(f"{number:,} {suffix}" for suffix, number in others.most_common())
+    return [f"{root}: files left out because of their suffix: {kinds}."]
+
+
+def _loose(root: Path) -> list[str]:
+    """A note about images that lie beside the folders of classes."""
+    loose = [file for file in sorted(os.listdir(root)) if _suffix(file) in SUFFIXES]
+    if not loose:
+        return []
+    images = counted(len(loose), "image")
+    return [f"{root}: {images} beside the class folders left out: {listed(loose)}."]
+
+
 def _folders(root: Path) -> list[str]:
     """Folders by name, without hidden ones and what unzipping on a Mac leaves behind."""
     try:
@@ -109,8 +133,11 @@ def _folders(root: Path) -> list[str]:
     return sorted(name for name in names if not name.startswith(".") and name != "__MACOSX")
 
 
-def _images(root: Path, inside: str) -> Iterator[str]:
-    """Image files in a folder and below, sorted, relative to root."""
+def _images(root: Path, inside: str, others: Counter[str]) -> Iterator[str]:
+    """Image files in a folder and below, sorted, relative to root.
+
+    others: counts the suffixes of files that are not images.
+    """
 
     def refuse(error: OSError) -> None:
         raise layout.unreadable(Path(error.filename), error) from error
@@ -119,5 +146,12 @@ def _images(root: Path, inside: str) -> Iterator[str]:
         below[:] = sorted(name for name in below if not name.startswith("."))
         parent = Path(folder).relative_to(root).as_posix()
         for file in sorted(files):
-            if not file.startswith(".") and os.path.splitext(file)[1].lower() in SUFFIXES:
+            if _suffix(file) in SUFFIXES:
                 yield f"{parent}/{file}"
+            elif not file.startswith("."):
+                others[_suffix(file) or "without a suffix"] += 1
+
+
+def _suffix(file: str) -> str:
+    """The suffix in lower case; nothing for hidden files."""
+    return "" if file.startswith(".") else os.path.splitext(file)[1].lower()

@@ -302,6 +302,19 @@ def test_images_below_a_class_folder_count_and_other_files_do_not(folders):
     assert len(data.label_names) == 8
 
 
+def test_files_that_are_left_out_are_counted_by_their_suffix(folders):
+    (folders / "class 1" / "IMG_1.HEIC").write_bytes(b"x")
+    (folders / "class 2" / "IMG_2.heic").write_bytes(b"x")
+    (folders / "class 2" / "README").write_text("x")
+    (folders / "class 2" / ".DS_Store").write_text("x")
+    picture(folders / "stray.png")
+    first, second = load("folder", folders).notes
+    assert first == (
+        f"{folders}: files left out because of their suffix: 2 .heic, 1 without a suffix."
+    )
+    assert second == f"{folders}: 1 image beside the class folders left out: stray.png."
+
+
 def test_an_empty_class_folder_is_left_out_with_a_note(folders):
     before = load("folder", folders)
     (folders / "void").mkdir()
