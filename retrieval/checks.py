@@ -9,6 +9,10 @@ from retrieval.ranking.identical_rows import rows_among
 from retrieval.ranking.row_scan import Scan
 from retrieval.resources import blocks
 
+# A 95% interval over two classes holds the true score in half of all cases, over five in 85%, over
+# thirty in 94%: docs/protocol.md.
+FEW = 5
+
 # Each check: what its count means, said to the person who reads the table.
 MESSAGES = {
     "nonfinite_rows": "rows with NaN or Inf, left out: {n}",
@@ -54,6 +58,16 @@ def warnings(checks: dict[str, int], queries: int, classes: int) -> list[str]:
         MESSAGES[name].format(n=n, queries=queries, classes=classes)
         for name, n in checks.items()
         if n
+    ]
+
+
+def few_classes(problem: Problem) -> list[str]:
+    """A note if intervals and p values rest on so few classes that they promise too much."""
+    number = len(np.unique(problem.query_codes))
+    if not 1 < number <= FEW:
+        return []
+    return [
+        f"queries have only {number} classes, so intervals are too narrow and p values too small"
     ]
 
 

@@ -282,7 +282,7 @@ def compare(
         return
     console = stdout_console()
     console.print(comparison_table(result, console.width))
-    for line in dict.fromkeys((*first.notes, *second.notes)):
+    for line in dict.fromkeys((*first.notes, *second.notes, *result.get("notes", ()))):
         warn(line)
     next_step("report", b, "--compare", a, *given_options(labels=labels))
 

@@ -53,7 +53,7 @@ def compare(
         run(from_embeddings(data), settings, of_file(progress, name), world)
         for name, data in (("A", a), ("B", b))
     )
-    return {
+    result: Comparison = {
         "version": VERSION,
         "a": str(a.source),
         "b": str(b.source),
@@ -67,6 +67,9 @@ def compare(
         "checks": {"a": first.result["checks"], "b": second.result["checks"]},
         "settings": first.result["settings"],
     }
+    if notes := first.result["notes"]:  # B has the same items, and so the same notes
+        result["notes"] = notes
+    return result
 
 
 def prepared(

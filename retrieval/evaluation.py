@@ -274,7 +274,11 @@ def score(
         "dim": int(problem.gallery.shape[1]),
         "distances": scores,
         "checks": found,
-        "notes": [*checks.one_class(problem), *_beyond(problem, settings)],
+        "notes": [
+            *checks.one_class(problem),
+            *checks.few_classes(problem),
+            *_beyond(problem, settings),
+        ],
         "settings": _recorded(settings, False, len(problem.names)),
     }
     return Evaluation(problem, result, ranks, per_query)

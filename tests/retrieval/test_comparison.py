@@ -46,6 +46,15 @@ def test_the_difference_is_b_less_a_and_names_the_flipped_queries(items):
     assert back["flipped"]["l2"]["lost"] == gained
 
 
+def test_a_comparison_has_the_notes_of_an_evaluation(items):
+    X, labels = (each[items[1] < 5] for each in items[:2])
+    few, beyond = compare(file(X, labels), file(X, labels), replace(SETTINGS, recall_at=99))[
+        "notes"
+    ]
+    assert few.startswith("queries have only 5 classes")
+    assert beyond.startswith("Recall@99: a query has only 49 candidates")
+
+
 def test_comparing_b_with_a_mirrors_comparing_a_with_b(items, rng):
     X, labels, paths = items
     settings = replace(SETTINGS, map_at_r=True, distances=("cos", "l2"))

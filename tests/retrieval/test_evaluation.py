@@ -422,12 +422,28 @@ def test_one_class_is_noted_since_every_score_is_trivial(rng):
     assert note not in evaluate(vectors, [0, 0, 0, 1, 1], nmi=False)["notes"]
 
 
+def test_intervals_over_few_classes_are_noted(rng):
+    vectors, gallery = rng.standard_normal((2, 14, 3))
+
+    def notes(classes, *more):
+        found = evaluate(vectors, np.arange(14) % classes, *more, nmi=False, recall_at=1)
+        return found["notes"]
+
+    note = "queries have only {} classes, so intervals are too narrow and p values too small"
+    assert notes(2) == [note.format(2)]
+    assert notes(5) == [note.format(5)]
+    assert notes(6) == []
+    assert notes(2, gallery, np.arange(14)) == [
+        note.format(2)
+    ]  # classes of the gallery do not count
+
+
 def test_a_single_row_has_no_candidates_to_speak_of():
     assert evaluate([[1.0, 2.0]], [0], nmi=False)["notes"] == []
 
 
 def test_a_single_candidate_is_singular():
     notes = evaluate([[1.0], [2.0]], [0, 1], nmi=False, recall_at=1)["notes"]
-    assert notes == [
+    assert notes[1:] == [
         "Recall@1: a query has only 1 candidate, so every one with a positive finds it"
     ]
