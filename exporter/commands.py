@@ -25,7 +25,14 @@ from retrieval.console import (
     tell,
     warn,
 )
-from retrieval.options import Numbers, force_option, json_option, labels_option, options
+from retrieval.options import (
+    Numbers,
+    device_option,
+    force_option,
+    json_option,
+    labels_option,
+    options,
+)
 from retrieval.splits import SPLITS
 
 if TYPE_CHECKING:
@@ -61,6 +68,7 @@ embedding_options = options(
         metavar="N",
         help="CPU threads.  [default: found by a short trial]",
     ),
+    device_option,
     click.option(
         "--batch-size",
         type=click.IntRange(1),
@@ -255,6 +263,7 @@ def _tell_embedding(found: dict[str, Any], threads: str | None = None) -> None:
     "--entropy: the run whose head gives H(Y) - CE.",
 )
 @click.option("--data", metavar="PATH", help="With --run: folder of the data set, if it has moved.")
+@device_option
 @json_option
 @click.pass_context
 def inspect(
@@ -265,6 +274,7 @@ def inspect(
     check: bool,
     runs: tuple[str, ...],
     data: str | None,
+    device: str,
     as_json: bool,
 ) -> None:
     """Show what is in an embedding file or a model.
@@ -280,10 +290,12 @@ def inspect(
       dmltool inspect embeddings.h5 --entropy --run runs/mine
       dmltool inspect runs/mine/model.onnx --run runs/mine
     """
+    if device != "auto" and not runs:
+        raise click.UsageError("--device is for the comparison of a model with its --run.")
     if file.lower().endswith(".onnx"):
         if entropy:
             raise click.UsageError("--entropy is for embedding files.")
-        if not _inspect_model(file, bool(check or runs), runs, data, as_json):
+        if not _inspect_model(file, bool(check or runs), runs, data, device, as_json):
             ctx.exit(1)
         return
     if check or data:
@@ -322,7 +334,7 @@ def _inspect_embeddings(
 
 
 def _inspect_model(
-    file: str, check: bool, runs: tuple[str, ...], data: str | None, as_json: bool
+    file: str, check: bool, runs: tuple[str, ...], data: str | None, device: str, as_json: bool
 ) -> bool:
     """Show a model; return whether all checks hold."""
     from exporter.inspection import check_model, inspect_model
@@ -331,7 +343,9 @@ def _inspect_model(
     found = inspect_model(Path(file))
     if check:
         with ProgressBar() as report:
-            found["check"] = check_model(Path(file), [Path(run) for run in runs], data, report)
+            found["check"] = check_model(
+                Path(file), [Path(run) for run in runs], data, report, device
+            )
     if as_json:
         print_json(found)
     else:

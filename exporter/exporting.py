@@ -39,6 +39,7 @@ from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
 from retrieval.processes import ALONE, World, agree
+from retrieval.ranking.backends.choice import choose
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DataSet
 from trainer.run.device import use_threads
@@ -139,6 +140,8 @@ def export(
             "--no-onnx and --no-embeddings exclude both files.",
             "Leave one of them out.",
         )
+    if settings.device != "auto":
+        choose(settings.device, 1, 1, 1)  # fail before the long work
     folder = output_folder(paths, None if out is None else Path(out))
     first = world.rank == 0  # the others would find its files
     if first and folder.exists() and all(path.exists() for path in paths):
@@ -217,7 +220,13 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
         plain = write_plain(job, folder / "fp32.onnx")
         made = at_precision(job, plain, settings.precision)
         session = TimedSession(made, settings.provider, settings.threads)
-        found = parity.check(job.network, session, *images, progress=job.progress)
+        found = parity.check(
+            job.network,
+            session,
+            *images,
+            device=settings.ranking_device,
+            progress=job.progress,
+        )
         parity.judge(found, settings.precision, settings.max_recall_drop)
         if made is plain:  # the comparison has measured all that the table shows
             size, speed = plain.path.stat().st_size, session.images_per_second
@@ -320,6 +329,7 @@ def compare_precisions(
         *images,
         provider=settings.provider,
         threads=settings.threads,
+        device=settings.ranking_device,
         progress=job.progress,
     )
 

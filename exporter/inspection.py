@@ -84,6 +84,7 @@ def check_model(
     runs: Sequence[Path] = (),
     data: str | None = None,
     progress: StageProgress | None = None,
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Run a model on random images; given the runs it was exported from, compare it with them.
 
@@ -93,7 +94,7 @@ def check_model(
     session = Session(model, "cpu", preprocessing=model.preprocessing or _some_preprocessing(model))
     found = _on_random_images(model, session, progress)
     if runs:
-        found |= _against_runs(model, session, runs, data, progress)
+        found |= _against_runs(model, session, runs, data, progress, device)
     return found
 
 
@@ -154,6 +155,7 @@ def _against_runs(
     runs: Sequence[Path],
     root: str | None,
     progress: StageProgress | None,
+    device: str,
 ) -> dict[str, Any]:
     """Repeat the comparison of the export on the same images; a DmlError if it fails."""
     from exporter import parity
@@ -172,6 +174,6 @@ def _against_runs(
     data = load_training_data(members[0], root)
     images, labels = comparison_images(data, own.preprocessing, own.precision)
     network = Together([member.embedder for member in members], own.normalized)
-    found = parity.check(network, session, images, labels, progress=progress)
+    found = parity.check(network, session, images, labels, device=device, progress=progress)
     parity.judge(found, own.precision)
     return {"parity": found.to_dict()}

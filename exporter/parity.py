@@ -75,9 +75,13 @@ def check(
     *,
     batch_sizes: Sequence[int] = (1, 3, 32),
     seed: int = 0,
+    device: str = "auto",
     progress: StageProgress | None = None,
 ) -> Parity:
-    """Compare on real images (N, H, W, 3), uint8, with labels (N,), and on random images."""
+    """Compare on real images (N, H, W, 3), uint8, with labels (N,), and on random images.
+
+    device: that searches nearest neighbours, as in `retrieval.evaluation.Settings`.
+    """
     if len(images) < 2:
         raise DmlError(
             f"Parity cannot be checked on {len(images)} images.",
@@ -107,8 +111,8 @@ def check(
                 progress("comparing the model with the network", done, 2 * len(pieces))
     differences = [difference(*pair) for pair in zip(*sides, strict=True)]
     ours, theirs = (np.concatenate(side[-len(starts) :]) for side in sides)
-    ours_recall, ours_nearest = retrieved(ours, labels)
-    theirs_recall, theirs_nearest = retrieved(theirs, labels)
+    ours_recall, ours_nearest = retrieved(ours, labels, device)
+    theirs_recall, theirs_nearest = retrieved(theirs, labels, device)
     return Parity(
         max_abs=max(d[0] for d in differences),
         max_rel=max(d[1] for d in differences),
@@ -160,13 +164,16 @@ def difference(right: np.ndarray, given: np.ndarray) -> tuple[float, float, floa
     return float(np.abs(delta).max()), float(relative.max()), float(cosine.min())
 
 
-def retrieved(vectors: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
+def retrieved(
+    vectors: np.ndarray, labels: np.ndarray, device: str = "cpu"
+) -> tuple[float, np.ndarray]:
     """Recall@1 by cosine, each row against all others, and the nearest other row of each (N,).
 
     A row that is not finite has no direction: its cosine is taken as 0.
     """
     finite = np.isfinite(vectors).all(axis=1, keepdims=True)
-    found = neighbours.nearest(from_arrays(np.where(finite, vectors, 0), labels), 1, "cos")
+    problem = from_arrays(np.where(finite, vectors, 0), labels)
+    found = neighbours.nearest(problem, 1, "cos", device=device)
     ids, squared = found.ids[:, :, 0], found.squared[:, :, 0]  # (N, 2): positive, negative
     cosine = 1 - squared / 2
     hits = cosine[:, POSITIVE] > cosine[:, NEGATIVE] + TIE  # a tie never helps

@@ -6,6 +6,8 @@ Of items at the same distance, the one that comes first in the gallery is listed
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from retrieval.problem import Problem
+from retrieval.ranking.backends.choice import choose
 from retrieval.resources import Progress, compiled, processors, run_all, single_blas_thread, slices
 from retrieval.space import Space, space_of
 
@@ -43,13 +46,18 @@ def nearest(
     distance: str,
     progress: Progress | None = None,
     memory: int = MEMORY,
+    device: str = "cpu",
 ) -> Neighbours:
     """The k nearest positives and the k nearest negatives of every query, in float64.
 
     memory: bytes for gallery points; it changes no list.
+    device: that multiplies, as in `count_ranks`; another one may list another of two items whose
+    distances differ by less than float64 rounds.
     """
     space = space_of(problem.query_vectors, problem.gallery, distance)
-    _, ids = _scan(problem, space, k, np.float64, memory, progress)
+    chosen = choose(device, len(problem.query_codes), *problem.gallery.shape)
+    multiply = _on(chosen.devices) if chosen.devices else _multiply
+    _, ids = _scan(problem, space, k, np.float64, memory, progress, multiply)
     squared = np.where(ids >= 0, 0.0, np.inf)
     # By differences: what q.x - (|q|^2 + |x|^2) / 2 loses of small distances comes back.
     for part in slices(len(ids), max(1, memory // 64 // (space.width * 2 * k))):
@@ -87,8 +95,35 @@ def pair_scores(
     return space.score(squared)
 
 
+Multiply = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def _multiply(queries: np.ndarray, items: np.ndarray) -> np.ndarray:
+    return queries @ items.T
+
+
+def _on(devices: tuple[str, ...]) -> Multiply:
+    """Multiply float64 with torch; the devices take turns."""
+    import torch
+
+    turns = itertools.cycle(devices)
+
+    def multiply(queries: np.ndarray, items: np.ndarray) -> np.ndarray:
+        device = next(turns)
+        left, right = (torch.from_numpy(each).to(device) for each in (queries, items))
+        return (left @ right.T).cpu().numpy()
+
+    return multiply
+
+
 def _scan(
-    problem: Problem, space: Space, k: int, dtype: DTypeLike, memory: int, progress: Progress | None
+    problem: Problem,
+    space: Space,
+    k: int,
+    dtype: DTypeLike,
+    memory: int,
+    progress: Progress | None,
+    multiply: Multiply = _multiply,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Nearness (Q, 2, k), falling, and gallery index of the best, from tiles of one product."""
     Q, G = len(problem.query_codes), len(problem.gallery)
@@ -111,7 +146,7 @@ def _scan(
                 problem.gallery_codes[start + block.start : start + block.stop],
                 start + block.start,
             )
-            _keep_best(queries @ items[block].T, rows, columns)
+            _keep_best(multiply(queries, items[block]), rows, columns)
 
     for block in slices(G, max(1, memory // (np.dtype(dtype).itemsize * space.width))):
         items = space.points(problem.gallery, block, dtype=dtype)

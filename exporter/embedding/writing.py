@@ -38,6 +38,8 @@ class EmbedSettings:
     splits: tuple[str, ...] = ()
     """Splits of the data set; empty: test, or query and gallery."""
     provider: str = "auto"
+    device: str = "auto"
+    """What counts ranks and searches neighbours; auto: with the provider cpu, the CPU."""
     threads: int | None = None
     """Threads on a CPU; None: a short trial chooses."""
     batch_size: int = 32
@@ -51,6 +53,12 @@ class EmbedSettings:
     """Compute only the rows that an interrupted run has not written."""
     force: bool = False
     """Overwrite existing files."""
+
+    @property
+    def ranking_device(self) -> str:
+        """The device that counts ranks: none but the CPU if only that is to run the model."""
+        on_cpu = self.provider == "cpu" and self.device == "auto"
+        return "cpu" if on_cpu else self.device
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ def embed(
         _check_some_readable(bad, out)
         timing.seconds = time.perf_counter() - start
         if settings.half or any(bad.values()):
-            device = "cpu" if settings.provider == "cpu" else "auto"
+            device = settings.ranking_device
             recall = finishing.rewrite(out, dtype, bad, progress, device)
             raise _Rewritten
     left_out = tuple(

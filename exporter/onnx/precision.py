@@ -150,9 +150,13 @@ def compare(
     provider: str = "auto",
     threads: int | None = None,
     batch_size: int = 8,
+    device: str = "auto",
     progress: StageProgress | None = None,
 ) -> list[Row]:
-    """Compare size, speed and retrieval of models on the same images (N, H, W, 3)."""
+    """Compare size, speed and retrieval of models on the same images (N, H, W, 3).
+
+    device: that searches nearest neighbours.
+    """
     sessions = {name: Session(model, provider, threads) for name, model in models.items()}
     batches = [images[at : at + batch_size] for at in range(0, len(images), batch_size)]
     seconds = dict.fromkeys(sessions, 0.0)
@@ -168,7 +172,7 @@ def compare(
             progress("comparing precisions", done, len(batches))
     rows, first = [], None
     for name, model in models.items():
-        recall, nearest = retrieved(np.concatenate(found[name]), labels)
+        recall, nearest = retrieved(np.concatenate(found[name]), labels, device)
         first = nearest if first is None else first
         speed = len(images) / max(seconds[name], 1e-9)
         changed = float((nearest != first).mean())

@@ -17,7 +17,9 @@ from exporter.exporting import MODEL, Settings, export
 from exporter.inspection import check_model, inspect_model
 from exporter.onnx.model import describe
 from exporter.tables import model_table
+from retrieval import neighbours
 from retrieval.errors import DmlError
+from retrieval.ranking.backends.choice import VARIABLE
 from tests.exporter.models import FLOAT, PROPERTIES, UINT8, mean_model, model_of
 from tests.trainer.conftest import draw_pictures, small_config
 from trainer.run import train
@@ -63,7 +65,7 @@ def test_a_model_shows_what_it_says_of_itself(run):
     assert found["output"]["dim"] == model.dim
 
 
-def test_given_the_run_the_comparison_of_the_export_is_repeated(run):
+def test_given_the_run_the_comparison_of_the_export_is_repeated(run, monkeypatch):
     done = invoke("inspect", run / MODEL, "--run", run, "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
@@ -71,7 +73,26 @@ def test_given_the_run_the_comparison_of_the_export_is_repeated(run):
     again, before = found["check"]["parity"], found["dmltool"]["parity"]
     for key in ("images", "recall_torch", "recall_onnx", "agreement"):
         assert again[key] == before[key]
-    assert "Checked now" in invoke("inspect", run / MODEL, "--run", run).stdout
+    monkeypatch.setenv(VARIABLE, "torch")
+    real, used = neighbours._on, []
+    monkeypatch.setattr(neighbours, "_on", lambda devices: used.append(devices) or real(devices))
+    done = invoke("inspect", run / MODEL, "--run", run, "--device", "cpu")
+    assert "Checked now" in done.stdout
+    assert used == [("cpu",)] * 2  # network and model
+
+
+def test_the_device_of_the_comparison_is_that_of_the_options(run, tmp_path):
+    for settings, wanted in (
+        (Settings(), "auto"),
+        (Settings(provider="cpu"), "cpu"),
+        (Settings(provider="cpu", device="cuda:1"), "cuda:1"),
+    ):
+        assert settings.ranking_device == wanted
+    done = invoke("export", run, "--out", tmp_path, "--no-embeddings", "--device", "cuda:99")
+    assert done.exit_code == 1
+    assert "device cuda:99" in done.stderr
+    assert not (tmp_path / MODEL).exists()
+    assert invoke("inspect", run / MODEL, "--device", "cpu").exit_code == 2
 
 
 def test_a_model_that_was_tampered_with_is_found_out(run, tmp_path):

@@ -7,6 +7,7 @@ from retrieval import neighbours
 from retrieval.errors import DmlError
 from retrieval.neighbours import NEGATIVE, POSITIVE, nearest, nearest_quickly, pair_scores
 from retrieval.problem import from_arrays
+from retrieval.ranking.backends.choice import VARIABLE
 
 DISTANCES = ["cos", "l2"]
 
@@ -40,6 +41,10 @@ def test_positives_and_negatives_are_those_of_brute_force(rng, distance, memory,
         order = np.argsort(expected, axis=1)[:, :6]
         listed = np.isfinite(np.take_along_axis(expected, order, axis=1))
         assert np.array_equal(found.ids[:, side], np.where(listed, order, -1))
+    monkeypatch.setenv(VARIABLE, "torch")
+    by_torch = nearest(problem, 6, distance, memory=memory, device="cpu")
+    for one, other in zip(by_torch[:2], found[:2], strict=True):
+        assert np.array_equal(one, other)
     assert (found.ids[3, POSITIVE] == -1).all()
     assert np.isinf(found.squared[3, POSITIVE]).all()
     best = nearest_quickly(problem, distance, memory=memory)
