@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 NOTHING = "nothing was written"
 GOES_ON = "the same command goes on"
+OWN_OPTIONS = ("threads", "device", "provider")  # of which each process has its own
 
 # Control characters except tab and newline, marks that reverse the direction of text, and
 # surrogates.
@@ -93,10 +94,12 @@ def warn(line: str) -> None:
 
 
 def next_step(*args: object) -> None:
-    """Name the command that usually follows."""
+    """Name the command that usually follows; secrets of addresses are left for the user to add."""
     from shlex import join
 
-    say_next(f"dmltool {join(map(str, args))}")
+    from retrieval.remote.address import without_secrets
+
+    say_next(f"dmltool {join(without_secrets(str(word)) for word in args)}")
 
 
 def say_next(text: str) -> None:
@@ -132,12 +135,24 @@ def several_processes(command: Callable[..., None]) -> Callable[..., None]:
         from retrieval import processes
 
         with processes.joined() as world:
+            processes.require_same_options(_compared_options(), world)
             if world.rank == 0:
                 return command(*args, world=world, **given)
             with silence():
                 return command(*args, world=world, **given)
 
     return run
+
+
+def _compared_options() -> dict[str, object]:
+    """The values that all processes of a command share; files may be elsewhere on each machine."""
+    context = click.get_current_context()
+    compared: dict[str, object] = {"the command": context.command.name}
+    for option in context.command.params:
+        is_name = isinstance(option.type, click.types.StringParamType)
+        if option.name and not is_name and option.name not in OWN_OPTIONS:
+            compared[option.opts[0]] = context.params.get(option.name)
+    return compared
 
 
 # Ctrl-C

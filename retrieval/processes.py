@@ -120,8 +120,14 @@ ALONE = World()
 
 
 def from_environment() -> World:
-    """Read the variables of torchrun, or those of a Slurm step with several tasks."""
-    if any(name in os.environ for name in ("RANK", "WORLD_SIZE")):
+    """Read the variables of torchrun, or those of a Slurm step with several tasks.
+
+    RANK alone, which some shells and job systems set for purposes of their own, says nothing.
+    """
+    size = os.environ.get("WORLD_SIZE", "").strip()
+    if size == "1":
+        return World()
+    if size:
         return _of_torchrun(os.environ)
     if os.environ.get(SLURM[1], "1") != "1":
         return _of_slurm(os.environ)
@@ -213,7 +219,7 @@ def inconsistent(names: Sequence[str], why: str) -> DmlError:
     return DmlError(
         f"The variables of several processes do not fit together: {given}.",
         why,
-        f"Let torchrun set them: {START}; or unset {names[0]} and {names[1]}.",
+        f"Let torchrun set them: {START}; or start one process: unset {names[1]}.",
     )
 
 
@@ -367,6 +373,21 @@ def _leave() -> None:
 
 
 # Work together
+
+
+def require_same_options(options: Mapping[str, object], world: World) -> None:
+    """Raise unless all ranks were started with these options and values, which are compared."""
+    first, *others = gather({name: repr(value) for name, value in options.items()}, world)
+    for rank, other in enumerate(others, 1):
+        for name in first | other:
+            here, there = (given.get(name, "not there") for given in (first, other))
+            if here != there:
+                raise DmlError(
+                    "The processes were started with different options.",
+                    f"{name} is {there} for rank {rank}, and {here} for rank 0.",
+                    "Start all of them by the same command; only names of files and folders, "
+                    "--threads, --device and --provider may differ.",
+                )
 
 
 def agree(flag: bool, world: World) -> bool:

@@ -6,8 +6,9 @@ import pytest
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
 from tests.conftest import call
+from tests.forks import Forked
 from tests.golden.cases import vectors, whole
-from tests.ranks import finish, run_commands, slurm_variables, start, together
+from tests.ranks import finish, run_commands, slurm_variables, start, together, variables
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,21 @@ def test_a_wrong_option_is_told_once():
     assert [rank.code for rank in ranks] == [2, 2]
     assert "manhattan" in ranks[0].stderr
     assert ranks[1].stderr == ""
+
+
+def test_ranks_with_different_options_end_with_an_error_that_names_them(folder):
+    command = ("-m", "cli", "eval", folder / "q.npz", "--gallery", folder / "g.npz")
+    ranks = [
+        Forked(*command, *more, env=given)
+        for more, given in zip(
+            (("--threads", "1"), ("--distance", "cos")), variables(2), strict=True
+        )
+    ]
+    ranks = finish(ranks)
+    assert [rank.code for rank in ranks] == [1, 1]
+    told = "".join(rank.stderr for rank in ranks)
+    assert told.count("--distance is 'cos' for rank 1, and 'both' for rank 0") == 1
+    assert "--threads" not in told.partition("may differ")[0].partition("only")[0]
 
 
 @pytest.mark.parametrize("command", ["merge", "inspect", "report", "list", "doctor", "demo"])

@@ -139,6 +139,20 @@ def test_without_torchrun_a_process_is_alone(environment):
     assert processes.from_environment() == World() == World(0, 1, 0)
 
 
+def test_a_rank_without_the_number_of_processes_is_one_process(environment):
+    environment(RANK="3")
+    assert processes.from_environment() == World()
+    environment(RANK="3", WORLD_SIZE="")
+    assert processes.from_environment() == World()
+    environment(WORLD_SIZE="1")
+    assert processes.from_environment() == World()
+    environment(WORLD_SIZE="2")
+    with pytest.raises(DmlError, match="WORLD_SIZE=2") as caught:
+        processes.from_environment()
+    assert "Without a value: LOCAL_RANK" in caught.value.why
+    assert "unset WORLD_SIZE" in caught.value.fix
+
+
 def test_one_process_of_torchrun_needs_no_group(environment):
     environment(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="a", MASTER_PORT="1")
     with processes.joined() as world:
@@ -158,7 +172,7 @@ FITTING = {
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"WORLD_SIZE": ""}, "Without a value: WORLD_SIZE"),
+        ({"WORLD_SIZE": "two"}, "whole numbers"),
         ({"LOCAL_RANK": "", "MASTER_ADDR": ""}, "Without a value: LOCAL_RANK, MASTER_ADDR"),
         ({"RANK": "2"}, "LOCAL_RANK <= RANK < WORLD_SIZE"),
         ({"LOCAL_RANK": "-1"}, "0 <= LOCAL_RANK"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,24 @@ def train(
         with processes.joined(device.type) as world:
             if device.type == "cuda" and world.size > 1:
                 device = torch.device("cuda", processes.own_gpu(world))
+            processes.require_same_options(_compared(config), world)
             watch = watch if watch is not None and world.rank == 0 else Watch()
             if limited:
                 watch.note(limited)
             return train_job(Job(config, Path(folder), world, device, watch), resume, test)
     finally:
         torch.set_num_threads(threads)
+
+
+def _compared(config: Config) -> dict[str, object]:
+    """The settings that all processes of a run share."""
+    settings = {
+        f"{table}.{key}": value
+        for table, fields in asdict(config).items()
+        for key, value in fields.items()
+    }
+    own = ("data.root", "run.device", "run.threads")
+    return {name: value for name, value in settings.items() if name not in own}
 
 
 def train_job(job: Job, resume: bool, test: bool) -> dict[str, Any] | None:
