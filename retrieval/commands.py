@@ -109,8 +109,16 @@ def eval_command(
         sources = Sources(file, gallery, labels, gallery_labels, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
     classes = _per_class_target(per_class, output, sources)
-    with ProgressBar():
-        data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+    with ProgressBar() as report:
+        data = load(
+            file,
+            labels=labels,
+            gallery=gallery,
+            gallery_labels=gallery_labels,
+            train=False,
+            progress=report,
+            places=sources.places,
+        )
         lists = data.has_only_neighbours
         problem = None if lists else from_embeddings(data, drop_nonfinite=drop_nonfinite)
     if problem is None and per_class:
@@ -270,7 +278,10 @@ def compare(
         sources = Sources(a, b, labels, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
     with ProgressBar() as report:
-        first, second = load(a, labels=labels), load(b, labels=labels)
+        first, second = (
+            load(name, labels=labels, train=False, progress=report, places=sources.places)
+            for name in (a, b)
+        )
         if world.rank:
             assist(first, second, settings, world)
             return

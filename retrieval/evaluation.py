@@ -156,7 +156,12 @@ def evaluate(
     """
     if isinstance(data, str | Path):
         data = load(
-            data, labels=_file(labels), gallery=_file(gallery), gallery_labels=_file(gallery_labels)
+            data,
+            labels=_file(labels),
+            gallery=_file(gallery),
+            gallery_labels=_file(gallery_labels),
+            train=False,
+            progress=progress,
         )
         labels = gallery = gallery_labels = None
     chosen = Settings(**settings).of(data if isinstance(data, Embeddings) else None)

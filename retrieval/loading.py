@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,14 +13,17 @@ import numpy as np
 from retrieval import signals
 from retrieval.embeddings import Embeddings, Split, collected
 from retrieval.errors import DmlError, install
-from retrieval.formats import Format, find_format, shards
+from retrieval.formats import Format, Wanted, find_format, shards
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, file_size
+from retrieval.formats.named_arrays import leaving_out_train
+from retrieval.remote import ranges
 from retrieval.remote.cache import addresses_in_errors, shown
 from retrieval.resources import StageProgress
-from retrieval.sources import locate
+from retrieval.sources import Place, locate
 
 T = TypeVar("T")
+Find = Callable[[str | Path], Place]
 
 
 def load(
@@ -29,7 +32,9 @@ def load(
     labels: str | Path | None = None,
     gallery: str | Path | None = None,
     gallery_labels: str | Path | None = None,
+    train: bool = True,
     progress: StageProgress | None = None,
+    places: Mapping[str, Place] | None = None,
 ) -> Embeddings:
     """Read an embedding file of any format that the README lists.
 
@@ -39,23 +44,35 @@ def load(
         The file. `file::key` picks an array in it, `file::key,labels` its labels too. A run
         folder stands for the embeddings in it, a pattern or another folder for its files, which
         are joined in natural order of their names. Files behind an address such as
-        s3://bucket/x.npy are downloaded to a cache, as for the other parameters.
+        s3://bucket/x.npy are downloaded to a cache, as for the other parameters; of large HDF5,
+        Parquet and safetensors files, only the parts that are read.
     labels : str or Path, optional
         A file of labels, one for each row, in place of those of the source.
     gallery : str or Path, optional
         A file of gallery embeddings; the source then holds the queries.
     gallery_labels : str or Path, optional
         A file with the labels of the gallery.
+    train : bool
+        Read the split `train` too, where there is a `test` split, or queries and a gallery.
     progress : function, optional
         Called with (stage, done, total) while files are downloaded.
+    places : dict, optional
+        The files that names stand for, where these have been found before: `Sources.places`.
 
     Returns
     -------
     Embeddings
         Its `splits` hold vectors (N, D), maybe memory-mapped, labels (N,) and paths (N,).
     """
-    with collected() as notes, addresses_in_errors():
-        found = _load(source, labels, gallery, gallery_labels, progress)
+
+    def find(name: str | Path) -> Place:
+        place = (places or {}).get(str(name)) or locate(name, progress)
+        for copy in filter(None, map(ranges.find, place.files)):
+            copy.progress = progress
+        return place
+
+    with collected() as notes, addresses_in_errors(), leaving_out_train(not train):
+        found = _load(source, labels, gallery, gallery_labels, find)
     return replace(found, notes=tuple(map(shown, notes)))
 
 
@@ -69,15 +86,15 @@ def _load(
     labels: str | Path | None,
     gallery: str | Path | None,
     gallery_labels: str | Path | None,
-    progress: StageProgress | None,
+    find: Find,
 ) -> Embeddings:
-    found = read(source, labels is None, progress)
+    found = read(find(source), labels is None)
     if labels is not None:
-        found = _attach(found, _main_split(found, "query"), labels, progress)
+        found = _attach(found, _main_split(found, "query"), labels, find)
     if gallery is not None:
-        other = read(gallery, gallery_labels is None, progress)
+        other = read(find(gallery), gallery_labels is None)
         if gallery_labels is not None:
-            other = _attach(other, _main_split(other, "gallery"), gallery_labels, progress)
+            other = _attach(other, _main_split(other, "gallery"), gallery_labels, find)
         found = _beside(found, other, gallery)
     elif gallery_labels is not None:
         if "gallery" not in found.splits:
@@ -86,7 +103,7 @@ def _load(
                 f"Its splits are {', '.join(found.splits)}.",
                 "Give the gallery as well: --gallery gallery.npy",
             )
-        found = _attach(found, "gallery", gallery_labels, progress)
+        found = _attach(found, "gallery", gallery_labels, find)
     splits = dict(found.splits)
     empty = Split(np.empty(0))
     queries, items = splits.get("query", empty), splits.get("gallery", empty)
@@ -166,11 +183,9 @@ def _named(split: Split, source: Embeddings) -> Split:
     return replace(split, labels=label_arrays.named(values, names, str(source.source)))
 
 
-def _attach(
-    data: Embeddings, split: str, source: str | Path, progress: StageProgress | None = None
-) -> Embeddings:
+def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locate) -> Embeddings:
     """The labels of a file of their own in place of those of a split, and of their names."""
-    values = read_labels(source, progress)
+    values = read_labels(find(source))
     part = data.splits[split]
     if len(values) != len(part.vectors):
         raise DmlError(
@@ -185,11 +200,8 @@ def _attach(
 # One file, or one set of files
 
 
-def read(
-    source: str | Path, with_labels: bool = True, progress: StageProgress | None = None
-) -> Embeddings:
+def read(place: Place, with_labels: bool = True) -> Embeddings:
     """The `Embeddings` in one file or set of shards."""
-    place = locate(source, progress)
     if with_labels and place.labels:
         found = _read_file(place.files[0], place.key, False)
         return replace(_attach(found, _main_split(found, "test"), place.labels), source=place.name)
@@ -210,12 +222,12 @@ def _read_file(path: Path, key: str | None, with_labels: bool) -> Embeddings:
             f"Such a file holds labels only: {format.summary}.",
             f"Give both: dmltool eval embeddings.npy --labels {shlex.quote(str(path))}",
         )
-    return _call(format, path, lambda: format.read(path, key, with_labels))
+    wanted: Wanted = "all" if with_labels else "vectors"
+    return _call(format, path, key, wanted, lambda: format.read(path, key, with_labels))
 
 
-def read_labels(source: str | Path, progress: StageProgress | None = None) -> np.ndarray:
+def read_labels(place: Place) -> np.ndarray:
     """The labels in one file or set of files."""
-    place = locate(source, progress)
     if place.is_set:
         return shards.join_labels(
             place.name, place.files, lambda file: _read_label_file(file, place.key)
@@ -225,10 +237,12 @@ def read_labels(source: str | Path, progress: StageProgress | None = None) -> np
 
 def _read_label_file(path: Path, key: str | None) -> np.ndarray:
     format = find_format(path)
-    return _call(format, path, lambda: format.read_labels(path, key))
+    return _call(format, path, key, "labels", lambda: format.read_labels(path, key))
 
 
-def _call(format: Format, path: Path, function: Callable[[], T]) -> T:
+def _call(
+    format: Format, path: Path, key: str | None, wanted: Wanted, function: Callable[[], T]
+) -> T:
     # A damaged file may fail anywhere inside a library: whatever it raises, the user is told
     # which file it was. The cause stays attached for --debug.
     try:
@@ -237,7 +251,7 @@ def _call(format: Format, path: Path, function: Callable[[], T]) -> T:
         if hasattr(module, "trial"):
             from retrieval.formats import trial
 
-            trial.attempt(module.trial(path), path, format.name)
+            trial.attempt(module.trial(path, key, wanted), path, format.name)
         with budget(path):
             return function()
     except (DmlError, MemoryError):

@@ -56,10 +56,10 @@ def merge(
             "Give two or more: dmltool merge A.h5 B.h5 --out C.h5",
         )
     check_name(target)
-    sources = Sources(*map(str, paths), progress=progress)
+    sources = Sources(*map(str, paths), progress=progress, whole=True)
     target = check_target(target, force, sources.files)
-    hashes = [_sha256(place.files, progress) for place in sources.places]
-    data = [load(path) for path in paths]
+    hashes = [_sha256(sources.places[str(path)].files, progress) for path in paths]
+    data = [load(path, places=sources.places) for path in paths]
     orders = [match_rows(data[0], other) for other in data]
     dims = tuple(_dim(each) for each in data)
     first = data[0].splits

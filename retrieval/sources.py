@@ -13,6 +13,7 @@ from pathlib import Path
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import COMPRESSED, FORMATS, find_format, store_format
 from retrieval.formats.arrays import file_size
+from retrieval.remote import ranges
 from retrieval.remote.address import Address, is_address, parse
 from retrieval.remote.cache import Entry, addresses_in_errors, shown
 from retrieval.remote.store import Store
@@ -39,14 +40,16 @@ class Place:
         return self.files != (self.name,)
 
 
-def locate(source: str | Path, progress: StageProgress | None = None) -> Place:
+def locate(source: str | Path, progress: StageProgress | None = None, whole: bool = False) -> Place:
     """`file.h5::key` -> the file and the key; for a run folder, the embeddings in it.
 
-    Files behind an address are downloaded, unless copies of them are in the cache.
+    Files behind an address are downloaded, unless copies of them are in the cache. Those that
+    `load` can read in parts get copies with holes, unless they are wanted whole.
     """
     text = str(source)
     if is_address(text):
-        return _behind(parse(text), progress)
+        parts = {s for format in FORMATS for s in format.in_parts if not whole}
+        return _behind(parse(text), frozenset(parts), progress)
     if not text.partition("::")[0]:
         raise DmlError(
             "The name of a file is empty.",
@@ -72,28 +75,28 @@ def _projector(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _behind(address: Address, progress: StageProgress | None) -> Place:
+def _behind(address: Address, parts: frozenset[str], progress: StageProgress | None) -> Place:
     """Copies of the files behind an address, found there as they would be on a disk."""
     store = Store(address)
     if address.is_pattern:
         entry, found = Entry(address, address.root, progress), store.matches()
         if not found:
             raise _no_match(address.shown)
-        entry.fetch(store, found)
+        entry.fetch(store, found, parts)
         files = _sorted(entry.data / file.name for file in found)
         place = Place(address.shown, files, address.key)
     elif file := store.file():
         entry = Entry(address, address.root, progress)
-        entry.fetch(store, [file])
+        entry.fetch(store, [file], parts)
         place = Place(address.shown, (entry.data / file.name,), address.key)
     else:
         entry = Entry(address, address.shown, progress)
-        place = _folder_behind(address, store, entry)
+        place = _folder_behind(address, store, entry, parts)
     entry.forget_others()
     return place
 
 
-def _folder_behind(address: Address, store: Store, entry: Entry) -> Place:
+def _folder_behind(address: Address, store: Store, entry: Entry, parts: frozenset[str]) -> Place:
     there = {file.name: file for file in store.below()}
     listings = ("state.json", "dataset_dict.json")
     marks = {mark for format in FORMATS for mark in format.marks}
@@ -105,7 +108,7 @@ def _folder_behind(address: Address, store: Store, entry: Entry) -> Place:
         told = [file for name, file in there.items() if name.split("/")[-1] in listings]
         entry.fetch(store, told)
     if "embeddings.h5" in there:
-        entry.fetch(store, [there["embeddings.h5"]])
+        entry.fetch(store, [there["embeddings.h5"]], parts)
         name = f"{address.shown.rstrip('/')}/embeddings.h5"
         return Place(name, (entry.data / "embeddings.h5",), address.key)
     for pair in (("vectors.tsv", "metadata.tsv"), ("tensors.tsv", "metadata.tsv")):
@@ -117,7 +120,7 @@ def _folder_behind(address: Address, store: Store, entry: Entry) -> Place:
     wanted = [file.relative_to(entry.data).as_posix() for file in files]
     if lost := [name for name in wanted if name not in there]:
         raise damaged(f"{address.shown} lists {lost[0]}, which is not there.")
-    entry.fetch(store, [there[name] for name in wanted])
+    entry.fetch(store, [there[name] for name in wanted], parts)
     return Place(address.shown, files, address.key)
 
 
@@ -238,11 +241,13 @@ def _json(path: Path) -> dict:
 class Sources:
     """The input files of a command, as they were when it began; a missing one is an error."""
 
-    def __init__(self, *names: str | None, progress: StageProgress | None = None) -> None:
+    def __init__(
+        self, *names: str | None, progress: StageProgress | None = None, whole: bool = False
+    ) -> None:
         with addresses_in_errors():
-            self.places = [locate(name, progress) for name in names if name]
-        self.files = [file for place in self.places for file in place.files]
-        self.files += [place.labels for place in self.places if place.labels]
+            self.places = {name: locate(name, progress, whole) for name in names if name}
+        self.files = [file for place in self.places.values() for file in place.files]
+        self.files += [place.labels for place in self.places.values() if place.labels]
         for path in self.files:
             if not path.exists():
                 find_format(path)  # raises, before anything else is found wrong
@@ -258,9 +263,11 @@ class Sources:
                 )
 
     @staticmethod
-    def _look(path: Path) -> tuple[int, int] | None:
+    def _look(path: Path) -> tuple[int, int | str] | None:
         if not path.exists():
             return None
+        if copy := ranges.find(path):
+            return copy.state()
         inside = path.rglob("*") if path.is_dir() else ()
         times = [file.stat().st_mtime_ns for file in (path, *inside)]
         return file_size(path), max(times)

@@ -296,7 +296,8 @@ def report(
     inputs = [folder / "config.toml", folder / "metrics.jsonl"] if folder else []
     target = check_target(out, force, [*sources.files, *inputs])
     with ProgressBar() as progress:
-        data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+        again: dict[str, Any] = {"train": False, "progress": progress, "places": sources.places}
+        data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels, **again)
         tell_device(given["device"], data)
         pictures, note = pictures_of(data, root, folder)
         if root is None and isinstance(pictures, Folder):
@@ -305,7 +306,7 @@ def report(
             data,
             target,
             compare_with=[
-                load(name, labels=labels, gallery_labels=gallery_labels) for name in others
+                load(name, labels=labels, gallery_labels=gallery_labels, **again) for name in others
             ],
             pictures=pictures,
             run_view=run_view(folder) if folder else None,

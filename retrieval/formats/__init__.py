@@ -3,7 +3,8 @@
 A module is imported when a file of its kind is read. One of named arrays has `catalogue(path) ->
 dict of Entry`. Others have `read(path, key, with_labels) -> Embeddings` and `read_labels(path, key)
 -> array`; one that holds labels only has just the second. One that rests on a library in C++ also
-has `trial(path)`, which returns what a child process is to try before the file is opened here.
+has `trial(path, key, wanted)`, which returns what a child process is to try before the file is
+opened here. One whose files are read in parts calls `ensure` of `retrieval.remote.ranges` first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from retrieval import registry
 from retrieval.errors import DmlError
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from retrieval.embeddings import Embeddings
+
+
+Wanted = Literal["all", "vectors", "labels"]
+"""What is read of a file: vectors and labels, or only one of them; paths come with vectors."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class Format(registry.Entry):
     """and the extra of pyproject.toml that installs it."""
     marks: tuple[str, ...] = ()
     """Of a format whose files are folders: names of which one is in such a folder."""
+    in_parts: tuple[str, ...] = ()
+    """Suffixes of files of which, behind an address, only what is read is downloaded."""
 
     def read(self, path: Path, key: str | None, with_labels: bool) -> Embeddings:
         """Read a file; `key` is what follows its name after `::`."""
@@ -70,6 +78,7 @@ FORMATS = Registry(
         (".h5", ".hdf5", ".he5"),
         {b"\x89HDF\r\n\x1a\n": ".h5"},
         offsets=(0, 512, 1024, 2048),
+        in_parts=(".h5", ".hdf5", ".he5"),
     ),
     Format(
         "npy",
@@ -99,6 +108,7 @@ FORMATS = Registry(
         {b"PAR1": ".parquet", b"ARROW1": ".arrow"},
         needs="pyarrow",
         extra="readers",
+        in_parts=(".parquet", ".pq"),
     ),
     Format(
         "jsonl",
@@ -119,6 +129,7 @@ FORMATS = Registry(
         "retrieval.formats.safetensors",
         "named tensors",
         (".safetensors",),
+        in_parts=(".safetensors",),
     ),
     Format(
         "vecs",

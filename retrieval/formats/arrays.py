@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from retrieval.errors import DmlError, damaged
+from retrieval.remote.ranges import ensure
 from retrieval.resources import available_memory
 
 KEPT = ("float16", "float32", "float64", "int8", "uint8")
@@ -163,6 +164,7 @@ def mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> 
     """A read-only view of the bytes of a file; mmap itself cannot map nothing."""
     if math.prod(shape) == 0:
         return np.empty(shape, dtype)
+    ensure(path, [(offset, offset + math.prod(shape) * dtype.itemsize)])
     return np.memmap(path, dtype, "r", offset, shape)
 
 

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import labels
+from retrieval.formats import Wanted, labels
 from retrieval.formats.arrays import EXACT, allocate, file_size, refuse_bomb, rounded
 from retrieval.formats.arrow_sizes import sizes
 from retrieval.formats.columns import Column, Roles, assemble, label_column, roles
+from retrieval.remote.ranges import Range, ensure
 
 BATCH_ROWS = 1 << 14
 
@@ -68,14 +69,19 @@ def read_table_labels(path: Path, table: Table, key: str | None) -> np.ndarray:
         return labels.labels(_text_or_numbers(path, table, name), f"{path}::{name}")
 
 
-def trial(path: Path) -> Callable[[], None]:
-    """Reads every column that could be wanted."""
+def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
+    """Reads every column that is going to be read."""
 
     def work() -> None:
         pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they use
         table = _open(path)
-        names = [column.name for column in table.columns() if column.kind != "other"]
-        for _ in table.batches(names) if names else ():
+        columns = table.columns()
+        if wanted == "labels":
+            chosen = [label_column(columns, key, path)]
+        else:
+            found = roles(columns, key, path, wanted == "all")
+            chosen = [*found.vectors, *found.beside.values()]
+        for _ in table.batches([columns[n].name for n in chosen]):
             pass
 
     return work
@@ -101,19 +107,50 @@ def _damage(path: Path) -> Iterator[None]:
 
 
 def _open_parquet(path: Path) -> Table:
+    _fetch_footer(path)
     with pq.ParquetFile(path, memory_map=True) as first:
         schema, metadata = first.schema_arrow, first.metadata
     refuse_bomb(str(path), os.path.getsize(path), _values(metadata) * 4)
     # A text that many rows share stays one text.
     shared = [field.name for field in schema if _kind(field.type) == "text"]
     file = pq.ParquetFile(path, memory_map=True, metadata=metadata, read_dictionary=shared)
-    return Table(
-        schema, metadata.num_rows, lambda names: file.iter_batches(BATCH_ROWS, columns=names)
-    )
+
+    def batches(names: list[str]) -> Iterator[Any]:
+        ensure(path, _extents(metadata, names))
+        return file.iter_batches(BATCH_ROWS, columns=names)
+
+    return Table(schema, metadata.num_rows, batches)
+
+
+def _fetch_footer(path: Path) -> None:
+    """Let the metadata be there: they end with their length and four more bytes."""
+    size = os.path.getsize(path)
+    with path.open("rb") as file:
+        file.seek(max(0, size - 8))
+        length = int.from_bytes(file.read(4), "little")
+    ensure(path, [(max(0, size - 8 - length), size)])
+
+
+def _extents(metadata: Any, names: list[str]) -> Iterator[Range]:
+    """Where the chunks of these columns are in the file."""
+    first = metadata.row_group(0) if metadata.num_row_groups else None
+    paths = [first.column(n).path_in_schema for n in range(first.num_columns)] if first else []
+    inside = tuple(f"{name}." for name in names)
+    chosen = [n for n, path in enumerate(paths) if path in names or path.startswith(inside)]
+    for group in range(metadata.num_row_groups):
+        for n in chosen:
+            column = metadata.row_group(group).column(n)
+            # Some writers leave the place of the dictionary at 0, or put a wrong size: Arrow
+            # then reads up to 100 bytes more.
+            start = min(
+                column.dictionary_page_offset or column.data_page_offset, column.data_page_offset
+            )
+            yield start, start + column.total_compressed_size + 100
 
 
 def _open_ipc(path: Path, start: bytes) -> Table:
     """Batches of an Arrow file or stream; only the columns that are asked for are inflated."""
+    ensure(path)
     source = pa.memory_map(str(path)).read_buffer()
     is_file = start == b"ARRO"  # Hugging Face's datasets writes streams under the same suffix
     rows, size, compressed = sizes(source.slice(8) if is_file else source)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,18 @@ PATH_NAMES = _words("""
     image_path image_paths img_path img_paths image images image_name url uri
 """)
 LISTED = 20
+
+_no_train: ContextVar[bool] = ContextVar("no_train", default=False)
+
+
+@contextmanager
+def leaving_out_train(on: bool = True) -> Iterator[None]:
+    """Inside the block, the split `train` is not read where there are others to score."""
+    token = _no_train.set(on)
+    try:
+        yield
+    finally:
+        _no_train.reset(token)
 
 
 @dataclass(frozen=True)
@@ -257,6 +271,8 @@ def read_chosen(
     attrs: dict[str, object] | None = None,
 ) -> Embeddings:
     splits = {}
+    if _no_train.get() and ("test" in chosen or {"query", "gallery"} <= set(chosen)):
+        chosen = {split: choice for split, choice in chosen.items() if split != "train"}
     for split, choice in chosen.items():
         where = _where(source, choice.vectors)
         vectors = arrays.vectors(entries[choice.vectors].read(), where)

@@ -15,6 +15,7 @@ import numpy as np
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import named_arrays
 from retrieval.formats.arrays import BFLOAT16, mapped, refuse_overrun
+from retrieval.remote.ranges import ensure
 
 DTYPES = {
     "F16": np.dtype("<f2"),
@@ -29,9 +30,10 @@ HEADER_BYTES = 100_000_000  # the format's own limit
 
 def catalogue(path: Path) -> dict[str, named_arrays.Entry]:
     size = os.path.getsize(path)
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:  # no bytes ahead of those that are there
         length = int.from_bytes(file.read(8), "little")
         refuse_overrun(f"the header of {path}", length, min(size - 8, HEADER_BYTES))
+        ensure(path, [(0, 8 + length)])
         header = json.loads(file.read(length))
     if not isinstance(header, dict):
         raise damaged(f"{path} has a header that is not a JSON object.")

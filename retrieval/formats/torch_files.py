@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.formats import labels, named_arrays, torch_numpy
+from retrieval.formats import Wanted, labels, named_arrays, torch_numpy
 from retrieval.formats.arrays import BFLOAT16, refuse_bomb, refuse_overrun
 from retrieval.formats.refused import python_line, quoted
 
 DEPTH, OBJECTS, NAME_CHARS = 4, 10_000, 1000  # dicts within dicts; what all of them hold
 
 
-def trial(path: Path) -> Callable[[], object]:
+def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], object]:
     import torch  # noqa: F401, tells at once that it is missing
 
     return lambda: catalogue(path)

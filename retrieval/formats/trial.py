@@ -18,10 +18,11 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from retrieval.errors import DmlError
 from retrieval.formats.arrays import file_size
+from retrieval.remote import ranges
 
 SWITCH = "DMLTOOL_TRIAL"
 MEMORY_RATIO, MEMORY_BYTES = 10, 200_000_000
@@ -35,6 +36,12 @@ def attempt(work: Callable[[], object], path: Path, format: str) -> None:
     # macOS: its own libraries do not survive a fork. Windows has none.
     if os.environ.get(SWITCH) == "0" or not sys.platform.startswith("linux"):
         return
+    while missing := _attempt(work, path, format):
+        ranges.ensure(path, missing)
+
+
+def _attempt(work: Callable[[], object], path: Path, format: str) -> list[ranges.Range]:
+    """Call `work` once; return the parts of the file that it misses."""
     size = file_size(path)
     reader, writer = os.pipe()
     try:
@@ -44,7 +51,7 @@ def attempt(work: Callable[[], object], path: Path, format: str) -> None:
     except OSError:  # no process or no memory left for it: the file is not at fault
         os.close(reader)
         os.close(writer)
-        return
+        return []
     if child == 0:
         os.close(reader)
         _child(work, writer, size)
@@ -59,7 +66,7 @@ def attempt(work: Callable[[], object], path: Path, format: str) -> None:
     finally:
         os.close(reader)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    _judge(answer, status, path, format, size)
+    return _judge(answer, status, path, format, size)
 
 
 def _child(work: Callable[[], object], writer: int, size: int) -> NoReturn:
@@ -72,7 +79,8 @@ def _child(work: Callable[[], object], writer: int, size: int) -> NoReturn:
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         _limit(size)
-        answer: list[str] = []
+        answer: list[Any] = []
+        missing = ranges.note_missing()
         try:
             work()
         except DmlError as error:
@@ -81,6 +89,8 @@ def _child(work: Callable[[], object], writer: int, size: int) -> NoReturn:
             answer = ["MemoryError"]
         except Exception as error:
             answer = [type(error).__name__, (str(error).strip().splitlines() or [""])[0][:300]]
+        if missing:  # whatever a library made of that
+            answer = ["Missing", *missing]
         os.write(writer, json.dumps(answer).encode())
     finally:
         os._exit(0)
@@ -112,8 +122,10 @@ def _listen(reader: int, seconds: float) -> bytes | None:
     return None
 
 
-def _judge(answer: bytes | None, status: int, path: Path, format: str, size: int) -> None:
-    """Raise the error that the child met, or that it did not end well."""
+def _judge(
+    answer: bytes | None, status: int, path: Path, format: str, size: int
+) -> list[ranges.Range]:
+    """Raise the error that the child met, or that it did not end well; return what it missed."""
     anyway = f" To open it all the same, set {SWITCH}=0."
     what, fix = f"{path} cannot be read as {format}", DAMAGED
     if answer is None or status == -signal.SIGXCPU:
@@ -126,7 +138,9 @@ def _judge(answer: bytes | None, status: int, path: Path, format: str, size: int
     else:
         kind, *texts = json.loads(answer) or [""]
         if not kind:
-            return
+            return []
+        if kind == "Missing":
+            return [(start, stop) for start, stop in texts]
         if kind == "DmlError":
             raise DmlError(*texts)
         why = f"The reader says: {kind}: {''.join(texts).rstrip('.')}"

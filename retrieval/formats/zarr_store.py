@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import DmlError, damaged
+from retrieval.formats import Wanted
 from retrieval.formats.arrays import allocate, blocks, file_size, refuse_bomb
 from retrieval.formats.named_arrays import Entry, entry
 
@@ -30,7 +31,7 @@ def catalogue(path: Path) -> dict[str, Entry]:
     return {name: _entry(path, name, meta) for name, meta in _arrays(path)}
 
 
-def trial(path: Path) -> Callable[[], None]:
+def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
     """Reads every array: its chunks are decoded by libraries in C."""
     import_module("zarr")  # that it is missing is said by this process
 

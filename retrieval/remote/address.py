@@ -59,10 +59,21 @@ class Address:
         return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
 
 
+# A password may hold / and @, and ends before the @ that a host follows; digits after a colon are a
+# port. The name of a user goes too: it can be a token.
+USER = re.compile(
+    r"""://(?:[^/@:\s'"]*:(?!\d+(?:[/?#\s]|$))[^\s'"]*?|[^/@\s'"]*)"""
+    r"""@(?=[^/@\s?#'":]+(?:[/?#:\s'"]|$))"""
+)
+# In s3://, gs:// and hf:// addresses, a question mark is part of a pattern.
+QUERY = re.compile(
+    r"(\b(?!(?:s3|gs|hf|memory)://)[a-z][a-z0-9+.-]*://[^\s?'\"]*)\?[^\s'\"]*", re.IGNORECASE
+)
+
+
 def without_secrets(text: str) -> str:
-    """A text whose web addresses lose their users, passwords and queries."""
-    text = re.sub(r"://[^/@\s]*@", "://", text)
-    return re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1", text, flags=re.IGNORECASE)
+    """A text whose addresses, of any kind, lose users, passwords and queries."""
+    return QUERY.sub(r"\1", USER.sub("://", text))
 
 
 def is_address(source: str | Path) -> bool:

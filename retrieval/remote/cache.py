@@ -1,9 +1,9 @@
 """Keep copies of files behind addresses in a folder of bounded size.
 
-Each address has an entry: a folder with `data`, the files under their own names, and `versions`,
-which tells for each file what the server said of it when it was fetched. A process that uses an
-entry holds a lock on it; entries that nobody holds are removed, the least recently used first, when
-room is wanted.
+Each address has an entry: a folder with `data`, the files under their own names, `versions`, which
+tells for each file what the server said of it when it was fetched, and `marks`, which tells for a
+file with holes what has been fetched of it. A process that uses an entry holds a lock on it;
+entries that nobody holds are removed, the least recently used first, when room is wanted.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
 from retrieval.errors import DmlError
 from retrieval.files import is_at, lock, remove_leftovers, whole_file, write_text
+from retrieval.remote import ranges
 from retrieval.remote.address import Address, without_secrets
-from retrieval.remote.store import Found, Store
+from retrieval.remote.store import Found, NoRanges, Store
 from retrieval.resources import Progress, StageProgress, run_all, stage
 
 FOLDER, SIZE = "DMLTOOL_CACHE", "DMLTOOL_CACHE_SIZE"  # environment variables
@@ -113,36 +114,137 @@ class Entry:
                         os.close(file)
             os.utime(self.path / "used")
 
-    def fetch(self, store: Store, files: Sequence[Found]) -> None:
-        """Bring the copies of these files up to date."""
+    def fetch(
+        self, store: Store, files: Sequence[Found], parts: Collection[str] = frozenset()
+    ) -> None:
+        """Bring the copies of these files up to date.
+
+        parts: suffixes of files of which readers ask for what they need. Large ones get a copy
+        with holes.
+        """
         self.names |= {file.name for file in files}
+        self._refuse_clash()
         with _room(self.path), _alone(self.path / "fetching"):
             remove_leftovers(self.data)
-            missing = [file for file in files if not self._is_current(file)]
-            if not missing:
-                return
-            self._make_room(sum(file.size or 0 for file in missing))
-            count = f"{len(missing):,} files"
-            what = f"downloading {missing[0].name if len(missing) == 1 else count}"
-            total = sum(file.size or 0 for file in missing)
-            bytes_come = _Bytes(stage(self.progress, what), total, limit())
-            try:
-                # Tasks in order, so that Ctrl-C leaves the first ones complete.
-                run_all(
-                    [(partial(self._download, store, file, bytes_come), 1) for file in missing],
-                    DOWNLOADS,
-                    stop=bytes_come.stop,
-                )
-            finally:
-                self.expected.unlink(missing_ok=True)
+            for file in files:
+                self._clear_way(file.name)
+            missing = []
+            for file in files:
+                in_parts = Path(file.name).suffix.lower() in parts
+                if not self._is_current(file):
+                    fits = in_parts and ranges.suits(file.size, file.version)
+                    missing += [] if fits and self._begin(store, file) else [file]
+                elif self._marks(file.name).is_file():
+                    copy = self._copy(store, file)
+                    if not in_parts:
+                        self._fill(store, file, copy, [(0, copy.size)])
+            if missing:
+                self._download_all(store, missing)
+
+    def _refuse_clash(self) -> None:
+        """An object store can hold a file `a` and a file `a/b`, a disk cannot."""
+        folders = {parent.as_posix() for name in self.names for parent in Path(name).parents}
+        if clash := sorted(self.names & folders):
+            raise DmlError(
+                f"{self.address.shown} has a file {clash[0]} and files below {clash[0]}/.",
+                "On a disk, where copies are kept, a name is a file or a folder.",
+                "Choose one of them by a pattern.",
+            )
+
+    def _clear_way(self, name: str) -> None:
+        """Remove what had the name of a folder of this file, or its name as a folder."""
+        for root in (self.data, self.path / "versions", self.path / "marks"):
+            path = root / name
+            for parent in path.relative_to(root).parents:
+                if (root / parent).is_file():
+                    (root / parent).unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+
+    def _download_all(self, store: Store, files: Sequence[Found]) -> None:
+        count = f"{len(files):,} files"
+        what = f"downloading {files[0].name if len(files) == 1 else count}"
+        total = sum(file.size or 0 for file in files)
+        with self._expecting(total, stage(self.progress, what)) as bytes_come:
+            # Tasks in order, so that Ctrl-C leaves the first ones complete.
+            tasks = [(partial(self._download, store, file, bytes_come), 1) for file in files]
+            run_all(tasks, DOWNLOADS, stop=bytes_come.stop)
+
+    @contextmanager
+    def _expecting(self, total: int, progress: Progress | None) -> Iterator[_Bytes]:
+        """Make room for what is downloaded inside the block, and add it up."""
+        self._make_room(total)
+        try:
+            yield _Bytes(progress, total, limit())
+        finally:
+            self.expected.unlink(missing_ok=True)
+
+    # Copies with holes
+
+    def _marks(self, name: str) -> Path:
+        return self.path / "marks" / name
+
+    def _begin(self, store: Store, file: Found) -> bool:
+        """Start a copy that is all holes, and fetch its ends; False if the server cannot."""
+        target, marks, version = self.data / file.name, self._marks(file.name), file.name
+        assert file.size is not None
+        self._version(version).unlink(missing_ok=True)
+        for path, size in ((target, file.size), (marks, -(-file.size // ranges.BLOCK))):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as out:
+                out.truncate(size)
+        copy = self._copy(store, file)
+        try:
+            self._fill(store, file, copy, [(0, 1), (file.size - ranges.BLOCK, file.size)])
+        except NoRanges:
+            ranges.forget(target)
+            return False
+        self._note_version(file)
+        return True
+
+    def _copy(self, store: Store, file: Found) -> ranges.Copy:
+        target = self.data / file.name
+        known = ranges.find(target)
+        if known and is_at(known.file, target):
+            return known
+
+        def download(copy: ranges.Copy, wanted: list[ranges.Range]) -> None:
+            with _room(self.path), _alone(self.path / "fetching"):
+                self._fill(store, file, copy, wanted)
+
+        copy = ranges.Copy(target, self._marks(file.name), self._version(file.name), download)
+        copy.progress = self.progress
+        ranges.keep(copy)
+        return copy
+
+    def _fill(
+        self, store: Store, file: Found, copy: ranges.Copy, wanted: Sequence[ranges.Range]
+    ) -> None:
+        """Download what is missing of these ranges; it counts once the version is confirmed."""
+        pieces = copy.missing(wanted)
+        total = sum(stop - start for start, stop in pieces)
+        report = stage(copy.progress, f"downloading parts of {file.name}")
+
+        def fetch(start: int, stop: int, bytes_come: _Bytes) -> None:
+            bytes_come.add(0)
+            copy.write(start, store.read(file, start, stop))
+            bytes_come.add(stop - start)
+
+        with self._expecting(total, report) as bytes_come:
+            tasks = [(partial(fetch, start, stop, bytes_come), 1) for start, stop in pieces]
+            run_all(tasks, DOWNLOADS, stop=bytes_come.stop)
+            store.check_unchanged(file)
+            copy.mark(pieces)
+        if copy.marks.all():
+            self._marks(file.name).unlink(missing_ok=True)
 
     def forget_others(self) -> None:
         """Remove copies of files that are no longer behind the address."""
         with _room(self.path), _alone(self.path / "fetching"):  # others may be downloading here
             for file in _files(self.data):
-                if file.relative_to(self.data).as_posix() not in self.names:
-                    self._version(file.relative_to(self.data).as_posix()).unlink(missing_ok=True)
-                    file.unlink(missing_ok=True)
+                if (name := file.relative_to(self.data).as_posix()) not in self.names:
+                    for gone in (self._version(name), self._marks(name), file):
+                        gone.unlink(missing_ok=True)
 
     def _version(self, name: str) -> Path:
         return self.path / "versions" / name
@@ -157,14 +259,20 @@ class Entry:
         return False
 
     def _download(self, store: Store, file: Found, bytes_come: _Bytes) -> None:
-        target, version = self.data / file.name, self._version(file.name)
-        for path in (target, version):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        version.unlink(missing_ok=True)
+        target = self.data / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._version(file.name).unlink(missing_ok=True)
+        ranges.forget(target)
         with whole_file(target) as out:
             store.download(file, out, bytes_come.add)
             if target.is_file() and filecmp.cmp(out.name, target, shallow=False):
                 os.utime(out.name, ns=(time.time_ns(), target.stat().st_mtime_ns))  # not changed
+        self._marks(file.name).unlink(missing_ok=True)
+        self._note_version(file)
+
+    def _note_version(self, file: Found) -> None:
+        version = self._version(file.name)
+        version.parent.mkdir(parents=True, exist_ok=True)
         write_text(version, file.version, force=True)
 
     def _make_room(self, wanted: int) -> None:
@@ -251,12 +359,16 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _remove(path: Path) -> bool:
-    """Remove an entry unless a process holds it, or that cannot be told."""
-    with suppress(OSError), (path / "used").open("ab") as file:
-        if lock(file):
-            (path / "used").unlink()  # first: whoever waits for the lock makes a new entry
-            shutil.rmtree(path)
+def _remove(path: Path, locks: bool = sys.platform != "win32") -> bool:
+    """Remove an entry unless a process holds it, or that cannot be told.
+
+    Without locks, Windows refuses to rename a folder in which a process has a file open.
+    """
+    with suppress(OSError), (path / "used").open("ab") if locks else nullcontext() as file:
+        if file is None or lock(file):
+            gone = path.with_name(f"{path.name}-gone")
+            path.rename(gone)  # first: whoever waits for the lock makes a new entry
+            shutil.rmtree(gone)
             return True
     return False
 
@@ -276,7 +388,10 @@ def _on_disk(path: Path) -> int:
     sizes = 0
     for file in _files(path):
         with suppress(FileNotFoundError):
-            sizes += file.stat().st_size
+            found = file.stat()
+            # A file with holes takes less than its size; Windows does not tell.
+            blocks = getattr(found, "st_blocks", None)
+            sizes += found.st_size if blocks is None else min(found.st_size, 512 * blocks)
     return sizes
 
 

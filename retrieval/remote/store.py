@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from retrieval.errors import DmlError, damaged, install
 from retrieval.remote.address import PACKAGES, WEB, Address, without_secrets
+from retrieval.remote.ranges import changed
 from retrieval.resources import run_all
 
 CONNECT_SECONDS, READ_SECONDS = 15, 60
@@ -92,13 +93,14 @@ class Store:
         return self._below(found, self.address.shown)
 
     def _below(self, infos: dict[str, dict], root: str) -> list[Found]:
-        start = self.fs._strip_protocol(root).rstrip("/") + "/"
+        web = self.address.scheme in WEB  # whose paths are addresses, maybe with a password
+        start = (root if web else self.fs._strip_protocol(root)).rstrip("/") + "/"
         files = {path: info for path, info in infos.items() if info["type"] == "file"}
-        files = {path: info for path, info in files.items() if path.startswith(start)}
-        if self.address.scheme in WEB:  # a page of links tells neither size nor version
-            paths = list(files)
-            run_all([(partial(self._ask, path, files), 1) for path in paths], REQUESTS)
-        return [self._found(info, path, path[len(start) :]) for path, info in files.items()]
+        names = {path: _where(self.address, path) if web else path for path in files}
+        names = {path: name[len(start) :] for path, name in names.items() if name.startswith(start)}
+        if web:  # a page of links tells neither size nor version
+            run_all([(partial(self._ask, path, files), 1) for path in names], REQUESTS)
+        return [self._found(files[path], path, name) for path, name in names.items()]
 
     def _ask(self, path: str, into: dict[str, dict]) -> None:
         with explained(self.address, path):
@@ -141,27 +143,58 @@ class Store:
                 if attempt == ATTEMPTS - 1:
                     raise
 
-    def _check_complete(self, file: Found, came: int) -> None:
-        where = _where(self.address, file.path)
+    def read(self, file: Found, start: int, stop: int) -> bytes:
+        """The bytes of one range of a file; `NoRanges` if the server sends whole files only."""
+        for attempt in range(ATTEMPTS):
+            try:
+                with explained(self.address, file.path):
+                    data = self._range(file.path, file.size, start, stop)
+                self._check_length(file, len(data), stop - start)
+                return data
+            except Broken:
+                if attempt == ATTEMPTS - 1:
+                    raise
+        raise AssertionError
+
+    def _range(self, path: str, size: int | None, start: int, stop: int) -> bytes:
+        if self.address.scheme not in WEB:
+            return self.fs.cat_file(path, start, stop)
+        # cat_file would hold the whole file in memory if the server sent it.
+        with self.fs.open(path, "rb", size=size, cache_type="none") as source:
+            source.seek(start)
+            try:
+                return source.read(stop - start)
+            except ValueError as error:
+                raise NoRanges from error
+
+    def check_unchanged(self, file: Found) -> None:
+        """Raise if the server has another version of the file by now."""
         with explained(self.address, file.path):
             self.fs.invalidate_cache(self.fs._parent(file.path))
             now = self._found(self.fs.info(file.path), file.path, file.name)
         if now.version != file.version or now.size != file.size:
-            raise DmlError(
-                f"{where} was changed while it was downloaded.",
-                "Half of it may be old and half of it new.",
-                "Run the command again once the file is complete.",
-            )
-        if file.size is not None and came != file.size:
+            raise changed(_where(self.address, file.path))
+
+    def _check_complete(self, file: Found, came: int) -> None:
+        self.check_unchanged(file)
+        if file.size is not None:
+            self._check_length(file, came, file.size)
+
+    def _check_length(self, file: Found, came: int, wanted: int) -> None:
+        if came != wanted:
             raise Broken(
-                f"{where} was cut short.",
-                f"{came:,} of {file.size:,} bytes came.",
+                f"{_where(self.address, file.path)} was cut short.",
+                f"{came:,} of {wanted:,} bytes came.",
                 "Run the command again; if that does not help, check the file on the server.",
             )
 
 
 class Broken(DmlError):
     """A transfer that broke off."""
+
+
+class NoRanges(Exception):
+    """A server that sends whole files only."""
 
 
 def _filesystem(address: Address) -> Any:
@@ -197,7 +230,7 @@ def explained(address: Address, path: str = "") -> Iterator[None]:
     """Turn what fsspec and the libraries below it raise into an error for people."""
     try:
         yield
-    except (DmlError, ImportError, MemoryError):
+    except (DmlError, ImportError, MemoryError, NoRanges):
         raise
     except Exception as error:
         raise _explanation(address, _where(address, path), error) from error

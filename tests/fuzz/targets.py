@@ -99,8 +99,9 @@ def embedding(path: Path, rng: random.Random) -> str:
     if way < 0.95:
         return _command("eval", str(path), *options, "--no-nmi", "--threads", "1")
     from retrieval.loading import read_labels
+    from retrieval.sources import locate
 
-    return _digest(read_labels(path))
+    return _digest(read_labels(locate(path)))
 
 
 def _evaluated(path: Path, labels: Path | None) -> str:

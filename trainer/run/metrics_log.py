@@ -6,7 +6,6 @@ import json
 import math
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from retrieval.errors import DmlError
 from retrieval.files import whole_file, write_text
+from retrieval.remote.address import without_secrets
 
 METRICS, CURVES = "metrics.jsonl", "curves.png"
 PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning", "numpy", "pillow")
@@ -98,14 +98,9 @@ def environment(device: str, world: int) -> dict[str, Any]:
         "device_name": name,
         "threads": torch.get_num_threads(),
         "processes": world,
-        "command": [without_password(word) for word in sys.argv],
+        "command": [without_secrets(word) for word in sys.argv],
         "git": _git(),
     }
-
-
-def without_password(text: str) -> str:
-    """A text whose addresses keep the name of their user and lose the password."""
-    return re.sub(r"(://[^/@\s:]*):[^\s'\"]*@", r"\1@", text)
 
 
 def _git() -> dict[str, Any] | None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from retrieval import files
 from retrieval.errors import DmlError, install
+from retrieval.remote.address import without_secrets
 from trainer.config import Config
-from trainer.run.metrics_log import without_password
 from trainer.sweep import space as spaces
 from trainer.sweep.plan import GRID, TPE, Plan, comparable
 from trainer.sweep.runs import Outcome
@@ -82,8 +82,8 @@ class Trials:
             )
         except Exception as error:  # whatever the driver of a database raises
             raise DmlError(
-                f"The storage {without_password(url)} cannot be opened.",
-                without_password(f"{type(error).__name__}: {str(error).splitlines()[0]}."),
+                f"The storage {without_secrets(url)} cannot be opened.",
+                without_secrets(f"{type(error).__name__}: {str(error).splitlines()[0]}."),
                 "Name a database that Optuna takes, such as postgresql://user@host/name, and "
                 "install its driver.",
             ) from error

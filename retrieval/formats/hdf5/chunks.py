@@ -11,12 +11,14 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import h5py
 import numpy as np
 
 from retrieval.errors import DmlError, damaged
 from retrieval.formats.arrays import refuse_overrun
+from retrieval.remote.ranges import ensure
 
 DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
 NAMES = {4: "szip", 5: "nbit", 6: "scaleoffset", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle"}
@@ -34,7 +36,9 @@ def blocks(dataset: h5py.Dataset, item: int, where: str) -> Iterator[tuple[Place
     shape, chunks = dataset.shape, dataset.chunks
     decoders = _decoders(dataset, item, where)
     size = math.prod(chunks) * item
-    for at, length in stored(dataset, where).items():
+    places = stored(dataset, where)
+    ensure(Path(dataset.file.filename), [(start, start + n) for start, n in places.values()])
+    for at, (_, length) in places.items():
         if not decoders and length != size:  # h5py has room for `size` bytes; HDF5 reads `length`
             raise _damaged(where, at, f"it holds {length:,} bytes instead of {size:,}")
         mask, data = dataset.id.read_direct_chunk(at)
@@ -65,17 +69,17 @@ def check(dataset: h5py.Dataset, item: int, where: str) -> None:
         pass
 
 
-def stored(dataset: h5py.Dataset, where: str) -> dict[tuple[int, ...], int]:
-    """The bytes that each chunk takes in the file; raises unless all chunks are there."""
+def stored(dataset: h5py.Dataset, where: str) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Where each chunk begins in the file, and its bytes; raises unless all chunks are there."""
     shape, chunks = dataset.shape, dataset.chunks
     present = os.path.getsize(dataset.file.filename)
-    found: dict[tuple[int, ...], int] = {}
+    found: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def note(info: h5py.h5d.StoreInfo) -> None:
         at = tuple(info.chunk_offset)
         refuse_overrun(where, info.byte_offset + info.size, present)
         if all(a % c == 0 and a < n for a, c, n in zip(at, chunks, shape, strict=True)):
-            found[at] = info.size
+            found[at] = info.byte_offset, info.size
 
     dataset.id.chunk_iter(note)
     expected(dataset, len(found), where)

@@ -20,13 +20,14 @@ from retrieval.formats.arrays import (
     refuse_overrun,
 )
 from retrieval.formats.hdf5 import chunks
+from retrieval.remote.ranges import opened
 
 OBJECTS = 10_000
 
 
 def open_file(path: Path) -> h5py.File:
     """Read-only. Locks fail on some network disks, and our own files change only by renaming."""
-    return h5py.File(path, "r", locking=False)
+    return h5py.File(opened(path), "r", locking=False)
 
 
 def datasets(file: h5py.File, path: Path) -> dict[str, h5py.Dataset]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import labels, named_arrays
+from retrieval.formats import Wanted, labels, named_arrays
 from retrieval.formats.hdf5.objects import datasets, entries, look, open_file
 from retrieval.formats.named_arrays import Choice
 
@@ -61,7 +61,7 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
         return named_arrays.read_labels(listed, key, path)
 
 
-def trial(path: Path) -> Callable[[], None]:
+def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
     """Opens every object; reads whatever HDF5 itself, and not NumPy, is to read later."""
 
     def work() -> None:

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from retrieval import evaluate
+from retrieval.console import next_step
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading import load
 from retrieval.remote import cache
-from retrieval.remote.address import parse
-from retrieval.remote.store import Store
+from retrieval.remote.address import parse, without_secrets
+from retrieval.remote.cache import Entry
+from retrieval.remote.store import Found, Store
 from retrieval.sources import Sources, locate
 from tests.conftest import call
 
@@ -287,6 +289,46 @@ def test_a_second_process_waits_for_the_download_of_the_first():
         assert first.stdout.readline() == "downloads\n"
         second = subprocess.run(start, capture_output=True, text=True, check=True)
         assert first.stdout.read() == second.stdout == "1000\n"
+
+
+def test_users_passwords_and_queries_are_left_out_whatever_signs_they_have():
+    for password in ("secret", "sec/ret", "sec@ret", "sec:ret"):
+        text = f"cannot open postgresql://me:{password}@host/name?password={password} now"
+        assert without_secrets(text) == "cannot open postgresql://host/name now"
+    assert without_secrets("'https://token@host/x.npy?sig=1'") == "'https://host/x.npy'"
+    for text in ("http://host:80/x", "http://host:80/a@b", "s3://b/part-?/x", "hf://datasets/a@b"):
+        assert without_secrets(text) == text
+
+
+def test_the_next_step_names_no_secrets(capsys):
+    next_step("report", "https://me:password@host/x.npy?token=1", "--labels", "y.txt")
+    assert capsys.readouterr().err == "Next: dmltool report https://host/x.npy --labels y.txt\n"
+
+
+def test_a_file_that_is_also_a_folder_is_named_and_one_that_becomes_a_folder_is_read(server):
+    server.pipe("/b/a.npy", npy(np.ones((2, 2))))
+    assert load("memory://b/**/*.npy").splits["test"].vectors.shape == (2, 2)
+    both = [Found(f"/b/{name}", name, 1, "1") for name in ("a.npy", "a.npy/b.npy")]
+    address = parse("memory://b/**/*.npy")
+    with pytest.raises(DmlError, match=r"has a file a\.npy and files below a\.npy/"):
+        Entry(address, address.root).fetch(Store(address), both)
+    server.rm("/b/a.npy")
+    server.pipe("/b/a.npy/b.npy", npy(np.ones((3, 2))))
+    assert load("memory://b/**/*.npy").splits["test"].vectors.shape == (3, 2)
+
+
+def test_where_there_are_no_locks_a_folder_that_cannot_be_renamed_is_kept(server, monkeypatch):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    entry = locate("memory://b/x.npy").files[0].parents[1]
+
+    def refuse(self, target):
+        raise PermissionError  # as Windows does while a process has a file in it open
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        assert not cache._remove(entry, locks=False)
+    assert cache._remove(entry, locks=False)
+    assert not list(entry.parent.glob(f"{entry.name}*"))
 
 
 def test_addresses_in_all_their_parts():

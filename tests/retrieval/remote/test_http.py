@@ -83,6 +83,14 @@ def test_a_query_is_sent_and_not_recorded(served):
     assert found.splits["test"].taken == {"labels": f"{address}/labels.txt"}
 
 
+@pytest.mark.parametrize("name", ["x/*.npy", "x/"])
+def test_a_password_is_sent_for_a_folder_and_not_recorded(served, name):
+    address = served[0]
+    found = load(f"{address.replace('://', '://me:password@')}/{name}")
+    assert found.splits["test"].vectors[:, 0].tolist() == [2, 2, 10, 10]
+    assert found.source == f"{address}/{name}"
+
+
 def test_a_query_is_in_no_error(served):
     address, _ = served
     for name in ("secret.npy", "nothing.npy", "failing.npy", "labels.txt"):

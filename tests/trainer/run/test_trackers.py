@@ -254,4 +254,4 @@ def test_wandb_without_an_account_does_not_ask_for_one(tmp_path, monkeypatch):
 def test_passwords_are_left_out_of_notes_and_of_the_command_that_is_recorded(monkeypatch):
     monkeypatch.setattr("sys.argv", ["dmltool", "--storage", "postgresql://me:s3cret@host/x"])
     found = environment("cpu", 1)["command"]
-    assert found == ["dmltool", "--storage", "postgresql://me@host/x"]
+    assert found == ["dmltool", "--storage", "postgresql://host/x"]

@@ -19,8 +19,8 @@ from retrieval import registry
 from retrieval.errors import DmlError, install
 from retrieval.files import write_text
 from retrieval.registry import Registry
+from retrieval.remote.address import without_secrets
 from trainer.config import Config
-from trainer.run.metrics_log import without_password
 
 STATE = "trackers.json"
 LOGGED = ("loss", "lr", "images_per_second", "parts", "monitor", "scores", "train_scores")
@@ -146,7 +146,7 @@ class Trackers:
         self.open.pop(name, None)
         text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         self.note(
-            f"{name} failed, and the run goes on without it ({without_password(text)}); "
+            f"{name} failed, and the run goes on without it ({without_secrets(text)}); "
             "metrics.jsonl has everything, and --resume sends what is missing"
         )
 

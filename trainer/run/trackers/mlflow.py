@@ -11,8 +11,8 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
+from retrieval.remote.address import without_secrets
 from trainer.config import Config
-from trainer.run.metrics_log import without_password
 
 PROJECT = "dmltool"
 LONGEST = 500  # characters of a parameter that every store takes
@@ -32,7 +32,7 @@ class MLflow:
         else:
             self.client.update_run(run, status="RUNNING")
         self.run = run
-        self.place = f"run {run} in {without_password(self.client.tracking_uri)}"
+        self.place = f"run {run} in {without_secrets(self.client.tracking_uri)}"
 
     def _created(self, name: str, config: Config) -> str:
         wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)

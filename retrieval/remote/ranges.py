@@ -1,0 +1,179 @@
+"""Copies of large files that are filled part by part, as readers ask for their bytes.
+
+Such a copy has the size of the file and holes where nothing has been downloaded. A hole reads as
+zeros, so a reader calls `ensure` before it reads: then the missing blocks are downloaded. For all
+other files, `ensure` does nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval.errors import DmlError
+from retrieval.files import is_at
+from retrieval.resources import StageProgress
+
+BLOCK = 1 << 18  # bytes that are marked as present together
+LEAST = 32 * BLOCK  # smaller files are downloaded whole: one request is faster than several
+PIECE = 64 * BLOCK  # bytes of one request
+REQUESTS = 32  # of one reader; whoever asks more often gets all that is left of the file
+
+Range = tuple[int, int]
+"""The first byte, and the one after the last."""
+
+_copies: dict[Path, Copy] = {}
+_missed: list[Range] | None = None  # in a child process: what was not there; it cannot download
+
+
+class Copy:
+    """A copy with holes, and one byte for each of its blocks that tells whether it is there."""
+
+    def __init__(
+        self, path: Path, marks: Path, version: Path, download: Callable[[Copy, list[Range]], None]
+    ) -> None:
+        self.path, self.version = path, version
+        self.download = download
+        self.file = os.open(path, os.O_RDWR)
+        weakref.finalize(self, os.close, self.file)
+        self.size = os.fstat(self.file).st_size
+        self.marks = np.memmap(marks, np.uint8, "r+")  # shared with other processes
+        self.requests = 0
+        self.progress: StageProgress | None = None
+
+    def missing(self, wanted: Sequence[Range]) -> list[Range]:
+        """The ranges of whole blocks that are not there, in order, each of at most a piece."""
+        absent = np.zeros(len(self.marks), bool)
+        for start, stop in wanted:
+            blocks = slice(max(start, 0) // BLOCK, -(-min(stop, self.size) // BLOCK))
+            absent[blocks] = self.marks[blocks] == 0
+        edges = np.flatnonzero(np.diff(absent, prepend=False, append=False))
+        return [
+            (at, min(at + PIECE, last * BLOCK, self.size))
+            for first, last in edges.reshape(-1, 2).tolist()
+            for at in range(first * BLOCK, last * BLOCK, PIECE)
+        ]
+
+    def write(self, start: int, data: bytes) -> None:
+        """Fill a part of the file."""
+        rest = memoryview(data)
+        while rest:
+            count = os.pwrite(self.file, rest, start)
+            start, rest = start + count, rest[count:]
+
+    def mark(self, pieces: Sequence[Range]) -> None:
+        """Count whole blocks as present, once they are on the disk."""
+        os.fsync(self.file)
+        for start, stop in pieces:
+            self.marks[start // BLOCK : -(-stop // BLOCK)] = 1
+        self.marks.flush()
+
+    def state(self) -> tuple[int, str]:
+        """Size and version, as `Sources` compares them; filling holes changes neither."""
+        told = self.version.read_text() if self.version.is_file() else ""
+        return self.size if is_at(self.file, self.path) else -1, told
+
+    def ensure(self, wanted: Sequence[Range]) -> None:
+        """Download the blocks of these ranges that are not there."""
+        missing = self.missing(wanted)
+        if missing and _missed is not None:
+            _missed.extend(missing)
+            raise Missing
+        if not is_at(self.file, self.path):
+            raise changed(str(self.path))
+        if missing:
+            self.requests += 1
+            everything = self.requests > REQUESTS
+            self.download(self, self.missing([(0, self.size)]) if everything else missing)
+
+
+class Missing(Exception):
+    """Bytes that a child process needs and that its parent has to download."""
+
+
+class Reader(io.RawIOBase):
+    """A copy with holes as a file, for libraries that read here and there, such as HDF5."""
+
+    def __init__(self, copy: Copy) -> None:
+        self.copy, self.at = copy, 0
+
+    def __repr__(self) -> str:
+        return str(self.copy.path)  # h5py takes it as the name of the file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.copy.size}[whence]
+        self.at = base + offset
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        stop = min(self.at + len(view), self.copy.size)
+        self.copy.ensure([(self.at, stop)])
+        data = os.pread(self.copy.file, max(0, stop - self.at), self.at)
+        view[: len(data)] = data
+        self.at += len(data)
+        return len(data)
+
+
+def suits(size: int | None, version: str) -> bool:
+    """Whether a file is large enough, and its version known; Windows has other sparse files."""
+    return bool(version) and (size or 0) >= LEAST and sys.platform != "win32"
+
+
+def keep(copy: Copy) -> None:
+    """Let readers find this copy by its path."""
+    _copies[copy.path] = copy
+
+
+def forget(path: Path) -> None:
+    """The file at this path has no holes."""
+    _copies.pop(path, None)
+
+
+def find(path: Path) -> Copy | None:
+    """The copy with holes at this path, if there is one."""
+    return _copies.get(path)
+
+
+def ensure(path: Path, wanted: Iterable[Range] | None = None) -> None:
+    """Download these ranges, or all of the file, if it is a copy with holes."""
+    if copy := _copies.get(path):
+        copy.ensure([(0, copy.size)] if wanted is None else list(wanted))
+
+
+def opened(path: Path) -> Path | Reader:
+    """What a library may open and read anywhere."""
+    copy = _copies.get(path)
+    return Reader(copy) if copy else path
+
+
+def note_missing() -> list[Range]:
+    """From now on, in this child process, list what is missing instead of downloading it."""
+    global _missed
+    _missed = []
+    return _missed
+
+
+def changed(where: str) -> DmlError:
+    """The error about a file of which parts of two versions have come."""
+    return DmlError(
+        f"{where} was changed while it was downloaded.",
+        "Half of it may be old and half of it new.",
+        "Run the command again once the file is complete.",
+    )

@@ -1,0 +1,218 @@
+"""Large files of which a reader needs some parts: only these are downloaded."""
+
+import io
+import json
+import re
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import h5py
+import numpy as np
+import pytest
+
+from retrieval import evaluate
+from retrieval.embeddings import Split
+from retrieval.errors import DmlError
+from retrieval.formats.hdf5.writing import write
+from retrieval.loading import load
+from retrieval.remote import cache, ranges
+from retrieval.sources import Sources, locate
+from tests.conftest import call
+
+pytest.importorskip("aiohttp")
+ROWS, DIM, LARGE = 2000, 32, 24 << 20
+MOST = 4 << 20  # of a file of 23 and more
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    ranges._copies.clear()
+
+
+class Server:
+    """Serves a folder; answers to ranges unless `plain` is set, and adds up what it sends."""
+
+    def __init__(self, root):
+        self.root, self.plain, self.sent, self.requests = root, False, 0, 0
+
+    def send(self, handler, body):
+        path = self.root / handler.path.lstrip("/")
+        data = path.read_bytes()
+        asked = (
+            None if self.plain else re.match(r"bytes=(\d+)-(\d+)", handler.headers["Range"] or "")
+        )
+        part = data[int(asked[1]) : int(asked[2]) + 1] if asked else data
+        handler.send_response(206 if asked else 200)
+        handler.send_header("Content-Length", str(len(part)))
+        handler.send_header("ETag", f'"{path.stat().st_mtime_ns}"')
+        handler.end_headers()
+        self.requests += 1
+        if body:
+            self.sent += len(part)
+            handler.wfile.write(part)
+
+    def forget(self):
+        self.sent = self.requests = 0
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Large files of which the vectors and labels of a test split are a small part."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    root, rng = tmp_path_factory.mktemp("served"), np.random.default_rng(0)
+    X = rng.normal(size=(ROWS, DIM)).astype(np.float32)
+    labels = rng.integers(0, 20, ROWS)
+    large = rng.integers(0, 256, (ROWS, LARGE // ROWS), np.uint8)
+    images = [{"bytes": row.tobytes(), "path": str(n)} for n, row in enumerate(large)]
+    table = pa.table(
+        {
+            "image": images,
+            "embedding": list(X),
+            "text": [row.tobytes() for row in large],
+            "label": labels,
+        }
+    )
+    parquet.write_table(table, root / "x.parquet", row_group_size=500, compression="none")
+    train = Split(rng.normal(size=(LARGE // 4 // DIM, DIM)).astype(np.float32))
+    write(root / "own.h5", {"train": train, "test": Split(X, labels)})
+    with h5py.File(root / "chunked.h5", "w") as file:
+        file.create_dataset(
+            "train", data=train.vectors, chunks=(4096, DIM), compression="gzip", compression_opts=1
+        )
+        file.create_dataset("test", data=X, chunks=(500, DIM), compression="gzip")
+        file["test_labels"] = labels
+    places = {"a": ("F32", X.shape, [LARGE, LARGE + X.nbytes]), "b": ("U8", [1, LARGE], [0, LARGE])}
+    names = ("dtype", "shape", "data_offsets")
+    header = json.dumps(
+        {name: dict(zip(names, said, strict=True)) for name, said in places.items()}
+    )
+    start = len(header).to_bytes(8, "little") + header.encode()
+    (root / "x.safetensors").write_bytes(start + large.tobytes().ljust(LARGE) + X.tobytes())
+    return root, X, labels
+
+
+@pytest.fixture(scope="module")
+def running(files):
+    server = Server(files[0])
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self):
+            server.send(self, True)
+
+        def do_HEAD(self):
+            server.send(self, False)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        server.address = f"http://127.0.0.1:{listening.server_address[1]}"
+        yield server
+        listening.shutdown()
+
+
+@pytest.fixture
+def server(running):
+    running.forget()
+    running.plain = False
+    return running
+
+
+@pytest.mark.parametrize("trial", ["0", "1"])
+@pytest.mark.parametrize("name", ["x.parquet", "own.h5", "chunked.h5", "x.safetensors::a"])
+def test_only_what_is_scored_is_downloaded(server, files, name, trial, monkeypatch):
+    monkeypatch.setenv("DMLTOOL_TRIAL", trial)
+    root, X, labels = files
+    found = load(f"{server.address}/{name}", train=False).splits["test"]
+    np.testing.assert_array_equal(found.vectors, X)
+    if found.labels is not None:
+        np.testing.assert_array_equal(found.labels, labels)
+    assert server.sent < MOST < (root / name.partition("::")[0]).stat().st_size / 4
+    assert server.requests < 20
+
+
+def test_eval_has_the_scores_of_the_file_on_a_disk_and_downloads_nothing_the_second_time(
+    server, files
+):
+    here, there = (f"{where}/own.h5" for where in (files[0], server.address))
+    wanted = evaluate(here, nmi=False, recall_at=[1])["distances"]
+    assert evaluate(there, nmi=False, recall_at=[1])["distances"] == wanted
+    assert server.sent < MOST
+    server.forget()
+    out = call("eval", there, "--no-nmi")
+    assert out.exit_code == 0, out.output
+    assert server.sent == 0
+    assert server.requests == 1  # whether it has changed
+
+
+def test_labels_of_another_file_are_one_column(server, files):
+    address = f"{server.address}/x.parquet"
+    locate(address)
+    before = server.sent
+    found = load(files[0] / "own.h5::test", labels=address).splits["test"]
+    np.testing.assert_array_equal(found.labels, files[2])
+    assert server.sent - before <= 4 * 2 * ranges.BLOCK  # of four row groups
+
+
+def test_what_is_missing_is_added_later_and_then_the_copy_is_whole(server, files):
+    address, size = f"{server.address}/own.h5", (files[0] / "own.h5").stat().st_size
+    load(address, train=False)
+    sources = Sources(address)
+    both = load(address)
+    sources.check_unchanged()
+    assert len(both.splits["train"].vectors) == LARGE // 4 // DIM
+    (copy,) = locate(address, whole=True).files
+    assert copy.read_bytes() == (files[0] / "own.h5").read_bytes()
+    assert server.sent == size
+    assert not list(copy.parents[1].glob("marks/*"))
+
+
+def test_holes_take_no_room_in_the_cache(server, files, folder):
+    (copy,) = locate(f"{server.address}/own.h5").files
+    assert copy.stat().st_size == (files[0] / "own.h5").stat().st_size
+    assert cache._on_disk(folder) < MOST
+
+
+def test_a_server_without_ranges_sends_the_whole_file(server, files):
+    server.plain = True
+    found = load(f"{server.address}/own.h5", train=False).splits["test"]
+    np.testing.assert_array_equal(found.vectors, files[1])
+    assert ranges.find(locate(f"{server.address}/own.h5").files[0]) is None
+
+
+def test_a_reader_that_asks_too_often_gets_the_whole_file(server, files):
+    (path,) = locate(f"{server.address}/own.h5").files
+    copy = ranges.find(path)
+    for n in range(2):
+        copy.requests += n * ranges.REQUESTS
+        ranges.ensure(path, [((4 + n) * ranges.BLOCK, (4 + n) * ranges.BLOCK + 1)])
+        assert copy.marks.all() == bool(n)
+
+
+def test_a_file_that_changes_between_two_parts_is_an_error(server, files):
+    new = files[0] / "new.h5"
+    new.write_bytes((files[0] / "own.h5").read_bytes())
+    address = f"{server.address}/new.h5"
+    sources = Sources(address)
+    new.write_bytes((files[0] / "own.h5").read_bytes())
+    with pytest.raises(DmlError, match=r"new\.h5 was changed while it was downloaded"):
+        load(address, places=sources.places)
+    np.testing.assert_array_equal(load(address).splits["test"].vectors, files[1])
+    with pytest.raises(DmlError, match=r"new\.h5 was changed while it was read"):
+        sources.check_unchanged()
+
+
+def test_an_arrow_file_with_the_suffix_of_parquet_is_read_whole(server, files):
+    pa = pytest.importorskip("pyarrow")
+    X = np.ones((LARGE // 4 // DIM, DIM), np.float32)
+    out = io.BytesIO()
+    table = pa.table({"embedding": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), DIM)})
+    with pa.ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
+    (files[0] / "arrow.parquet").write_bytes(out.getvalue())
+    np.testing.assert_array_equal(load(f"{server.address}/arrow.parquet").splits["test"].vectors, X)
