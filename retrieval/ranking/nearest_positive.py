@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +14,7 @@ from retrieval.ranking.vectors import ULP32, Prepared
 from retrieval.resources import run_all, slices
 
 _LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
+_QUERIES = 512  # queries of a large class looked at together
 _SMALL = 1 << 30  # multiplications that one thread does sooner than several
 _TOGETHER = 1 << 18  # pairs of large classes looked at in one go
 _PAIR_BYTES = 200
@@ -33,7 +35,7 @@ class Classes:
     """The gallery items of each query's class."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self.self_ids = prepared.self_ids
+        self.self_ids, self.codes = prepared.self_ids, prepared.queries.codes
         self.dim = prepared.gallery.dim
         self.order = np.argsort(prepared.gallery.codes, kind="stable")
         codes = prepared.gallery.codes[self.order]
@@ -53,6 +55,18 @@ class Classes:
         keep = g != self.self_ids[q]
         return q[keep], g[keep]
 
+    def by_size(self) -> tuple[np.ndarray, np.ndarray]:
+        """All queries, class by class: those of small classes, and those of large ones."""
+        large = self.size * self.size * self.dim > _LARGE
+        by_class = np.argsort(self.codes, kind="stable")
+        return by_class[~large[by_class]], by_class[large[by_class]]
+
+    def products(self, q: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Queries of one class with the items of that class, for queries sorted by class."""
+        for queries in np.split(q, _starts(self.codes[q])[1:]) if len(q) else ():
+            members = self.members(queries[0])
+            yield from ((queries[part], members) for part in slices(len(queries), _QUERIES))
+
     def chunks(self, q: np.ndarray) -> list[np.ndarray]:
         """Runs of queries whose pairs take about _CHUNK bytes."""
         chunk = np.cumsum(self.size[q]) * max(self.dim * 4, _PAIR_BYTES) // _CHUNK
@@ -63,13 +77,11 @@ def nearest_positives(
     prepared: Prepared, classes: Classes, world: World = ALONE
 ) -> dict[str, NearestPositives]:
     """The nearest positive of every query, by each distance; the ranks share out the classes."""
-    codes, dim = prepared.queries.codes, classes.dim
-    Q = len(codes)
+    Q = len(classes.codes)
     out = {
         d: NearestPositives(np.full(Q, -1), np.zeros(Q), np.zeros(Q), np.zeros(Q))
         for d in prepared.distances
     }
-    large = classes.size * classes.size * dim > _LARGE
 
     def small_classes(q: np.ndarray) -> None:
         _pick(prepared, *classes.pairs(q), out)
@@ -80,21 +92,19 @@ def nearest_positives(
             q, g = (np.concatenate([part[d][side] for part in found]) for side in (0, 1))
             _pick(prepared, q, g, {d: out[d]})
 
-    by_class = np.argsort(codes, kind="stable")
-    few, many = by_class[~large[by_class]], by_class[large[by_class]]
-    tasks = [partial(small_classes, q) for q in classes.chunks(few)]
+    small, large = classes.by_size()
+    tasks = [partial(small_classes, q) for q in classes.chunks(small)]
     parts, size = [], 0
-    for queries in np.split(many, _starts(codes[many])[1:]) if len(many) else ():
-        members = _two_of_each(classes.members(queries[0]), prepared.groups["l2"])
-        for part in slices(len(queries), 512):
-            parts.append((queries[part], members))
-            size += len(queries[part]) * len(members)
-            if size > _TOGETHER:
-                tasks.append(partial(large_classes, parts))
-                parts, size = [], 0
+    for queries, members in classes.products(large):
+        members = _two_of_each(members, prepared.groups["l2"])
+        parts.append((queries, members))
+        size += len(queries) * len(members)
+        if size > _TOGETHER:
+            tasks.append(partial(large_classes, parts))
+            parts, size = [], 0
     tasks += [partial(large_classes, parts)] if parts else []
     # Many small steps on several threads wait for each other more than they work.
-    work = np.sum(classes.size, dtype=np.float64) * dim
+    work = np.sum(classes.size, dtype=np.float64) * classes.dim
     threads = prepared.threads if work > _SMALL else 1
     run_all([(task, 1) for task in world.share(tasks)], threads)
     for found in out.values():

@@ -14,6 +14,7 @@ from retrieval.ranking import kernels
 from retrieval.ranking.vectors import ULP64, Prepared, integers_of, lattice_step
 from retrieval.resources import slices
 
+_NEAR = 1e-6  # the relative error up to which a product is good enough
 _EXACT_ROWS = 1024  # rows compared exactly at a time
 
 
@@ -39,6 +40,36 @@ def measure(
     cos_error += ((dim + 16) * ULP64) ** 2
     cos_error[(queries.norm[q] == 0) | (gallery.norm[g] == 0)] = 0  # 2 by definition
     return {"cos": (cos, cos_error), "l2": (l2, l2_error)}
+
+
+def measure_class(
+    prepared: Prepared, q: np.ndarray, g: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Measure each of the queries q with each of the items g, but not with itself.
+
+    Returns the pairs, query by query, and what `measure` returns of them. It takes one product in
+    float64; pairs that are too near for it are measured one by one.
+    """
+    queries, gallery = prepared.queries, prepared.gallery
+    dots = queries.vectors[q].astype(np.float64) @ gallery.vectors[g].astype(np.float64).T
+    other = prepared.self_ids[q, None] != g
+    size = queries.square[q, None] + gallery.square[g]  # (A, B)
+    unit = (2 * gallery.dim + 32) * ULP64  # the error of a product, as in `sorted_rows`
+    l2, l2_error = size - 2 * dots, unit * size + 1e-290
+    cos = 2 - 2 * dots * queries.inverse[q, None] * gallery.inverse[g]
+    found = {
+        "cos": (cos[other], np.full(np.count_nonzero(other), 2 * unit)),
+        "l2": (l2[other], np.zeros_like(l2[other]) if prepared.lattice else l2_error[other]),
+    }
+    row, column = np.nonzero(other)
+    q, g = q[row], g[column]
+    near = (queries.norm[q] == 0) | (gallery.norm[g] == 0)
+    for squared, error in found.values():
+        near |= error > _NEAR * squared
+    near = np.flatnonzero(near)
+    for d, (squared, error) in measure(prepared, q[near], g[near]).items():
+        found[d][0][near], found[d][1][near] = squared, error
+    return q, g, found
 
 
 def compare_exactly(

@@ -35,6 +35,8 @@ class MeasuredPairs(NamedTuple):
     """Pairs of a query and a negative, measured in float64."""
 
     query: np.ndarray
+    first: np.ndarray  # it surely stands behind the positives before this one,
+    end: np.ndarray  # and before this one and all after it, to which it has been added
     squared: np.ndarray
     error: np.ndarray
     l2: np.ndarray  # the l2 distance where it is exact, else nan
@@ -43,6 +45,115 @@ class MeasuredPairs(NamedTuple):
 
 # The short functions take arrays that the loops have taken out of `PositiveLists` once: each use of
 # an array inside a named tuple counts it in and out.
+
+
+@compiled(inline=True)
+def _mark(row, margin, transposed, l2, twice, norms, last, i, first, end, hits):
+    """Mark the pairs of row i that possibly reach the last active positive; returns how many."""
+    count = np.float32(0)
+    if transposed and l2:
+        norm, w_lo = norms[0, i], norms[2, i]
+        for j in range(first, end):
+            hit = np.float32((row[j] + margin) * (twice[j] * norm) >= w_lo - last[j])
+            hits[j - first] = hit
+            count += hit
+    elif transposed:
+        for j in range(first, end):
+            hit = np.float32(row[j] >= last[j])
+            hits[j - first] = hit
+            count += hit
+    elif l2:
+        factor, t_lo = twice[i], last[i]
+        for j in range(first, end):
+            hit = np.float32((row[j] + margin) * (factor * norms[0, j]) >= norms[2, j] - t_lo)
+            hits[j - first] = hit
+            count += hit
+    else:
+        threshold = last[i]
+        for j in range(first, end):
+            hit = np.float32(row[j] >= threshold)
+            hits[j - first] = hit
+            count += hit
+    return count
+
+
+@compiled
+def credit_tile(tile, l2, queries, gallery, first, lists, pairs):
+    """Add the negatives of a tile to the positives that they are at least as near as.
+
+    Looks at the rows of the product from `first` on, a few columns at a time: most have nothing
+    to add. Where float32 leaves open before which positives a negative stands, it is added to
+    those that it surely stands before, and listed in `pairs` (query, item, and the range of
+    positives in doubt, as `MeasuredPairs` has it). Returns (row to go on from, pairs listed).
+    """
+    product, margin, transposed = tile.product, tile.margin, tile.transposed
+    norms, query_codes, item_codes = gallery.norms, queries.codes, gallery.codes
+    last, active, twice = lists.last, lists.active, queries.thresholds[2]
+    A, B = product.shape
+    hits, cosines = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    candidates = np.empty((CHUNK, 2), np.int64)
+    found = 0
+    for i in range(first, A):
+        if pairs.shape[0] - found < B:
+            return i, found
+        if not transposed and active[i] == 0:
+            continue
+        row = product[i]
+        for start in range(0, B, CHUNK):
+            # The last active positive of a query moves with every negative that is added.
+            end = min(start + CHUNK, B)
+            if _mark(row, margin, transposed, l2, twice, norms, last, i, start, end, hits) == 0:
+                continue
+            count = 0
+            for j in range(start, end):
+                q, g = (j, i) if transposed else (i, j)
+                if hits[j - start] > 0 and query_codes[q] != item_codes[g]:
+                    candidates[count, 0], candidates[count, 1] = q, g
+                    cosines[count] = row[j]
+                    count += 1
+            found = credit_candidates(
+                candidates[:count], cosines, margin, l2, queries, gallery, lists, pairs, found
+            )
+    return A, found
+
+
+@compiled
+def credit_candidates(candidates, cosines, margin, l2, queries, gallery, lists, pairs, found):
+    """Add negatives to the positives that they are at least as near as, given one by one.
+
+    candidates (n, 2): query and item of a tile. `pairs` has `found` rows and is filled as by
+    `credit_tile`; returns how many there are then.
+    """
+    start, limit, active, total, last = lists[:5]
+    negatives, soonest, groups, sure, possible = lists[5:10]
+    norms, item_groups, twice = gallery.norms, gallery.groups, queries.thresholds[2]
+    sign = np.float32(-1 if l2 else 1)
+    for n in range(len(candidates)):
+        q, g = candidates[n, 0], candidates[n, 1]
+        base, M = start[q], active[q]
+        low = high = cosines[n]
+        if l2:
+            p = twice[q] * norms[0, g]
+            low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
+        if M == 0 or not high >= possible[base + M - 1]:
+            continue
+        first, end = 0, M  # the first positive that it is possibly as near as
+        while first < end:
+            middle = (first + end) // 2
+            if high >= possible[base + middle]:
+                end = middle
+            else:
+                first = middle + 1
+        # The first that it is surely as near as, or identical to: a tie.
+        while end < M and not low >= sure[base + end] and groups[base + end] != item_groups[g]:
+            end += 1
+        if end < M:
+            _credit(q, end, sign, start, limit, active, total, last, negatives, soonest, possible)
+        if first < min(end, active[q]):
+            pairs[found, 0], pairs[found, 1] = q, g
+            pairs[found, 2], pairs[found, 3] = first, end
+            found += 1
+    return found
 
 
 @compiled(inline=True)
@@ -59,143 +170,6 @@ def _credit(q, m, sign, start, limit, active, total, last, negatives, soonest, p
     if active[q] > M:
         last[q] = sign * possible[base + M - 1] if M > 0 else sign * np.inf
     active[q], total[q] = M, C
-
-
-@compiled
-def _reaching(tile, l2, twice, norms, last, i, hits, reaching):
-    """Mark the pairs of row i that possibly reach the last active positive; sums by CHUNK."""
-    row, margin = tile.product[i], tile.margin
-    B = len(row)
-    if tile.transposed and l2:
-        norm, w_lo = norms[0, i], norms[2, i]
-        for j in range(B):
-            hits[j] = np.float32((row[j] + margin) * (twice[j] * norm) >= w_lo - last[j])
-    elif tile.transposed:
-        for j in range(B):
-            hits[j] = np.float32(row[j] >= last[j])
-    elif l2:
-        norm, w_lo, factor, t_lo = norms[0], norms[2], twice[i], last[i]
-        for j in range(B):
-            hits[j] = np.float32((row[j] + margin) * (factor * norm[j]) >= w_lo[j] - t_lo)
-    else:
-        threshold = last[i]
-        for j in range(B):
-            hits[j] = np.float32(row[j] >= threshold)
-    for n in range(len(reaching)):
-        count = np.float32(0)
-        for j in range(n * CHUNK, min((n + 1) * CHUNK, B)):
-            count += hits[j]
-        reaching[n] = count
-
-
-@compiled
-def credit_tile(tile, l2, queries, gallery, first, lists, pairs):
-    """Add the negatives of a tile to the positives that they are at least as near as.
-
-    Looks at the rows of the product from `first` on, a few columns at a time: most have nothing
-    to add. Pairs that float32 leaves open are listed. Returns (row to go on from, pairs listed).
-    """
-    product, margin, transposed = tile.product, tile.margin, tile.transposed
-    norms, query_codes, item_codes = gallery.norms, queries.codes, gallery.codes
-    item_groups = gallery.groups
-    start, limit, active, total, last = lists[:5]
-    negatives, soonest, groups, sure, possible = lists[5:10]
-    A, B = product.shape
-    sign = np.float32(-1 if l2 else 1)
-    twice, hits = queries.thresholds[2], np.empty(B, np.float32)
-    reaching = np.empty((B + CHUNK - 1) // CHUNK, np.float32)
-    found = 0
-    for i in range(first, A):
-        if pairs.shape[0] - found < B:
-            return i, found
-        _reaching(tile, l2, twice, norms, last, i, hits, reaching)
-        for n in range(len(reaching)):
-            if reaching[n] == 0:
-                continue
-            for j in range(n * CHUNK, min((n + 1) * CHUNK, B)):
-                if hits[j] == 0:
-                    continue
-                q, g = (j, i) if transposed else (i, j)
-                base, M = start[q], active[q]
-                if M == 0:
-                    continue
-                low = high = product[i, j]
-                if l2:
-                    p = twice[q] * norms[0, g]
-                    low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
-                if not high >= possible[base + M - 1] or query_codes[q] == item_codes[g]:
-                    continue
-                m = _slot(base, M, item_groups[g], low, high, groups, sure, possible)
-                if m < 0:
-                    pairs[found, 0] = q
-                    pairs[found, 1] = g
-                    found += 1
-                elif m < M:
-                    _credit(
-                        q, m, sign, start, limit, active, total, last, negatives, soonest, possible
-                    )
-    return A, found
-
-
-@compiled
-def credit_candidates(candidates, cosines, margin, l2, queries, gallery, lists, pairs):
-    """Add negatives to the positives that they are at least as near as, given one by one.
-
-    candidates (n, 2): query and item of a tile. Pairs that float32 leaves open are listed; returns
-    how many.
-    """
-    norms, item_groups, twice = gallery.norms, gallery.groups, queries.thresholds[2]
-    start, limit, active, total, last = lists[:5]
-    negatives, soonest, groups, sure, possible = lists[5:10]
-    sign = np.float32(-1 if l2 else 1)
-    found = 0
-    for n in range(len(candidates)):
-        q, g = candidates[n, 0], candidates[n, 1]
-        base, M = start[q], active[q]
-        if M == 0:
-            continue
-        low = high = cosines[n]
-        if l2:
-            p = twice[q] * norms[0, g]
-            low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
-        if not high >= possible[base + M - 1]:
-            continue
-        m = _slot(base, M, item_groups[g], low, high, groups, sure, possible)
-        if m < 0:
-            pairs[found, 0] = q
-            pairs[found, 1] = g
-            found += 1
-        elif m < M:
-            _credit(q, m, sign, start, limit, active, total, last, negatives, soonest, possible)
-    return found
-
-
-@compiled(inline=True)
-def _slot(base, M, group, low, high, groups, sure, possible):
-    """The first of M positives that a negative is at least as near as; -1 if float32 cannot say.
-
-    The nearness of the negative is between low and high.
-    """
-    b = _first(possible, base, M, high)
-    a = _first(sure, base, M, low)
-    for m in range(b, a):
-        if groups[base + m] == group:  # identical rows: a tie
-            a = m
-            break
-    return a if b >= a else -1
-
-
-@compiled(inline=True)
-def _first(falling, base, count, value):
-    """The first of falling[base : base + count] that value reaches, `count` if none."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if value >= falling[base + middle]:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 @compiled(inline=True)
@@ -251,11 +225,12 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
     sign = np.float32(-1 if l2 else 1)
     left = 0
     for n in range(len(pairs.query)):
-        q = pairs.query[n]
-        base, M = lists.start[q], lists.active[q]
-        b = _first_rising(lists.farthest, base, M, pairs.squared[n] - pairs.error[n])
-        a = _first_rising(lists.nearest, base, M, pairs.squared[n] + pairs.error[n])
-        for m in range(b, a):
+        q, end = pairs.query[n], pairs.end[n]
+        base, M = start[q], active[q]
+        near, far = pairs.squared[n] - pairs.error[n], pairs.squared[n] + pairs.error[n]
+        b = max(pairs.first[n], _first_rising(lists.farthest, base, M, near))
+        a = min(end, _first_rising(lists.nearest, base, M, far))
+        for m in range(b, min(a, M)):
             r = base + m
             if pairs.square[n] == positive_square[r] and pairs.l2[n] == pairs.l2[n]:
                 tied[r] += pairs.l2[n] <= positive_l2[r]
@@ -263,7 +238,10 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
                 unsure[left, 0] = n
                 unsure[left, 1] = m
                 left += 1
-        if a < M:
+        if end < M:  # it has been added to the last active positive already
+            negatives[base + end] -= 1
+            negatives[base + a] += 1
+        elif a < M:
             _credit(q, a, sign, start, limit, active, total, last, negatives, soonest, possible)
     return left
 

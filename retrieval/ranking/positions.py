@@ -7,8 +7,10 @@ counts, and with it none that is farther: after a few tiles nearly nothing is le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
+from threading import Lock
 
 import numpy as np
 
@@ -16,9 +18,9 @@ from retrieval.metrics import PositivePositions
 from retrieval.processes import ALONE, World
 from retrieval.ranking import position_kernels
 from retrieval.ranking.nearest_positive import Classes
-from retrieval.ranking.pair_distance import compare_exactly, measure
+from retrieval.ranking.pair_distance import compare_exactly, measure, measure_class
 from retrieval.ranking.vectors import Prepared
-from retrieval.resources import run_all
+from retrieval.resources import run_all, slices
 
 _ROOM = 1 << 20  # pairs of a negative and a positive compared at a time
 BYTES = 200  # per pair of query and positive, both distances
@@ -44,9 +46,9 @@ class Positions:
         self.owner = np.repeat(np.arange(len(limit)), limit)  # (P,) queries
         self.square = prepared.gallery.square[self.index]
         self.tied = np.zeros(P, np.int64)  # negatives as near as this positive alone
-        sure, possible = bounds(distance, self.owner, found.squared, found.error)
+        ends = np.cumsum(limit)
         self.lists = position_kernels.PositiveLists(
-            start=np.cumsum(limit) - limit,
+            start=ends - limit,
             limit=limit,
             active=limit.copy(),
             total=np.zeros_like(limit),
@@ -54,14 +56,22 @@ class Positions:
             negatives=np.zeros(P, np.int64),
             soonest=np.empty(P, np.int64),
             groups=prepared.groups[distance][self.index],
-            sure=sure,
-            possible=possible,
+            sure=np.empty(P, np.float32),
+            possible=np.empty(P, np.float32),
             nearest=found.squared - found.error,
             farthest=found.squared + found.error,
         )
-        position_kernels.straighten(self.lists, np.cumsum(limit))
+
+        def fill(q: slice) -> None:
+            r = slice(ends[q.start] - limit[q.start], ends[q.stop - 1])
+            limits = bounds(distance, self.owner[r], found.squared[r], found.error[r])
+            self.lists.sure[r], self.lists.possible[r] = limits
+            position_kernels.straighten(self.lists_of(q), ends[q])
+
+        parts = slices(len(limit), -(-len(limit) // prepared.threads) or 1)
+        run_all([(partial(fill, q), 1) for q in parts], prepared.threads)
         some = limit > 0
-        self.lists.last[some] = possible[np.cumsum(limit)[some] - 1]
+        self.lists.last[some] = self.lists.possible[ends[some] - 1]
         if distance == "l2":  # the sign that thresholds of l2 have
             self.lists.last[:] *= -1
 
@@ -70,28 +80,44 @@ class Positions:
         per_query = ("start", "limit", "active", "total", "last")
         return self.lists._replace(**{name: getattr(self.lists, name)[q] for name in per_query})
 
-    def settle(self, q: np.ndarray, g: np.ndarray) -> None:
-        """Count pairs that float32 left open: in float64, the rest exactly."""
+    def settle(self, pairs: np.ndarray, locks: Sequence[Lock], block: int) -> None:
+        """Count pairs that float32 left open: in float64, the rest exactly.
+
+        pairs (n, 4): query, item, and the range of positives in doubt as `MeasuredPairs` has it.
+        Those whose positives have all been pushed beyond R are left out. Each block of queries
+        has a lock.
+        """
         prepared, lists = self.prepared, self.lists
+        pairs = pairs[pairs[:, 2] < lists.active[pairs[:, 0]]]
+        pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+        q, g, first, end = pairs.T
         measured = measure(prepared, q, g)
         squared, error = measured[self.distance]
         l2 = measured["l2"][0] if prepared.lattice else np.full(len(q), np.nan)
-        room = np.cumsum(lists.active[q]) // _ROOM
-        for n in np.split(np.arange(len(q)), np.flatnonzero(np.diff(room)) + 1):
-            unsure = np.empty((int(lists.active[q[n]].sum()), 2), np.int64)
-            pairs = position_kernels.MeasuredPairs(
-                q[n], squared[n], error[n], l2[n], prepared.gallery.square[g[n]]
-            )
-            left = position_kernels.credit_pairs(
-                pairs, self.distance == "l2", lists, self.l2, self.square, self.tied, unsure
-            )
-            pair, m = unsure[:left].T
-            pair = n[pair]
-            positive = lists.start[q[pair]] + m
-            nearer = compare_exactly(
-                prepared, q[pair], g[pair], self.index[positive], self.distance
-            )
-            np.add.at(self.tied, positive[nearer >= 0], 1)
+        square = prepared.gallery.square[g]
+        for n in _runs(np.cumsum(end - first) // _ROOM, q // block):
+            room = int((end[n] - first[n]).sum())
+            with locks[q[n.start] // block]:
+                self._add(
+                    position_kernels.MeasuredPairs(
+                        q[n], first[n], end[n], squared[n], error[n], l2[n], square[n]
+                    ),
+                    g[n],
+                    np.empty((room, 2), np.int64),
+                )
+
+    def _add(
+        self, pairs: position_kernels.MeasuredPairs, g: np.ndarray, unsure: np.ndarray
+    ) -> None:
+        """Add measured pairs of queries and items g; compare exactly what float64 leaves open."""
+        left = position_kernels.credit_pairs(
+            pairs, self.distance == "l2", self.lists, self.l2, self.square, self.tied, unsure
+        )
+        pair, m = unsure[:left].T
+        q = pairs.query[pair]
+        positive = self.lists.start[q] + m
+        nearer = compare_exactly(self.prepared, q, g[pair], self.index[positive], self.distance)
+        np.add.at(self.tied, positive[nearer >= 0], 1)
 
     def join(self, world: World) -> None:
         """Add up what the ranks have counted; beyond R for one of them is beyond R."""
@@ -101,16 +127,24 @@ class Positions:
     def result(self) -> PositivePositions:
         """The positions within R, ascending."""
         lists, owner = self.lists, self.owner
+        m = np.arange(len(owner)) - lists.start[owner]
         before = np.cumsum(lists.negatives)
         before -= (before - lists.negatives)[lists.start[owner]] if len(owner) else 0
-        before += self.tied
-        m = np.arange(len(owner)) - lists.start[owner]
-        before[m >= lists.active[owner]] = np.iinfo(np.int64).max // 2  # beyond R; not counted on
+        # Beyond R nothing is counted.
+        some = np.flatnonzero(m < lists.active[owner])
+        owner, m, before = owner[some], m[some], before[some] + self.tied[some]
         # Positives too close to tell apart may be listed in either order: sorted, it is right.
         position = before[np.lexsort((before, owner))] + m + 1
         within = position <= lists.limit[owner]
         lengths = np.bincount(owner[within], minlength=len(lists.limit))
         return PositivePositions(lists.limit, np.r_[0, np.cumsum(lengths)], position[within])
+
+
+def _runs(*keys: np.ndarray) -> Iterator[slice]:
+    """Slices of rows in which each key stays the same."""
+    change = np.logical_or.reduce([np.diff(key) != 0 for key in keys])
+    ends = [0, *(np.flatnonzero(change) + 1).tolist(), len(keys[0])]
+    return (slice(*pair) for pair in pairwise(ends) if pair[0] < pair[1])
 
 
 class _Found:
@@ -129,9 +163,12 @@ def positions_of(
     start = np.cumsum(counts) - counts
     out = {d: _Found(int(counts.sum())) for d in prepared.distances}
 
-    def some(queries: np.ndarray) -> None:
-        q, g = classes.pairs(queries)
-        measured = measure(prepared, q, g)
+    def some(queries: np.ndarray, members: np.ndarray | None = None) -> None:
+        if members is None:
+            q, g = classes.pairs(queries)
+            measured = measure(prepared, q, g)
+        else:
+            q, g, measured = measure_class(prepared, queries, members)
         run = np.r_[0, np.cumsum(q[1:] != q[:-1])] if len(q) else q
         n = counts[queries]
         to = np.repeat(start[queries] - (np.cumsum(n) - n), n) + np.arange(len(q))
@@ -142,8 +179,10 @@ def positions_of(
             found.squared[to], found.error[to] = squared[order], error[order]
             found.l2[to] = measured["l2"][0][order]
 
-    chunks = classes.chunks(np.argsort(prepared.queries.codes, kind="stable"))
-    run_all([(partial(some, queries), 1) for queries in world.share(chunks)], prepared.threads)
+    small, large = classes.by_size()
+    tasks = [partial(some, queries) for queries in classes.chunks(small)]
+    tasks += [partial(some, *part) for part in classes.products(large)]
+    run_all([(task, 1) for task in world.share(tasks)], prepared.threads)
     for found in out.values():
         world.complete(found.index, found.squared, found.error, found.l2)
     return {d: Positions(prepared, d, found, bounds) for d, found in out.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,6 +19,8 @@ from retrieval.ranking.vectors import ULP32, ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices, slices_of
 
 _PAIRS = 1 << 14  # open pairs decided at a time
+_WAITING = 1 << 16  # open pairs of negatives and lists of positives that wait
+_DIAGONAL = 3  # parts of a tile on the diagonal, of which the lower half is left out
 _FLOAT64 = 1024  # rows and columns of a product in float64
 
 
@@ -170,15 +172,26 @@ class TileCounter:
         for q in parts:
             if self.stop.is_set():
                 return
-            for part, product in self.backend.products(q, g, items):
-                self._tile(Tile(product, part, g), work)
-                if self.prepared.symmetric and q != g:
-                    self._tile(Tile(product, g, part, transposed=True), work)
+            for rows, columns in self._parts(q, g):
+                some = items[columns.start - g.start : columns.stop - g.start]
+                for part, product in self.backend.products(rows, columns, some):
+                    self._tile(Tile(product, part, columns), work)
+                    if self.prepared.symmetric and rows != columns:
+                        self._tile(Tile(product, columns, part, transposed=True), work)
         work.settle_all()
         with self.lock:
             for d in self.prepared.distances:
                 self.counts[d] += work.counts[d]
                 self.ties[d] += work.ties[d]
+
+    def _parts(self, q: slice, g: slice) -> Iterator[tuple[slice, slice]]:
+        """The blocks of a tile; of one on the diagonal, those on and above the diagonal."""
+        if not self.prepared.symmetric or q != g:
+            yield q, g
+            return
+        parts = list(slices_of(g, -(-(g.stop - g.start) // _DIAGONAL)))
+        for n, columns in enumerate(parts):
+            yield from ((rows, columns) for rows in parts[: n + 1])
 
     def _tile(self, tile: Tile, work: _Worker) -> None:
         counts = self.backend.count(tile)
@@ -210,13 +223,13 @@ class TileCounter:
     def _credit(self, tile: Tile, d: str, work: _Worker) -> None:
         """Add the tile's negatives to the positions of the queries' positives."""
         positions, q = self.positions[d], tile.q
-        with self.query_locks[q.start // self.block]:
-            for found in self.backend.credit(tile, d, positions.lists_of(q), work.pairs):
-                if self.stop.is_set():
-                    return
-                if found:
-                    query, item = work.pairs[:found].T
-                    positions.settle(query + q.start, item + tile.g.start)
+        found = self.backend.credit(tile, d, positions.lists_of(q), work.open_positives)
+        while True:
+            with self.query_locks[q.start // self.block]:
+                count = next(found, None)
+            if count is None or self.stop.is_set():
+                return
+            work.add_positives(d, count, q.start, tile.g.start)
 
     def _tile_float64(self, d: str, q: slice, g: slice, work: _Worker) -> None:
         """Count a tile with too many open pairs by a product of centred vectors in float64."""
@@ -268,6 +281,8 @@ class _Worker:
         block = counter.block  # a row must fit, and a share of a tile that is soon decided
         self.pairs = np.empty((max(_PAIRS, block, block * block >> 6), 2), np.int64)
         self.open: dict[str, list[np.ndarray]] = {d: [] for d in distances}
+        self.open_positives = np.empty((max(_PAIRS, block), 4), np.int64)  # of a tile
+        self.open_positions: dict[str, list[np.ndarray]] = {d: [] for d in counter.positions}
 
     def add(self, d: str, pairs: np.ndarray, q_start: int, g_start: int) -> None:
         """Keep open pairs (query, item) of a tile; decide them when there are many."""
@@ -275,9 +290,29 @@ class _Worker:
         if sum(map(len, self.open[d])) >= _PAIRS:
             self.settle(d)
 
+    def add_positives(self, d: str, count: int, q_start: int, g_start: int) -> None:
+        """Keep pairs that `Positions.settle` decides.
+
+        They wait: most of the positives in doubt are soon beyond R, where nothing is decided.
+        """
+        open_pairs = self.open_positions[d]
+        open_pairs.append(self.open_positives[:count] + np.array([q_start, g_start, 0, 0]))
+        if sum(map(len, open_pairs)) >= _WAITING:
+            self.settle_positions(d)
+
     def settle_all(self) -> None:
         for d in self.open:
             self.settle(d)
+        for d in self.open_positions:
+            self.settle_positions(d)
+
+    def settle_positions(self, d: str) -> None:
+        """Decide before which positives the negatives of the open pairs stand."""
+        counter, waiting = self.counter, self.open_positions[d]
+        if waiting:
+            pairs = np.concatenate(waiting)
+            waiting.clear()
+            counter.positions[d].settle(pairs, counter.query_locks, counter.block)
 
     def settle(self, d: str) -> None:
         """Decide the open pairs in float64, the rest exactly."""

@@ -229,7 +229,7 @@ class TorchBackend:
             for at in range(0, len(found), len(pairs)):
                 run = slice(at, at + len(pairs))
                 yield position_kernels.credit_candidates(
-                    found[run], cosines[run], limits.margin, l2, queries, gallery, lists, pairs
+                    found[run], cosines[run], limits.margin, l2, queries, gallery, lists, pairs, 0
                 )
 
     def _views(

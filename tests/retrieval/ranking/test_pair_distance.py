@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from retrieval.problem import from_arrays
 from retrieval.ranking import pair_distance
+from retrieval.ranking.vectors import prepare
 from tests.retrieval.ranking.references import ranks_of
 
 
@@ -35,3 +37,22 @@ def test_two_items_far_from_the_query_are_compared_by_their_difference(monkeypat
     ]
     expected = [(b > i) - (b < i) for i, b in zip(*far, strict=True)]
     assert pair_distance._compare(*rows, "l2").tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["float32", "lattice", "with a zero row"])
+def test_a_class_is_measured_as_its_pairs_are(kind, rng):
+    X = rng.standard_normal((9, 40)).astype(np.float32)
+    if kind == "lattice":
+        X = np.rint(3 * X)
+    X[3], X[4] = X[2], X[2] * np.float32(1 + 1e-7)  # identical, nearly identical
+    X[8] = 0 if kind == "with a zero row" else X[8]
+    prepared = prepare(from_arrays(X, np.zeros(9, int)), ("l2", "cos"), 1 << 20, 1)
+    everything = np.arange(9)
+    q, g, found = pair_distance.measure_class(prepared, everything, everything)
+    assert sorted(zip(q.tolist(), g.tolist(), strict=True)) == [
+        (a, b) for a in range(9) for b in range(9) if a != b
+    ]
+    for d, (squared, error) in pair_distance.measure(prepared, q, g).items():
+        assert (np.abs(found[d][0] - squared) <= found[d][1] + error).all()
+        same = (q == 2) & (g == 3)
+        assert found[d][0][same] == squared[same]  # too near for a product
