@@ -71,6 +71,16 @@ def few_classes(problem: Problem) -> list[str]:
     ]
 
 
+def all_alone(problem: Problem) -> list[str]:
+    """A note if all labels differ, as row numbers do."""
+    if problem.protocol == QUERY_GALLERY or not 1 < len(problem.names) == len(problem.gallery):
+        return []
+    return [
+        "no two items have the same label, so every score is 0: are the labels row numbers? Others "
+        "are given by --labels FILE or FILE::vectors,labels"
+    ]
+
+
 def one_class(problem: Problem) -> list[str]:
     """A note if all items are of one class, and some query has a positive."""
     candidates = len(problem.gallery) - (problem.protocol != QUERY_GALLERY)

@@ -46,8 +46,14 @@ def visible(text: str) -> str:
 
 
 def use_safe_encodings() -> None:
-    """Write characters that the encoding of stdout or stderr lacks as plain signs or escapes."""
+    """Write characters that the encoding of stdout or stderr lacks as plain signs or escapes.
+
+    What is written to a closed stdout or stderr is lost.
+    """
     codecs.register_error("dmltool", _replace_unencodable)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: dmltool ... >&-
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="dmltool")

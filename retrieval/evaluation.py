@@ -281,6 +281,7 @@ def score(
         "checks": found,
         "notes": [
             *checks.one_class(problem),
+            *checks.all_alone(problem),
             *checks.few_classes(problem),
             *_beyond(problem, settings),
         ],

@@ -61,10 +61,11 @@ def _shown_distances(result: Result | Comparison) -> list[str]:
 
 def headline(result: Result | Comparison) -> str:
     """1,000 queries, each against 999 others · 50 classes · 32 dimensions"""
+    queries = "1 query" if result["queries"] == 1 else f"{result['queries']:,} queries"
     if result["protocol"] == "leave-one-out":
-        who = f"{result['queries']:,} queries, each against {_others(result['gallery'] - 1)}"
+        who = f"{queries}, each against {_others(result['gallery'] - 1)}"
     else:
-        who = f"{result['queries']:,} queries against a gallery of {result['gallery']:,}"
+        who = f"{queries} against a gallery of {result['gallery']:,}"
     dim = result["dim"]
     dims = [dim] if isinstance(dim, int) else dict.fromkeys(dim.values())  # of two files
     shown = " and ".join(map(str, dims))

@@ -193,13 +193,15 @@ def find_format(path: Path) -> Format:
     if store := store_format(path):
         return store
     check_file(path)
+    from retrieval.formats.refused import explain, explain_stand_in
+
+    if error := explain_stand_in(path):
+        raise error
     by_suffix = {suffix: format for format in FORMATS for suffix in format.suffixes}
     suffix = path.suffix.lower()
     if suffix in by_suffix:
         _check_signature(path, by_suffix[suffix])
         return by_suffix[suffix]
-    from retrieval.formats.refused import explain
-
     if error := explain(path):
         raise error
     if name := sniff(path):

@@ -176,7 +176,13 @@ def blocks(rows: int, row_bytes: int) -> list[slice]:
 
 def vectors(array: np.ndarray, where: str) -> np.ndarray:
     """Vectors as they are if the engine takes their dtype, else converted without loss."""
-    if array.ndim != 2 or 0 in array.shape:
+    if array.ndim == 2 and 0 in array.shape:
+        raise DmlError(
+            f"{where} has the shape {array.shape}.",
+            "It has no rows." if array.shape[1] else "Its rows have no numbers.",
+            "Write it again, or choose another array with FILE::KEY.",
+        )
+    if array.ndim != 2:
         raise DmlError(
             f"{where} has the shape {array.shape}.",
             "Embeddings are a 2-D array: one row for each item, one column for each dimension.",

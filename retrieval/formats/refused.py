@@ -74,6 +74,12 @@ def _missing(path: Path) -> DmlError:
             f"Only {path.name}.partial is there: its writer has not finished.",
             "Run the command that writes it again; export and embed go on with --resume.",
         )
+    if path.is_symlink():
+        return DmlError(
+            f"{path} is a link that leads to no file.",
+            f"It leads to {os.readlink(path)}.",
+            "Restore that file, or give another one.",
+        )
     names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, 3)
     return DmlError(
@@ -83,6 +89,25 @@ def _missing(path: Path) -> DmlError:
         else f"The folder {path.parent} does not exist either.",
         f"Did you mean {' or '.join(near)}?" if near else f"Look there: ls {path.parent}",
     )
+
+
+def explain_stand_in(path: Path) -> DmlError | None:
+    """A file that has the name of another one, but was never downloaded."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    if start.startswith(b"version https://git-lfs"):
+        return DmlError(
+            f"{path} is a pointer of Git LFS.",
+            "It stands for a file that has not been downloaded.",
+            f"Download it: git lfs pull --include {shlex.quote(path.name)}",
+        )
+    if start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return DmlError(
+            f"{path} is a web page.",
+            "A server may have sent a page about an error or a login instead of the file.",
+            "Open it in a browser to see what it says, and download the file again.",
+        )
+    return None
 
 
 def json_records(path: Path) -> DmlError | None:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from retrieval.console import ProgressBar
+from retrieval.console import ProgressBar, use_safe_encodings
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
 from tests.conftest import call
@@ -95,6 +95,15 @@ def test_json_is_json_in_any_encoding(odd_names, environment):
     done = run(odd_names, "inspect", "é日.h5", "--json", **environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["attrs"]["model"] == "日本 → \U0001f600"
+
+
+def test_output_to_a_closed_stdout_is_lost_and_no_error(monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)  # as Python sets it for `dmltool eval ... >&-`
+    use_safe_encodings()
+    for stream in (sys.stdout, sys.stderr):
+        with stream:
+            print("lost", file=stream, flush=True)
 
 
 def test_signs_that_an_encoding_lacks_are_written_otherwise(odd_names):

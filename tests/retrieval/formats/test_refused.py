@@ -223,3 +223,21 @@ def test_a_torch_list_of_dicts_is_told_and_the_line_stacks_it(tmp_path, count):
 @pytest.mark.parametrize("name", ["", "::key"])
 def test_an_empty_name_is_told(name):
     refused(name, "name of a file is empty")
+
+
+def test_files_that_were_never_downloaded_are_told(tmp_path):
+    (tmp_path / "x.npy").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n")
+    assert "git lfs pull" in refused(tmp_path / "x.npy", "pointer of Git LFS").fix
+    (tmp_path / "x.csv").write_text("\n<!DOCTYPE html><html>404</html>")
+    refused(tmp_path / "x.csv", "is a web page")
+
+
+def test_a_link_that_leads_nowhere_is_told(tmp_path):
+    (tmp_path / "x.npy").symlink_to("gone.npy")
+    assert "gone.npy" in refused(tmp_path / "x.npy", "leads to no file").why
+
+
+@pytest.mark.parametrize(("shape", "why"), [((0, 8), "no rows"), ((40, 0), "no numbers")])
+def test_an_array_without_numbers_is_told(tmp_path, shape, why):
+    np.savez(tmp_path / "x.npz", x=np.zeros(shape), y=np.arange(shape[0]))
+    assert why in refused(tmp_path / "x.npz", "has the shape").why
