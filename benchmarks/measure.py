@@ -105,13 +105,14 @@ def table(header: list[str], rows: list[list[object]]) -> str:
 
 
 def record(section: str, text: str) -> None:
-    """Replaces one `## section` of RESULTS.md, or adds it."""
+    """Replaces one `## section` of RESULTS.md, or adds it. What follows a `### ` in it stays."""
     old = RESULTS.read_text() if RESULTS.exists() else "# Measurements\n\n"
     parts = old.split("\n## ")
     body = f"{section}\n\n{text.strip()}\n"
     for n, part in enumerate(parts):
         if part.split("\n", 1)[0].strip() == section:
-            parts[n] = body
+            notes = "".join(part.partition("\n### ")[1:])
+            parts[n] = body + notes
             break
     else:
         parts.append(body)

@@ -37,6 +37,14 @@ def level_name(level: float) -> str:
     return f"{100 * level:g}% interval"
 
 
+def four_digits(text: str) -> str:
+    """Round "0.0017826497" to "0.001783"; other texts, and numbers of 8 characters, stay."""
+    try:
+        return f"{float(text):.4g}" if len(text) > 8 and not text.lstrip("-").isdigit() else text
+    except ValueError:
+        return text
+
+
 def duration(seconds: float) -> str:
     """45 s, 10 min, 2.0 h."""
     if seconds < 90:

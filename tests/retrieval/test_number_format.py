@@ -28,6 +28,20 @@ def test_durations_have_a_unit_that_fits(seconds, shown):
     assert number_format.duration(seconds) == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("0.0017826497151386949", "0.001783"),
+        ("2.5926231827891335e-05", "2.593e-05"),
+        ("0.12345", "0.12345"),
+        ("-1000000001", "-1000000001"),
+        ('"multi_similarity"', '"multi_similarity"'),
+    ],
+)
+def test_only_numbers_that_were_drawn_are_rounded(text, shown):
+    assert number_format.four_digits(text) == shown
+
+
 def test_scores_are_percent_and_differences_are_signed_points():
     assert number_format.percent(0.93124) == "93.12"
     assert number_format.interval((0.9, 1.0)) == "90.00 to 100.00"

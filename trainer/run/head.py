@@ -10,6 +10,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings, Split
 from retrieval.entropy import label_entropy
 from retrieval.errors import DmlError
+from retrieval.files import sha256
 from retrieval.problem import finite_rows
 from retrieval.resources import slices
 from retrieval.results import HeadInformation, Inspection
@@ -28,11 +29,13 @@ class Head:
     bias: np.ndarray
     classes: list[str]
     length: float  # that embeddings are scaled to before it; 0: they are not
+    sha256: str  # of its checkpoint
 
 
 def load_head(run: Path) -> Head:
     """The head of a run's best epoch, or of a checkpoint."""
-    state = checkpoint.load(run / checkpoint.BEST if run.is_dir() else run)
+    file = run / checkpoint.BEST if run.is_dir() else run
+    state = checkpoint.load(file)
     loss = from_dict(state["config"], f"The checkpoint in {run}").loss
     weight, bias = (state["loss"].get(f"head.{name}") for name in ("weight", "bias"))
     if weight is None:
@@ -44,12 +47,15 @@ def load_head(run: Path) -> Head:
         )
     weight = weight.double().numpy()
     bias = np.zeros(len(weight)) if bias is None else bias.double().numpy()
-    return Head(weight, bias, list(state["label_names"]), loss.length)
+    return Head(weight, bias, list(state["label_names"]), loss.length, sha256(file))
 
 
 def with_head(result: Inspection, data: Embeddings, run: Path) -> Inspection:
     """An inspection that has entropies, with H(Y) - CE by the head of a run."""
-    head, splits, notes = load_head(run), {}, []
+    head, splits = load_head(run), {}
+    notes = []
+    if data.attrs.get("checkpoint_sha256", head.sha256) != head.sha256:
+        notes.append(f"the embeddings are of another checkpoint than the head, that of {run}")
     for name, split in data.splits.items():
         found = head_information(head, data, split)
         summary = result["splits"][name]

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from retrieval.number_format import percent
+from retrieval.number_format import four_digits, percent
 from retrieval.reporting.charts import (
     BOTTOM,
     LEFT,
@@ -75,7 +75,7 @@ class Scale:
     def labels(self) -> list[tuple[float, str]]:
         """Coordinates and texts of the marks: every value, or round ones of many."""
         if len(self.texts) <= MOST_LABELS:
-            return [(self(text), text.strip('"')) for text in self.texts]
+            return [(self(text), four_digits(text.strip('"'))) for text in self.texts]
         if not self.numbers:
             step = math.ceil(len(self.texts) / MOST_LABELS)
             return [(self(text), text.strip('"')) for text in self.texts[::step]]

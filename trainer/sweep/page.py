@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from retrieval.metrics import DISTANCES, title_of
-from retrieval.number_format import p_value, percent, points, points_interval
+from retrieval.number_format import four_digits, p_value, percent, points, points_interval
 from retrieval.reporting import charts as report_charts
 from retrieval.reporting.page import FOLDER as REPORT
 from trainer import toml
@@ -59,7 +59,7 @@ def _row(rank: int, row: dict[str, Any], ends: tuple[float, float]) -> dict[str,
     tested = row["difference"]
     return {
         "rank": rank,
-        "values": list(row["values"].values()),
+        "values": [four_digits(text) for text in row["values"].values()],
         "error": row["error"],
         "scores": [with_spread(row["validation"][d][name]) for d, name in COLUMNS]
         if row["validation"]

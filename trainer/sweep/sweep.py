@@ -68,7 +68,9 @@ def work(trials: Trials, watch: SweepWatch) -> None:
             except (DmlError, torch.OutOfMemoryError) as error:
                 if is_of_machine(error):
                     raise
-                why = error.what if isinstance(error, DmlError) else "Out of GPU memory."
+                why = "Out of GPU memory."
+                if isinstance(error, DmlError):
+                    why = " ".join(f"{error.what} {error.why}".split())
                 trials.fail(claim, why)
                 watch.trained(claim.values, why)
                 continue
@@ -131,7 +133,10 @@ def _end_with_parent() -> None:
 
 
 def conclude(trials: Trials, watch: SweepWatch) -> dict[str, Any]:
-    """Compare the settings, score the best or all on the test set, and write the files."""
+    """Compare the settings, score the best or all on the test set, and write the files.
+
+    Raise if all settings have failed.
+    """
     found = results.gather(trials)
     with waited_lock(trials.folder):
         trained = [row for row in found["rows"] if row["runs"]]
@@ -139,6 +144,12 @@ def conclude(trials: Trials, watch: SweepWatch) -> dict[str, Any]:
             results.add_test(row, _tested(trials, row, watch))
         results.write(found, trials.folder)
         write_text(trials.folder / page.PAGE, page.render(found), force=True)
+    if found["rows"] and not trained:
+        raise DmlError(
+            f"No setting of the sweep {trials.folder} could be trained.",
+            f"The first one: {found['rows'][0]['error']}",
+            "Change the settings or the values that vary, and choose another --out.",
+        )
     return found
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from retrieval.console import ProgressBar, safe_console
 from retrieval.metrics import DISTANCES, title_of
-from retrieval.number_format import p_value, percent, points, points_interval
+from retrieval.number_format import four_digits, p_value, percent, points, points_interval
 from trainer.sweep.results import CRITERION, mean_and_std
 from trainer.sweep.runs import Outcome, SweepWatch
 
@@ -61,7 +61,7 @@ class SweepDisplay(SweepWatch):
 
 def short(values: dict[str, str]) -> str:
     """The values by the last part of their keys: anchors=1 images=4."""
-    return " ".join(f"{last(key)}={text}" for key, text in values.items())
+    return " ".join(f"{last(key)}={four_digits(text)}" for key, text in values.items())
 
 
 def last(key: str) -> str:
@@ -77,7 +77,8 @@ def with_spread(value: dict[str, float | None]) -> str:
 def sweep_table(found: dict[str, Any]) -> Group:
     """The settings, best first; percent, as everywhere."""
     count, seeds = len(found["rows"]), len(found["seeds"])
-    title = f"{found['name']}: {count} settings, {seeds} seeds each, scores of {found['split']}"
+    each = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    title = f"{found['name']}: {count} settings, {each} each, scores of {found['split']}"
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("", justify="right")
     for key in found["parameters"]:
@@ -87,7 +88,8 @@ def sweep_table(found: dict[str, Any]) -> Group:
     table.add_column("less the best", justify="right")
     table.add_column("p", justify="right")
     for rank, row in enumerate(found["rows"][:SHOWN], 1):
-        table.add_row(str(rank), *row["values"].values(), *_scores(row), *_difference(row))
+        values = map(four_digits, row["values"].values())
+        table.add_row(str(rank), *values, *_scores(row), *_difference(row))
     parts: list[Any] = [Text(title, style="bold", no_wrap=True), table]
     if count > SHOWN:
         parts.append(Text(f"{count - SHOWN} more settings in sweep.csv"))

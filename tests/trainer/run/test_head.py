@@ -12,6 +12,7 @@ from rich.console import Console
 
 from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
+from retrieval.files import sha256
 from retrieval.inspection import inspect, with_entropy
 from retrieval.tables import inspection_table
 from trainer.config import Loss
@@ -87,6 +88,15 @@ def test_splits_of_unseen_classes_have_no_cross_entropy_and_a_note(run):
     result = with_head(with_entropy(inspect(partly), partly), partly, run)
     assert result["splits"]["train"]["entropy"]["head"]["rows"] == 1
     assert "1 of 3 rows" in result["notes"][0]
+
+
+def test_a_head_of_another_checkpoint_than_the_embeddings_gets_a_note(run):
+    head = load_head(run)
+    for written, notes in ((sha256(run / "best.pt"), 0), ("0" * 64, 1)):
+        attrs = {"checkpoint_sha256": written}
+        data = embeddings(head.classes[:3], dim=head.weight.shape[1], attrs=attrs)
+        result = with_head(with_entropy(inspect(data), data), data, run)
+        assert [str(run) in note for note in result["notes"]] == [True] * notes
 
 
 def test_rows_that_are_not_finite_are_left_out_and_counted(run):

@@ -1,13 +1,15 @@
 """The page of a sweep: which chart it has, and that it needs nothing from elsewhere."""
 
+import io
 import re
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from trainer.config import Config
-from trainer.sweep import charts, page
+from trainer.sweep import charts, page, tables
 from trainer.sweep.results import compared, setting
 
 
@@ -68,6 +70,19 @@ def test_the_page_escapes_names_and_loads_nothing():
     assert "<b>sweep</b>" not in text
     assert "&lt;b&gt;sweep" in text
     assert not re.search(r"https?://|<script|<link|src=", text)
+
+
+def test_drawn_numbers_are_rounded_where_people_read_them():
+    drawn = {"optimizer.lr": "0.0017826497151386949"}
+    found = compared([setting(0, drawn, [outcome(0, 0.5)])], ["optimizer.lr"], {})
+    found |= {"seeds": [0], "split": "val", "name": "sweep"}
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(tables.sweep_table(found))
+    shown = console.export_text()
+    assert "0.001783 " in shown
+    assert "1 seed each" in shown
+    assert tables.short(drawn) == "lr=0.001783"
+    assert [text for _, text in charts.Scale(list(drawn.values()), 0, 1).labels()] == ["0.001783"]
 
 
 def test_a_failed_setting_is_on_the_page():

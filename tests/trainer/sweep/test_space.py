@@ -1,7 +1,13 @@
+import itertools
+import re
+from pathlib import Path
+
 import pytest
 
 from retrieval.errors import DmlError
+from trainer.sweep.plan import Plan
 from trainer.sweep.space import Choice, Range, cells, from_file, from_grid
+from trainer.validate import check_names
 
 
 def test_a_grid_has_every_combination_in_order():
@@ -55,6 +61,18 @@ def test_a_file_has_ranges_logarithms_whole_numbers_and_choices(tmp_path):
     assert space["loss.name"] == Choice(('"ce"', '"spce"'))
     with pytest.raises(DmlError, match="range"):
         cells(space)
+
+
+def test_every_corner_of_the_space_in_the_docs_can_be_trained(tmp_path):
+    page = (Path(__file__).parents[3] / "docs/sweeps.md").read_text()
+    (tmp_path / "space.toml").write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])
+    space = from_file(tmp_path / "space.toml")
+    ends = [
+        one.values if isinstance(one, Choice) else [f"{one.low:g}", f"{one.high:g}"]
+        for one in space.values()
+    ]
+    for values in itertools.product(*ends):
+        check_names(Plan("glyphs-group").config(dict(zip(space, values, strict=True))))
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,14 @@ def test_a_setting_that_diverges_is_the_last_of_the_table(plan, tmp_path):
     assert bad["runs"] == []
 
 
+def test_a_sweep_whose_settings_all_fail_ends_with_the_reason(plan, tmp_path):
+    space = {"batches.images": Range(2, 3)}  # without a number of classes in a batch
+    with pytest.raises(DmlError, match="No setting") as caught:
+        sweep(plan(space=space, method="random", trials=2, seeds=1), tmp_path / "sweep")
+    assert "classes" in caught.value.why
+    assert table(tmp_path / "sweep").count("batches.images") > 2  # both, with the reason
+
+
 def test_random_settings_are_drawn_by_number_and_stay_in_their_ranges(plan, tmp_path):
     space = {"optimizer.lr": Range(1e-4, 1e-2, log=True), "network.dim": Range(4, 8)}
     random = plan(space=space, method="random", trials=3, seeds=1)
