@@ -20,7 +20,7 @@ from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import check_name
 from retrieval.processes import ALONE, World
 from retrieval.resources import StageProgress
-from trainer.data.datasets import DATASETS, DataSet, csv, folder, load
+from trainer.data.datasets import DATASETS, DataSet, csv, folder, load, options_of
 
 
 def embed(
@@ -64,7 +64,7 @@ def embed(
     given = Given(**{f.name: options.pop(f.name) for f in fields(Given) if f.name in options})
     settings = EmbedSettings(**options)
     prepared = foreign_preprocessing(described, given)
-    images = find_data(data).on(prepared.background)
+    images = find_data(data, settings.skip_bad).on(prepared.background)
     inputs = [model, *described.beside, Path(data)]
     overwrite = settings.force or settings.resume or world.rank > 0
     target = check_target(target, overwrite, inputs)
@@ -83,21 +83,25 @@ def embed(
     }
 
 
-def find_data(text: str) -> DataSet:
+def find_data(text: str, incomplete: bool = False) -> DataSet:
     """Load what the user names: `photos/`, `images.csv`, `cub:CUB_200_2011` or `glyphs:query`.
 
     `photos/` stands for all images in it, labelled or not; `folder:photos` is split into training
-    and test classes as for training.
+    and test classes as for training. incomplete: leave out images that are listed and missing.
     """
     name, colon, root = text.partition(":")
     names = DATASETS.entries
     if colon and name in names:
-        return load(name, root) if names[name].needs_root else load(name, variant=root)
+        if not names[name].needs_root:
+            return load(name, variant=root)
+        takes = "allow_incomplete" in options_of(name)
+        return load(name, root, **({"allow_incomplete": True} if incomplete and takes else {}))
     path = Path(text)
     if path.is_dir():
         return folder.read_flat(path) or load("folder", path, test_fraction=0.0)
     if path.is_file():
-        return csv.read_unlabelled(path) or load("csv", path, test_fraction=0.0)
+        found = csv.read_unlabelled(path, incomplete)
+        return found or load("csv", path, test_fraction=0.0, allow_incomplete=incomplete)
     if text in names and not names[text].needs_root:
         return load(text)
     fix = f"{text}:FOLDER" if text in names else f"One of {', '.join(names)} goes as NAME:FOLDER."

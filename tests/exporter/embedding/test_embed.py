@@ -152,6 +152,21 @@ def test_files_that_are_no_images_are_told(model, tmp_path):
     assert "left out because of their suffix: 1 .heic." in done.stderr
 
 
+@pytest.mark.parametrize("header", ["path,label", "path,camera"])
+def test_images_that_are_listed_and_missing_are_left_out_on_request(model, tmp_path, header):
+    draw(tmp_path / "photos")
+    rows = "".join(f"photos/cat/{n}.png,cat\n" for n in range(6))
+    (tmp_path / "list.csv").write_text(f"{header}\n{rows}")
+    given = ("embed", model, tmp_path / "list.csv", "--out", tmp_path / "x.h5")
+    done = invoke(*given)
+    assert done.exit_code == 1
+    assert "--skip-bad" in done.stderr
+    done = invoke(*given, "--skip-bad")
+    assert done.exit_code == 0, done.stderr
+    assert "2 of 6 files are not in" in done.stderr
+    assert len(load(tmp_path / "x.h5").splits["test"].vectors) == 4
+
+
 def test_folders_are_embedded_whole_or_as_training_divides_them(tmp_path):
     draw(tmp_path / "photos", [f"class {n}" for n in range(8)])
     assert len(find_data(str(tmp_path / "photos"))) == 32

@@ -46,13 +46,14 @@ def read(
     return build("csv", base, rows, notes=[*notes, *shared_classes(sides)])
 
 
-def read_unlabelled(table: Path) -> DataSet | None:
+def read_unlabelled(table: Path, allow_incomplete: bool = False) -> DataSet | None:
     """The images of a table without a column of labels; None where it has one, or no paths."""
     with suppress(OSError, UnicodeDecodeError), table.open(encoding="utf-8-sig") as file:
         first = file.readline(HEADER)
         header = {name.strip().strip('"').lower() for name in first.split(_delimiter(first))}
         if header & set(PATHS) and not header & set(LABELS):
-            rows, notes = _present(table, table.parent, _rows(table, table.parent, False), False)
+            found = _rows(table, table.parent, False)
+            rows, notes = _present(table, table.parent, found, allow_incomplete)
             rows = [(path, label, split or "test") for path, label, split in rows]
             return unlabelled(build("csv", table.parent, rows, notes=notes))
     return None
@@ -72,7 +73,7 @@ def _present(
             f"{table} names files that are missing.",
             why,
             "Say where the images are (images=FOLDER), complete them, or leave these out: "
-            "--allow-incomplete",
+            "--allow-incomplete (embed: --skip-bad)",
         )
     return [row for place, row in enumerate(rows) if place not in absent], [why]
 

@@ -15,7 +15,8 @@ from trainer.data.datasets.records import DataSet, build, listed
 _OUTSIDE = re.compile(r"^[/\\]|^[A-Za-z]:|(?:^|[/\\])\.\.(?:[/\\]|$)|\0")
 GO_ON = (
     "Complete the files, or go on with what is there: --allow-incomplete "
-    "(allow_incomplete=True in Python). Scores are then not comparable with published ones."
+    "(embed: --skip-bad; in Python: allow_incomplete=True). Scores are then not comparable with "
+    "published ones."
 )
 
 
