@@ -147,7 +147,7 @@ def conclude(trials: Trials, watch: SweepWatch) -> dict[str, Any]:
     if found["rows"] and not trained:
         raise DmlError(
             f"No setting of the sweep {trials.folder} could be trained.",
-            f"The first one: {found['rows'][0]['error']}",
+            found["rows"][0]["error"],
             "Change the settings or the values that vary, and choose another --out.",
         )
     return found
