@@ -21,15 +21,19 @@ def stripes(count=80, classes=10, size=16, seed=0):
     return np.uint8(np.clip(pictures, 0, 1) * 255), labels
 
 
-def settled(backbone="smallcnn", size=16, seed=0, **options):
+def settled(backbone="smallcnn", size=16, seed=0, short=False, **options):
     """A network in evaluation mode that lets differences of images through.
 
     Fresh ones have BatchNorm statistics that fit nothing and blocks that are switched off; with
     statistics that fit, deep ones magnify rounding until torch itself is far from float64, unless
     their blocks add little, as those of trained networks do.
+
+    short: leave out blocks that repeat an earlier one.
     """
     torch.manual_seed(seed)
     embedder = Embedder(backbone, image_size=size, **{"dim": 16} | options).eval()
+    if short:
+        leave_out_repeats(embedder, size)
     for name, parameter in embedder.named_parameters():
         if "layer_scale" in name:
             torch.nn.init.ones_(parameter)
@@ -45,6 +49,32 @@ def settled(backbone="smallcnn", size=16, seed=0, **options):
     for hook in hooks:
         hook.remove()
     return embedder
+
+
+def leave_out_repeats(network, size):
+    """Replace a block by the identity if it keeps the shape and has the layers of an earlier one.
+
+    What is left has every kind of block and every shape between blocks, and is traced faster.
+    """
+    keeps = set()
+
+    def look(block, inputs, output):
+        if isinstance(output, torch.Tensor) and inputs[0].shape == output.shape:
+            keeps.add(block)
+
+    blocks = [block for block in network.modules() if len(list(block.children())) > 1]
+    hooks = [block.register_forward_hook(look) for block in blocks]
+    with torch.no_grad():
+        network(torch.zeros(2, 3, size, size))
+    for hook in hooks:
+        hook.remove()
+    seen = set()
+    for parent in blocks:
+        for name, block in parent.named_children():
+            kind = (type(block), *(type(layer) for layer in block.modules()))
+            if block in keeps and kind in seen:
+                setattr(parent, name, torch.nn.Identity())
+            seen.add(kind)
 
 
 def fit(norm, inputs):

@@ -8,18 +8,51 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from cli import main
+from exporter import commands
 from exporter.demo import Step, steps
+from tests.conftest import call
+from tests.forks import Forked
 
 DMLTOOL = str(Path(sys.executable).parent / "dmltool")
-COMMAND = [DMLTOOL, "demo", "--quick", "--epochs", "1", "--out", "demo"]
+STEP = """
+import sys
+from cli import main
+from trainer.data.datasets import glyphs
+glyphs.TRAIN, glyphs.TEST = glyphs.TRAIN[::5], glyphs.TEST[::5]
+main(sys.argv[1:])
+"""
 
 
-def run(folder, **options):
-    return subprocess.run(COMMAND, cwd=folder, capture_output=True, text=True, **options)
+def options(folder):
+    return ("demo", "--quick", "--epochs", "1", "--out", folder / "demo")
+
+
+def run(folder, stop=None):
+    """Run the demo in this process, and its steps as forks with a fifth of the letters.
+
+    Forks start at once. The step that makes the path `stop` gets a Ctrl-C.
+    """
+
+    def run_child(command):
+        process = Forked("-c", STEP, *command[len(commands.DMLTOOL) :], cwd=folder)
+        while stop and process.running():
+            if stop.exists():
+                process.send(signal.SIGINT)
+                break
+            time.sleep(0.01)
+        code, stdout, stderr = process.end()
+        click.echo(stdout)
+        click.echo(stderr, err=True)
+        return code
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands.signals, "run_child", run_child)
+        return call(*options(folder))
 
 
 def shown(stdout):
@@ -30,18 +63,11 @@ def shown(stdout):
 def finished(tmp_path_factory):
     """A demo that was interrupted while it trained, and run again."""
     folder = tmp_path_factory.mktemp("demo")
-    process = subprocess.Popen(
-        COMMAND, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    while not (folder / "demo" / "ce").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130, stderr
-    assert "run the demo again" in stderr
+    done = run(folder, stop=folder / "demo" / "ce" / "config.toml")
+    assert done.exit_code == 130, done.stderr
+    assert "run the demo again" in done.stderr
     done = run(folder)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     return folder, done
 
 
@@ -59,41 +85,42 @@ def test_every_command_is_shown_and_the_end_is_a_table_and_a_path(finished):
 def test_finished_steps_are_kept(finished):
     folder, first = finished
     done = run(folder)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert shown(done.stdout) == []
     assert first.stdout.endswith(done.stdout.lstrip("\n"))  # the same table
 
 
-def test_what_is_missing_or_older_is_made_again(finished):
-    folder, _ = finished
+def test_what_is_missing_is_made_again_by_a_process_of_its_own(finished):
+    folder, first = finished
     (folder / "demo" / "ce" / "shop.json").unlink()
-    done = run(folder)
+    command = [DMLTOOL, *options(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert shown(done.stdout) == ["eval"]
-    os.utime(folder / "demo" / "ce" / "embeddings.h5")
-    done = run(folder)
-    assert done.returncode == 0, done.stderr
-    assert shown(done.stdout) == ["eval", "report"]
+    step, table = re.split(r"^ +Recall@1 l2.*$", done.stdout, flags=re.M)
+    assert "Recall@20" in step
+    assert first.stdout.endswith(table)
 
 
-def test_what_is_damaged_or_gone_is_made_again(finished):
+def test_what_is_damaged_gone_or_older_is_made_again(finished):
     folder, _ = finished
     run_folder = folder / "demo" / "ce"
     (run_folder / "metrics.json").write_text("{")
     done = run(folder)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert shown(done.stdout) == ["eval"]
     (run_folder / "embeddings.h5").unlink()
     done = run(folder)
-    assert done.returncode == 0, done.stderr
-    assert shown(done.stdout)[0] == "export"
+    assert done.exit_code == 0, done.stderr
+    # The other files are older than what is made.
+    assert shown(done.stdout) == ["export", "embed", "eval", "eval", "report"]
     assert (run_folder / "embeddings.h5").exists()
 
 
 def test_numbers_of_other_epochs_are_not_shown_as_its_own(finished):
     folder, _ = finished
-    done = subprocess.run([DMLTOOL, "demo", "--quick"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 1
+    done = call("demo", "--quick", "--out", folder / "demo")
+    assert done.exit_code == 1
     assert "was begun with --epochs 1, not without --epochs" in done.stderr
 
 
@@ -101,8 +128,8 @@ def test_files_that_are_not_the_demos_stay_as_they_are(tmp_path):
     page = tmp_path / "demo" / "report.html"
     page.parent.mkdir()
     page.write_text("mine")
-    done = run(tmp_path)
-    assert done.returncode == 1
+    done = call(*options(tmp_path))
+    assert done.exit_code == 1
     assert "holds files that are not the demo's" in done.stderr
     assert [p.name for p in page.parent.iterdir()] == ["report.html"]
     assert page.read_text() == "mine"
