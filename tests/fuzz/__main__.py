@@ -111,14 +111,29 @@ def limits_of(data: bytes) -> Limits:
 
 
 def run_files(cases: Sequence[Case]) -> list[Outcome]:
-    """Files are opened one after another in a child. What ends badly is opened again in a child of
-    its own, and what gave a result as well, in memory that is filled with something else.
+    """Files are opened one after another in a child, and those that gave a result once more, in
+    memory that is filled with something else. What ends badly or gives another result is opened
+    again in a child of its own.
     """
+    first = _in_a_row(cases, FILLS[0])
+    fine = [number for number, outcome in enumerate(first) if outcome.kind == OK]
+    second = dict(zip(fine, _in_a_row([cases[n] for n in fine], FILLS[1]), strict=True))
+    return [
+        outcome if n in second and _equal(outcome, second[n]) else _again(case, outcome)
+        for n, (case, outcome) in enumerate(zip(cases, first, strict=True))
+    ]
+
+
+def _in_a_row(cases: Sequence[Case], fill: int) -> list[Outcome]:
     found: list[Outcome] = []
     while len(found) < len(cases):
         rest = cases[len(found) :]
-        found += attempts([case.open for case in rest], [case.limits for case in rest], FILLS[0])
-    return [_again(case, outcome) for case, outcome in zip(cases, found, strict=True)]
+        found += attempts([case.open for case in rest], [case.limits for case in rest], fill)
+    return found
+
+
+def _equal(first: Outcome, second: Outcome) -> bool:
+    return (first.kind, first.value) == (second.kind, second.value)
 
 
 def _again(case: Case, first: Outcome) -> Outcome:
@@ -145,8 +160,6 @@ def plan(files: int, seed: int, chosen: list[Target]) -> Iterator[tuple[int, Tar
 
 
 def attack(campaign: Campaign, chosen: list[Target], files: int, offset: int, place: Place) -> None:
-    gc.collect()
-    gc.freeze()  # pages that the collector does not touch stay shared with the children
     told, planned = monotonic(), plan(files, campaign.seed, chosen)
     while some := list(islice(planned, BATCH)):
         made = []
@@ -163,10 +176,10 @@ def attack(campaign: Campaign, chosen: list[Target], files: int, offset: int, pl
 
 
 def open_seeds(campaign: Campaign, chosen: list[Target], place: Place) -> None:
-    for target in chosen:
-        for name, data in target.seeds.items():
-            [found] = place.run([(target, name, data, "0-0")])
-            campaign.add(target.name, name, data, "0-0", found)
+    sound = ((t, name, data, "0-0") for t in chosen for name, data in t.seeds.items())
+    while some := list(islice(sound, BATCH)):
+        for (target, name, data, way), found in zip(some, place.run(some), strict=True):
+            campaign.add(target.name, name, data, way, found)
 
 
 class Place:
@@ -239,6 +252,8 @@ def run(campaign: Campaign, files: int | None, only: list[str] | None, folder: P
             continue
         chosen = [t for t in part(folder / "seeds") if only is None or t.name in only]
         place = Place(folder / "work", folder / "seeds" if heavy else None)
+        gc.collect()
+        gc.freeze()  # pages that the collector does not touch stay shared with the children
         if files is None:
             open_seeds(campaign, chosen, place)
             continue
