@@ -21,6 +21,7 @@ from retrieval.resources import Progress, blocks, run_all, slices, slices_of
 _PAIRS = 1 << 14  # open pairs decided at a time
 _WAITING = 1 << 16  # open pairs of negatives and lists of positives that wait
 _DIAGONAL = 3  # parts of a tile on the diagonal, of which the lower half is left out
+_ALIKE = 1e-5  # how far lengths of one length may differ
 _FLOAT64 = 1024  # rows and columns of a product in float64
 
 
@@ -50,7 +51,9 @@ class TileCounter:
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._centres: dict[str, np.ndarray] = {}
-        limits = Limits(self.margin, self.thresholds, self.norms, self.tying)
+        limits = Limits(
+            self.margin, self.thresholds, self.norms, self.tying, self._joint_thresholds()
+        )
         self.backend: Backend
         if devices:
             from retrieval.ranking.backends.torch import TorchBackend
@@ -98,6 +101,28 @@ class TileCounter:
             else:
                 thresholds[3, some], thresholds[4, some] = -bounds[0], -bounds[1]
         return thresholds
+
+    def _joint_thresholds(self) -> np.ndarray | None:
+        """(5, Q) thresholds of cosines that decide both distances where all items are as long.
+
+        A cosine that reaches the first is surely as near by either distance, one below the second
+        by none. None if lengths differ by more than rounding, or one distance is counted.
+        """
+        norm = self.norms[0].astype(np.float64)
+        least, most = norm.min(initial=np.inf), norm.max(initial=0.0)
+        if len(self.prepared.distances) < 2 or not 0 < most <= least * (1 + _ALIKE):
+            return None
+        joint = self.thresholds.copy()
+        twice, sure, possible = joint[2:].astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            high = self.norms[1].max() - sure
+            low = self.norms[2].min() - possible
+            high = np.maximum(high / (twice * least), high / (twice * most)) + self.margin
+            low = np.minimum(low / (twice * least), low / (twice * most)) - self.margin
+        joint[0] = np.nextafter(np.maximum(joint[0], high).astype(np.float32), np.float32(np.inf))
+        joint[1] = np.nextafter(np.minimum(joint[1], low).astype(np.float32), np.float32(-np.inf))
+        joint[0, twice == 0], joint[1, twice == 0] = np.inf, -np.inf  # a zero row decides nothing
+        return joint
 
     def _unreachable(self) -> np.ndarray:
         """(5, Q) thresholds that no item reaches: those of queries without a positive."""

@@ -23,6 +23,7 @@ class Limits(NamedTuple):
     thresholds: np.ndarray  # (5, Q) float32, as `kernels.TileQueries` has them
     norms: np.ndarray  # (3, G) float32, as `kernels.TileGallery` has them
     tying: dict[str, np.ndarray]  # distance -> (Q,) groups, as `kernels.TileQueries` has them
+    joint: np.ndarray | None  # (5, Q) thresholds whose cosines hold for both distances at once
 
 
 class Tile(NamedTuple):

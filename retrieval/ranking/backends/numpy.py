@@ -63,12 +63,29 @@ class NumpyBackend:
         return self._local.room[: rows * columns].reshape(rows, columns)
 
     def count(self, tile: Tile) -> np.ndarray:
-        counts = np.empty((4, tile.q.stop - tile.q.start), np.int32)
+        joint = self.limits.joint
+        if joint is None:
+            distances = self.prepared.distances
+            wanted = "cos" in distances, "l2" in distances
+            return self._count(tile, tile.product, self._part(self.limits.thresholds, tile), wanted)
+        # Both distances at once, and each of them where that leaves a doubt.
+        counts = self._count(tile, tile.product, self._part(joint, tile), (True, False))
+        counts[2:] = counts[:2]
+        some = np.flatnonzero(counts[0] != counts[1])
+        if len(some):
+            product = tile.product[:, some] if tile.transposed else tile.product[some]
+            thresholds = np.ascontiguousarray(self._part(self.limits.thresholds, tile)[:, some])
+            counts[:, some] = self._count(
+                tile, np.ascontiguousarray(product), thresholds, (True, True)
+            )
+        return counts
+
+    def _count(
+        self, tile: Tile, product: np.ndarray, thresholds: np.ndarray, wanted: tuple[bool, bool]
+    ) -> np.ndarray:
+        counts = np.empty((4, thresholds.shape[1]), np.int32)
         count = kernels.count_columns if tile.transposed else kernels.count_rows
-        thresholds, norms = self._thresholds(tile), self._norms(tile)
-        distances = self.prepared.distances
-        wanted = "cos" in distances, "l2" in distances
-        count(tile.product, self.limits.margin, thresholds, norms, wanted, counts)
+        count(product, self.limits.margin, thresholds, self._norms(tile), wanted, counts)
         return counts
 
     def doubtful(
@@ -92,7 +109,9 @@ class NumpyBackend:
         """What the kernels take first."""
         prepared, q, g = self.prepared, tile.q, tile.g
         queries = kernels.TileQueries(
-            self._thresholds(tile), prepared.queries.codes[q], self.limits.tying[distance][q]
+            self._part(self.limits.thresholds, tile),
+            prepared.queries.codes[q],
+            self.limits.tying[distance][q],
         )
         gallery = kernels.TileGallery(
             self._norms(tile), prepared.gallery.codes[g], prepared.groups[distance][g]
@@ -102,8 +121,8 @@ class NumpyBackend:
 
     # Contiguous copies: compiled loops over strided rows would not use vector registers.
 
-    def _thresholds(self, tile: Tile) -> np.ndarray:
-        return np.ascontiguousarray(self.limits.thresholds[:, tile.q])
+    def _part(self, thresholds: np.ndarray, tile: Tile) -> np.ndarray:
+        return np.ascontiguousarray(thresholds[:, tile.q])
 
     def _norms(self, tile: Tile) -> np.ndarray:
         return np.ascontiguousarray(self.limits.norms[:, tile.g])
