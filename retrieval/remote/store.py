@@ -158,7 +158,7 @@ class Store:
 
     def _range(self, path: str, size: int | None, start: int, stop: int) -> bytes:
         if self.address.scheme not in WEB:
-            return self.fs.cat_file(path, start, stop)
+            return self.fs.cat_file(path, start=start, end=stop)
         # cat_file would hold the whole file in memory if the server sent it.
         with self.fs.open(path, "rb", size=size, cache_type="none") as source:
             source.seek(start)

@@ -20,8 +20,8 @@ from retrieval.sources import Sources, locate
 from tests.conftest import call
 
 pytest.importorskip("aiohttp")
-ROWS, DIM, LARGE = 2000, 32, 24 << 20
-MOST = 4 << 20  # of a file of 23 and more
+ROWS, DIM, LARGE = 8000, 32, 24 << 20
+MOST = 5 << 20  # of a file of 47 and more
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Large files of which the vectors and labels of a test split are a small part."""
+    """Large files with the vectors and labels of a test split somewhere in the middle."""
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -76,22 +76,31 @@ def files(tmp_path_factory):
             "label": labels,
         }
     )
-    parquet.write_table(table, root / "x.parquet", row_group_size=500, compression="none")
+    parquet.write_table(table, root / "x.parquet", row_group_size=ROWS // 4, compression="none")
     train = Split(rng.normal(size=(LARGE // 4 // DIM, DIM)).astype(np.float32))
     write(root / "own.h5", {"train": train, "test": Split(X, labels)})
+    with h5py.File(root / "own.h5", "a") as file:
+        file["after"] = large
     with h5py.File(root / "chunked.h5", "w") as file:
         file.create_dataset(
             "train", data=train.vectors, chunks=(4096, DIM), compression="gzip", compression_opts=1
         )
         file.create_dataset("test", data=X, chunks=(500, DIM), compression="gzip")
         file["test_labels"] = labels
-    places = {"a": ("F32", X.shape, [LARGE, LARGE + X.nbytes]), "b": ("U8", [1, LARGE], [0, LARGE])}
+        file["after"] = large[None]  # three dimensions: no vectors
+    end = LARGE + X.nbytes
+    places = {
+        "before": ("U8", [LARGE], [0, LARGE]),
+        "a": ("F32", X.shape, [LARGE, end]),
+        "after": ("U8", [LARGE], [end, end + LARGE]),
+    }
     names = ("dtype", "shape", "data_offsets")
     header = json.dumps(
         {name: dict(zip(names, said, strict=True)) for name, said in places.items()}
     )
     start = len(header).to_bytes(8, "little") + header.encode()
-    (root / "x.safetensors").write_bytes(start + large.tobytes().ljust(LARGE) + X.tobytes())
+    other = large.tobytes().ljust(LARGE)
+    (root / "x.safetensors").write_bytes(start + other + X.tobytes() + other)
     return root, X, labels
 
 

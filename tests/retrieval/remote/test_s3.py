@@ -7,9 +7,12 @@ import urllib.request
 import numpy as np
 import pytest
 
+from retrieval.embeddings import Split
 from retrieval.errors import DmlError
+from retrieval.formats.hdf5.writing import write
 from retrieval.loading import load
 from retrieval.remote import cache
+from retrieval.sources import locate
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
 moto_server = pytest.importorskip("moto.server", reason="moto[server] is not installed")
@@ -61,6 +64,16 @@ def test_a_new_version_is_noticed_by_its_etag(bucket):
         np.save(out, np.full((2, 3), value, np.float32))
         bucket.pipe("bucket/new.npy", out.getvalue())
         assert load(name).splits["test"].vectors[0, 0] == value
+
+
+def test_only_the_split_that_is_scored_is_downloaded(bucket, tmp_path):
+    train, test = (np.full((rows, 64), n, np.float32) for n, rows in ((1, 1 << 16), (2, 100)))
+    write(tmp_path / "x.h5", {"train": Split(train), "test": Split(test)})
+    bucket.put(str(tmp_path / "x.h5"), "bucket/x.h5")
+    found = load("s3://bucket/x.h5", train=False).splits["test"].vectors
+    np.testing.assert_array_equal(found, test)
+    (copy,) = locate("s3://bucket/x.h5").files
+    assert cache._on_disk(copy.parent) < copy.stat().st_size / 8
 
 
 @pytest.mark.parametrize("name", ["s3://bucket/nothing.npy", "s3://nothing/x.npy"])
