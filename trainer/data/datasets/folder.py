@@ -50,6 +50,19 @@ def read(
     others: Counter[str] = Counter()
     images = {top: list(_images(root, top, others)) for top in tops}
     notes = [*_without_empty(root, images), *_left_out(root, others), *_loose(root)]
+    nested = [
+        top
+        for top, paths in images.items()
+        if top.lower() in SPELLINGS and all(path.count("/") > 1 for path in paths)
+    ]
+    if len(nested) == len(images):  # such as train and test beside a folder of notes
+        return _given(root, nested)
+    if nested:
+        beside = listed(top for top in images if top not in nested)
+        notes.append(
+            f"{root}: {listed(nested)} taken as classes, not as splits, since {beside} "
+            f"{'lies' if len(images) - len(nested) == 1 else 'lie'} beside."
+        )
     splits = divide(root, list(images), test_fraction, val_fraction, seed)
     rows = ((path, label, splits[label]) for label, paths in images.items() for path in paths)
     return build("folder", root, rows, notes=notes)

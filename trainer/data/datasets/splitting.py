@@ -89,7 +89,7 @@ def with_validation(data: DataSet, fraction: float = 0.1, seed: int = 0) -> Data
             f"{data.name}: too few classes to cut a validation set from.",
             f"{count} of {np.count_nonzero(sizes)} training classes would be held out "
             f"({len(movable)} have two images or more), and {FEWEST} must be left to train on.",
-            "Add classes, hold out a smaller share, or keep the last epoch: --select last",
+            "Add classes of two images or more, or keep the last epoch: --select last",
         )
     chosen = [movable[name] for name in shuffled(movable, seed)[:count]]
     splits = data.splits.copy()

@@ -341,6 +341,18 @@ def test_folders_named_as_splits_are_the_splits(tmp_path):
     assert data.notes == ()
 
 
+def test_folders_beside_the_splits_do_not_make_them_classes_without_a_word(tmp_path):
+    for top, name in [("train", "a"), ("train", "b"), ("test", "d")]:
+        picture(tmp_path / top / name / "1.png")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "readme.txt").write_text("x")
+    assert splits_of(load("folder", tmp_path)) == {"train": {"a", "b"}, "test": {"d"}}
+    picture(tmp_path / "more" / "1.png")
+    data = load("folder", tmp_path, test_fraction=0.0)
+    assert set(data.label_names) == {"train", "test", "more"}
+    assert "test, train taken as classes, not as splits" in data.notes[-1]
+
+
 def test_a_class_in_train_and_test_is_noted(tmp_path):
     for top in ("train", "test"):
         picture(tmp_path / top / "a" / "1.png")
