@@ -46,7 +46,7 @@ def assert_exact_positions(*args, self_ids=None, **options):
     [
         {"block": 16, "sort": False},
         {"block": 64, "threads": 1, "sort": False},
-        {"block": 16, "memory": 20_000, "sort": False},
+        {"block": 16, "memory": 120_000, "sort": False},
         {"sort": True},
     ],
     ids=["tiles", "one tile", "chunks of queries", "sorted"],

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from tests.conftest import call
+from tests.forks import Forked
 from tests.trainer.conftest import SMALL
 from trainer.run.checkpoint import load
 from trainer.sweep.runs import SweepWatch
@@ -208,14 +207,14 @@ def command(pictures, out, *more):
         "--out",
         out,
     )
-    return [sys.executable, "-m", "cli", "sweep", *map(str, words), *more]
+    return ["-m", "cli", "sweep", *map(str, words), *more]
 
 
 @pytest.fixture(scope="module")
 def whole(pictures, tmp_path_factory):
     """The table of the command, undisturbed."""
     folder = tmp_path_factory.mktemp("whole") / "sweep"
-    assert call("sweep", *command(pictures, folder)[4:]).exit_code == 0
+    assert call("sweep", *command(pictures, folder)[3:]).exit_code == 0
     return table(folder)
 
 
@@ -223,31 +222,31 @@ def whole(pictures, tmp_path_factory):
 def two_workers(pictures, tmp_path):
     """The folder and the first process of a sweep of two workers that have both begun."""
     folder = tmp_path / "sweep"
-    process = subprocess.Popen(command(pictures, folder, "--workers=2"), stderr=subprocess.DEVNULL)
+    process = Forked(*command(pictures, folder, "--workers=2"))
     until(lambda: len(list(folder.glob("trial-*/seed-0/metrics.jsonl"))) == 2, process)
     yield folder, process
     process.kill()
-    process.wait()
 
 
 def test_a_first_worker_that_is_killed_leaves_a_sweep_that_goes_on(whole, two_workers, pictures):
     """The second process ends by itself."""
     folder, process = two_workers
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    os.kill(process.process.pid, signal.SIGKILL)
+    process.process.join()
     assert not (folder / "sweep.csv").exists()
-    assert call("sweep", *command(pictures, folder)[4:]).exit_code == 0
+    assert call("sweep", *command(pictures, folder)[3:]).exit_code == 0
     assert table(folder) == whole
 
 
 def test_the_run_of_a_killed_worker_is_taken_over_by_the_other(whole, two_workers):
     folder, process = two_workers
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    pid = process.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     (worker,) = (
         int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(worker, signal.SIGKILL)
-    assert process.wait() == 0
+    assert process.end()[0] == 0
     assert table(folder) == whole
 
 
@@ -256,7 +255,7 @@ def until(happened, process, polls=15_000):
     for _ in range(polls):
         if happened():
             return
-        assert process.poll() is None
+        assert process.running()
         time.sleep(0.02)
     raise AssertionError("it has not happened")
 
