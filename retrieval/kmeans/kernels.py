@@ -12,30 +12,6 @@ ORDERED = {"nnan", "nsz", "contract", "reassoc"}  # no NaN: a minimum may use ve
 
 
 @compiled(fastmath=ORDERED)
-def fold(product, norms, columns, label, nearest, which):
-    """Find the two nearest centroids (|c|^2 - 2 x c) of each row, its own one left out."""
-    A, B = product.shape
-    for i in range(A):
-        first, second = nearest[0, i], nearest[1, i]
-        for begin in range(0, B, 32):
-            end = min(begin + 32, B)
-            least = np.float32(np.inf)
-            for j in range(begin, end):
-                value = norms[j] - np.float32(2) * product[i, j]
-                least = value if value < least else least
-            if least < second:
-                for j in range(begin, end):
-                    value = norms[j] - np.float32(2) * product[i, j]
-                    if value < second and columns[j] != label[i]:
-                        if value < first:
-                            second, first = first, value
-                            which[i] = columns[j]
-                        else:
-                            second = value
-        nearest[0, i], nearest[1, i] = first, second
-
-
-@compiled(fastmath=ORDERED)
 def count_nearer(product, norms, limits):
     """How many of |c|^2 - 2 x c (rows x, columns c) are below the limits of their rows."""
     total = 0
@@ -57,11 +33,12 @@ def inner(a, b):
 
 
 @compiled(fastmath=ORDERED)
-def fold_bounds(bounds, norms, columns, label, limits, points, rows, centroids, nearest, which):
-    """Do what `fold` does, from upper bounds of the products.
+def fold(bounds, norms, columns, label, limits, points, rows, centroids, nearest, which):
+    """Find the two nearest centroids (|c|^2 - 2 x c) of each row, its own one left out.
 
-    A product is computed only if its bound allows that the centroid is the nearest, and nearer than
-    the limit. Otherwise its bound stands for it: too near, but no nearer than the limit.
+    `bounds` are the products x c, with limits of -inf, or upper bounds of them. Then a product is
+    computed only if its bound allows that the centroid is the nearest, and nearer than the limit.
+    Otherwise its bound stands for it: too near, but no nearer than the limit.
     """
     A, B = bounds.shape
     for i in range(A):

@@ -203,18 +203,19 @@ def _compare_tile(found: Clusters, rows: np.ndarray, others: Others) -> None:
     nearest = np.full((2, len(rows)), np.inf, np.float32)
     which = np.full(len(rows), -1, np.int32)
     shorts = _taken(found.short.points, rows) if found.short else None
+    exact = np.full(len(rows), -np.inf, np.float32)
     points = None  # taken when they are needed: often the short forms are enough
     for part in slices(len(others.columns), COLUMNS):
         columns, centroids, norms = others.columns[part], others.centroids[part], others.norms[part]
+        parts = (found.points, rows, centroids, nearest, which)
         if shorts is not None and others.shorts is not None:
             bounds = shorts @ others.shorts[part].T
             limits = np.minimum(limits, nearest[0])
             if kernels.count_nearer(bounds, norms, limits) * DENSE <= bounds.size:
-                parts = (found.points, rows, centroids, nearest, which)
-                kernels.fold_bounds(bounds, norms, columns, label, limits, *parts)
+                kernels.fold(bounds, norms, columns, label, limits, *parts)
                 continue
         points = _taken(found.points, rows) if points is None else points
-        kernels.fold(points @ centroids.T, norms, columns, label, nearest, which)
+        kernels.fold(points @ centroids.T, norms, columns, label, exact, *parts)
     state = (nearest, which, found.label, found.own, found.other)
     kernels.settle(rows, found.points, found.norms, found.centroids, *state)
 
