@@ -80,16 +80,20 @@ class Positions:
         per_query = ("start", "limit", "active", "total", "last")
         return self.lists._replace(**{name: getattr(self.lists, name)[q] for name in per_query})
 
-    def settle(self, pairs: np.ndarray, locks: Sequence[Lock], block: int) -> None:
-        """Count pairs that float32 left open: in float64, the rest exactly.
+    def in_doubt(self, pairs: np.ndarray) -> np.ndarray:
+        """Leave out pairs whose positives in doubt are all beyond R, and sort them by query.
 
         pairs (n, 4): query, item, and the range of positives in doubt as `MeasuredPairs` has it.
-        Those whose positives have all been pushed beyond R are left out. Each block of queries
-        has a lock.
         """
-        prepared, lists = self.prepared, self.lists
-        pairs = pairs[pairs[:, 2] < lists.active[pairs[:, 0]]]
-        pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+        pairs = pairs[pairs[:, 2] < self.lists.active[pairs[:, 0]]]
+        return pairs[np.argsort(pairs[:, 0], kind="stable")]
+
+    def settle(self, pairs: np.ndarray, locks: Sequence[Lock], block: int) -> None:
+        """Count sorted pairs that float32 left open: in float64, the rest exactly.
+
+        Each block of queries has a lock.
+        """
+        prepared = self.prepared
         q, g, first, end = pairs.T
         measured = measure(prepared, q, g)
         squared, error = measured[self.distance]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ from retrieval.ranking.vectors import ULP32, ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices, slices_of
 
 _PAIRS = 1 << 14  # open pairs decided at a time
-_WAITING = 1 << 16  # open pairs of negatives and lists of positives that wait
+_WAITING = 1 << 18  # open pairs of negatives and lists of positives that wait
 _DIAGONAL = 3  # parts of a tile on the diagonal, of which the lower half is left out
 _ALIKE = 1e-5  # how far lengths of one length may differ
 _FLOAT64 = 1024  # rows and columns of a product in float64
@@ -50,6 +50,7 @@ class TileCounter:
         self.positions = positions_of(prepared, classes, self._nearness, world) if positions else {}
         self.lock = threading.Lock()
         self.stop = threading.Event()
+        self.waiting: dict[str, list[np.ndarray]] = {d: [] for d in self.positions}
         self._centres: dict[str, np.ndarray] = {}
         limits = Limits(
             self.margin, self.thresholds, self.norms, self.tying, self._joint_thresholds()
@@ -187,9 +188,32 @@ class TileCounter:
         tasks = [(partial(self._column, g, own), len(own)) for g, own in shared[::-1] if own]
         with self.backend.ready():
             run_all(tasks, self.backend.workers, progress, self.stop.set)
+        run_all([(task, 1) for task in self._waiting_tasks()], self.prepared.threads)
         self.world.add(*self.counts.values(), *self.ties.values())
         for positions in self.positions.values():
             positions.join(self.world)
+
+    def _wait(self, d: str, pairs: np.ndarray) -> None:
+        """Keep pairs that `Positions.settle` decides.
+
+        They wait: most of the positives in doubt are soon beyond R, where nothing is decided.
+        """
+        with self.lock:
+            self.waiting[d].append(pairs)
+            many = sum(map(len, self.waiting[d])) >= _WAITING
+        if many:
+            for task in self._waiting_tasks():
+                task()
+
+    def _waiting_tasks(self) -> Iterator[Callable[[], None]]:
+        """Decide before which positives the negatives of the waiting pairs stand."""
+        for d, positions in self.positions.items():
+            with self.lock:
+                pairs = np.concatenate([np.empty((0, 4), np.int64), *self.waiting[d]])
+                self.waiting[d].clear()
+            pairs = positions.in_doubt(pairs)
+            for some in slices(len(pairs), _PAIRS):
+                yield partial(positions.settle, pairs[some], self.query_locks, self.block)
 
     def _column(self, g: slice, parts: Sequence[slice]) -> None:
         """Count all queries of `parts` against the gallery block g: the task of one thread."""
@@ -254,7 +278,8 @@ class TileCounter:
                 count = next(found, None)
             if count is None or self.stop.is_set():
                 return
-            work.add_positives(d, count, q.start, tile.g.start)
+            pairs = work.open_positives[:count] + np.array([q.start, tile.g.start, 0, 0])
+            self._wait(d, pairs)
 
     def _tile_float64(self, d: str, q: slice, g: slice, work: _Worker) -> None:
         """Count a tile with too many open pairs by a product of centred vectors in float64."""
@@ -307,7 +332,6 @@ class _Worker:
         self.pairs = np.empty((max(_PAIRS, block, block * block >> 6), 2), np.int64)
         self.open: dict[str, list[np.ndarray]] = {d: [] for d in distances}
         self.open_positives = np.empty((max(_PAIRS, block), 4), np.int64)  # of a tile
-        self.open_positions: dict[str, list[np.ndarray]] = {d: [] for d in counter.positions}
 
     def add(self, d: str, pairs: np.ndarray, q_start: int, g_start: int) -> None:
         """Keep open pairs (query, item) of a tile; decide them when there are many."""
@@ -315,29 +339,9 @@ class _Worker:
         if sum(map(len, self.open[d])) >= _PAIRS:
             self.settle(d)
 
-    def add_positives(self, d: str, count: int, q_start: int, g_start: int) -> None:
-        """Keep pairs that `Positions.settle` decides.
-
-        They wait: most of the positives in doubt are soon beyond R, where nothing is decided.
-        """
-        open_pairs = self.open_positions[d]
-        open_pairs.append(self.open_positives[:count] + np.array([q_start, g_start, 0, 0]))
-        if sum(map(len, open_pairs)) >= _WAITING:
-            self.settle_positions(d)
-
     def settle_all(self) -> None:
         for d in self.open:
             self.settle(d)
-        for d in self.open_positions:
-            self.settle_positions(d)
-
-    def settle_positions(self, d: str) -> None:
-        """Decide before which positives the negatives of the open pairs stand."""
-        counter, waiting = self.counter, self.open_positions[d]
-        if waiting:
-            pairs = np.concatenate(waiting)
-            waiting.clear()
-            counter.positions[d].settle(pairs, counter.query_locks, counter.block)
 
     def settle(self, d: str) -> None:
         """Decide the open pairs in float64, the rest exactly."""
