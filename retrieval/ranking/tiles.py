@@ -20,7 +20,6 @@ from retrieval.resources import Progress, blocks, run_all, slices, slices_of
 
 _PAIRS = 1 << 14  # open pairs decided at a time
 _WAITING = 1 << 18  # open pairs of negatives and lists of positives that wait
-_DIAGONAL = 3  # parts of a tile on the diagonal, of which the lower half is left out
 _ALIKE = 1e-5  # how far lengths of one length may differ
 _FLOAT64 = 1024  # rows and columns of a product in float64
 
@@ -221,26 +220,15 @@ class TileCounter:
         for q in parts:
             if self.stop.is_set():
                 return
-            for rows, columns in self._parts(q, g):
-                some = items[columns.start - g.start : columns.stop - g.start]
-                for part, product in self.backend.products(rows, columns, some):
-                    self._tile(Tile(product, part, columns), work)
-                    if self.prepared.symmetric and rows != columns:
-                        self._tile(Tile(product, columns, part, transposed=True), work)
+            for part, product in self.backend.products(q, g, items):
+                self._tile(Tile(product, part, g), work)
+                if self.prepared.symmetric and q != g:
+                    self._tile(Tile(product, g, part, transposed=True), work)
         work.settle_all()
         with self.lock:
             for d in self.prepared.distances:
                 self.counts[d] += work.counts[d]
                 self.ties[d] += work.ties[d]
-
-    def _parts(self, q: slice, g: slice) -> Iterator[tuple[slice, slice]]:
-        """The blocks of a tile; of one on the diagonal, those on and above the diagonal."""
-        if not self.prepared.symmetric or q != g:
-            yield q, g
-            return
-        parts = list(slices_of(g, -(-(g.stop - g.start) // _DIAGONAL)))
-        for n, columns in enumerate(parts):
-            yield from ((rows, columns) for rows in parts[: n + 1])
 
     def _tile(self, tile: Tile, work: _Worker) -> None:
         counts = self.backend.count(tile)
