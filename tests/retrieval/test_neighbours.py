@@ -62,12 +62,12 @@ def test_positives_and_negatives_are_those_of_brute_force(rng, distance, memory,
 @pytest.mark.parametrize("memory", [1, 1 << 16])
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8"])
 def test_lists_of_memory_maps_equal_brute_force(tmp_path, rng, distance, memory, kind):
-    X = (20 * rng.standard_normal((200, 9))).astype(kind)
+    X = (20 * rng.standard_normal((100, 9))).astype(kind)
     np.save(tmp_path / "x.npy", X)
     gallery = np.load(tmp_path / "x.npy", mmap_mode="r")
-    zeros = np.zeros(200, int)
-    found = nearest(from_arrays(X[:50], zeros[:50], gallery, zeros), 6, distance, memory=memory)
-    expected = np.sort(squared_distances(X[:50], X, distance), axis=1)[:, :6]
+    zeros = np.zeros(100, int)
+    found = nearest(from_arrays(X[:25], zeros[:25], gallery, zeros), 6, distance, memory=memory)
+    expected = np.sort(squared_distances(X[:25], X, distance), axis=1)[:, :6]
     listed = found.space.score(found.squared[:, POSITIVE])
     score = 1 - expected / 2 if distance == "cos" else np.sqrt(expected)
     assert listed == pytest.approx(score, rel=1e-12, abs=1e-7)

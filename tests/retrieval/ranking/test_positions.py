@@ -56,7 +56,7 @@ def test_positions_of_positives_are_those_of_exact_arithmetic(name, options, rng
     assert_exact_positions(HARD[name], rng.integers(0, 4, len(HARD[name])), **options)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_positions_of_any_small_input_are_exact(data):
     N, D = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 3))
@@ -76,7 +76,7 @@ def test_positions_are_exact_on_grids_full_of_ties(seed):
         assert_exact_positions(x[30:], labels[30:], x[:30], labels[:30], sort=sort)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     N=st.integers(2, 50),
