@@ -68,7 +68,7 @@ def load(
     def find(name: str | Path) -> Place:
         place = (places or {}).get(str(name)) or locate(name, progress)
         for copy in filter(None, map(ranges.find, place.files)):
-            copy.progress = progress
+            copy.progress, copy.requests = progress, 0
         return place
 
     with collected() as notes, addresses_in_errors(), leaving_out_train(not train):

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrieval.errors import DmlError, damaged
@@ -244,8 +244,17 @@ class Sources:
     def __init__(
         self, *names: str | None, progress: StageProgress | None = None, whole: bool = False
     ) -> None:
+        self.places: dict[str, Place] = {}
+        behind: dict[str, Place] = {}  # x.h5::a and x.h5::b are behind one address
         with addresses_in_errors():
-            self.places = {name: locate(name, progress, whole) for name in names if name}
+            for name in filter(None, names):
+                address = parse(name) if is_address(name) else None
+                if address and address.url in behind:
+                    self.places[name] = replace(behind[address.url], key=address.key)
+                    continue
+                self.places[name] = locate(name, progress, whole)
+                if address:
+                    behind[address.url] = self.places[name]
         self.files = [file for place in self.places.values() for file in place.files]
         self.files += [place.labels for place in self.places.values() if place.labels]
         for path in self.files:

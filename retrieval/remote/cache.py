@@ -134,10 +134,13 @@ class Entry:
                 if not self._is_current(file):
                     fits = in_parts and ranges.suits(file.size, file.version)
                     missing += [] if fits and self._begin(store, file) else [file]
-                elif self._marks(file.name).is_file():
+                elif self._has_holes(file):
                     copy = self._copy(store, file)
                     if not in_parts:
-                        self._fill(store, file, copy, [(0, copy.size)])
+                        try:
+                            self._fill(store, file, copy, [(0, copy.size)])
+                        except NoRanges:
+                            missing.append(file)
             if missing:
                 self._download_all(store, missing)
 
@@ -186,9 +189,9 @@ class Entry:
 
     def _begin(self, store: Store, file: Found) -> bool:
         """Start a copy that is all holes, and fetch its ends; False if the server cannot."""
-        target, marks, version = self.data / file.name, self._marks(file.name), file.name
+        target, marks = self.data / file.name, self._marks(file.name)
         assert file.size is not None
-        self._version(version).unlink(missing_ok=True)
+        self._version(file.name).unlink(missing_ok=True)
         for path, size in ((target, file.size), (marks, -(-file.size // ranges.BLOCK))):
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as out:
@@ -199,7 +202,7 @@ class Entry:
         except NoRanges:
             ranges.forget(target)
             return False
-        self._note_version(file)
+        self._note_version(file, ranges.IN_PARTS)
         return True
 
     def _copy(self, store: Store, file: Found) -> ranges.Copy:
@@ -210,7 +213,15 @@ class Entry:
 
         def download(copy: ranges.Copy, wanted: list[ranges.Range]) -> None:
             with _room(self.path), _alone(self.path / "fetching"):
-                self._fill(store, file, copy, wanted)
+                try:
+                    self._fill(store, file, copy, wanted)
+                except NoRanges as error:
+                    copy.version.unlink(missing_ok=True)
+                    raise DmlError(
+                        f"The server of {copy.path} no longer sends parts of files.",
+                        "Some parts are in the cache, and others are needed now.",
+                        "Run the command again: it then downloads the whole file.",
+                    ) from error
 
         copy = ranges.Copy(target, self._marks(file.name), self._version(file.name), download)
         copy.progress = self.progress
@@ -236,6 +247,8 @@ class Entry:
             store.check_unchanged(file)
             copy.mark(pieces)
         if copy.marks.all():
+            if self._has_holes(file):
+                self._note_version(file)
             self._marks(file.name).unlink(missing_ok=True)
 
     def forget_others(self) -> None:
@@ -254,9 +267,21 @@ class Entry:
         if not file.version or not copy.is_file():
             return False
         with suppress(OSError):
-            same = self._version(file.name).read_text() == file.version
+            same = self._told(file) == file.version or self._has_holes(file)
             return same and file.size in (None, copy.stat().st_size)
         return False
+
+    def _has_holes(self, file: Found) -> bool:
+        """Whether the copy, of this version, is one with holes."""
+        return (
+            self._told(file) == file.version + ranges.IN_PARTS and self._marks(file.name).is_file()
+        )
+
+    def _told(self, file: Found) -> str:
+        """The version that was noted when the file was fetched."""
+        with suppress(OSError):
+            return self._version(file.name).read_text()
+        return ""
 
     def _download(self, store: Store, file: Found, bytes_come: _Bytes) -> None:
         target = self.data / file.name
@@ -270,10 +295,10 @@ class Entry:
         self._marks(file.name).unlink(missing_ok=True)
         self._note_version(file)
 
-    def _note_version(self, file: Found) -> None:
+    def _note_version(self, file: Found, suffix: str = "") -> None:
         version = self._version(file.name)
         version.parent.mkdir(parents=True, exist_ok=True)
-        write_text(version, file.version, force=True)
+        write_text(version, file.version + suffix, force=True)
 
     def _make_room(self, wanted: int) -> None:
         """Remove the least recently used entries that no process holds, until `wanted` fits."""

@@ -24,7 +24,8 @@ from retrieval.resources import StageProgress
 BLOCK = 1 << 18  # bytes that are marked as present together
 LEAST = 32 * BLOCK  # smaller files are downloaded whole: one request is faster than several
 PIECE = 64 * BLOCK  # bytes of one request
-REQUESTS = 32  # of one reader; whoever asks more often gets all that is left of the file
+REQUESTS = 32  # of one load; whoever asks more often gets all that is left of the file
+IN_PARTS = " in parts"  # ends the version of a copy with holes: others must not take it as whole
 
 Range = tuple[int, int]
 """The first byte, and the one after the last."""
@@ -78,7 +79,7 @@ class Copy:
     def state(self) -> tuple[int, str]:
         """Size and version, as `Sources` compares them; filling holes changes neither."""
         told = self.version.read_text() if self.version.is_file() else ""
-        return self.size if is_at(self.file, self.path) else -1, told
+        return self.size if is_at(self.file, self.path) else -1, told.removesuffix(IN_PARTS)
 
     def ensure(self, wanted: Sequence[Range]) -> None:
         """Download the blocks of these ranges that are not there."""
@@ -105,7 +106,7 @@ class Reader(io.RawIOBase):
         self.copy, self.at = copy, 0
 
     def __repr__(self) -> str:
-        return str(self.copy.path)  # h5py takes it as the name of the file
+        return str(self.copy.path)  # h5py shows it in messages
 
     def readable(self) -> bool:
         return True

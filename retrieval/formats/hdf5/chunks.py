@@ -28,16 +28,19 @@ WORDS = 1 << 20  # of a checksum, at a time
 Place = tuple[slice, ...]
 
 
-def blocks(dataset: h5py.Dataset, item: int, where: str) -> Iterator[tuple[Place, bytes]]:
+def blocks(
+    dataset: h5py.Dataset, item: int, path: Path, where: str
+) -> Iterator[tuple[Place, bytes]]:
     """Every chunk of a data set: its place in the array and its bytes, all of them.
 
-    `item` is the size of one element in the file.
+    `item` is the size of one element in the file. `path` is given because h5py cannot tell it of a
+    file object: it replaces letters beyond ASCII in the name.
     """
     shape, chunks = dataset.shape, dataset.chunks
     decoders = _decoders(dataset, item, where)
     size = math.prod(chunks) * item
-    places = stored(dataset, where)
-    ensure(Path(dataset.file.filename), [(start, start + n) for start, n in places.values()])
+    places = stored(dataset, path, where)
+    ensure(path, [(start, start + n) for start, n in places.values()])
     for at, (_, length) in places.items():
         if not decoders and length != size:  # h5py has room for `size` bytes; HDF5 reads `length`
             raise _damaged(where, at, f"it holds {length:,} bytes instead of {size:,}")
@@ -56,23 +59,23 @@ def blocks(dataset: h5py.Dataset, item: int, where: str) -> Iterator[tuple[Place
         yield tuple(slice(a, min(a + c, n)) for a, c, n in ends), data
 
 
-def read(dataset: h5py.Dataset, dtype: np.dtype, out: np.ndarray, where: str) -> None:
+def read(dataset: h5py.Dataset, dtype: np.dtype, out: np.ndarray, path: Path, where: str) -> None:
     """Fill `out` with a data set that lies in its chunks as NumPy would have it."""
-    for place, data in blocks(dataset, dtype.itemsize, where):
+    for place, data in blocks(dataset, dtype.itemsize, path, where):
         block = np.frombuffer(data, dtype).reshape(dataset.chunks)
         out[place] = block[tuple(slice(part.stop - part.start) for part in place)]
 
 
-def check(dataset: h5py.Dataset, item: int, where: str) -> None:
+def check(dataset: h5py.Dataset, item: int, path: Path, where: str) -> None:
     """Raise unless every chunk is whole; HDF5 may then decode them itself."""
-    for _ in blocks(dataset, item, where):
+    for _ in blocks(dataset, item, path, where):
         pass
 
 
-def stored(dataset: h5py.Dataset, where: str) -> dict[tuple[int, ...], tuple[int, int]]:
+def stored(dataset: h5py.Dataset, path: Path, where: str) -> dict[tuple[int, ...], tuple[int, int]]:
     """Where each chunk begins in the file, and its bytes; raises unless all chunks are there."""
     shape, chunks = dataset.shape, dataset.chunks
-    present = os.path.getsize(dataset.file.filename)
+    present = os.path.getsize(path)
     found: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def note(info: h5py.h5d.StoreInfo) -> None:

@@ -125,12 +125,12 @@ def array(found: Found, path: Path, name: str) -> np.ndarray:
         return mapped(path, dtype, shape, offset)
     if is_plain(dataset) and layout == h5py.h5d.CHUNKED:
         out = allocate(shape, dtype)
-        chunks.read(dataset, dtype, out, where)
+        chunks.read(dataset, dtype, out, path, where)
         return out
     if dtype.hasobject:
         return _texts(dataset, path, where, item)
     if layout == h5py.h5d.CHUNKED:
-        chunks.check(dataset, item, where)
+        chunks.check(dataset, item, path, where)
     if dataset.ndim == 0:
         return np.atleast_1d(dataset[()])
     out = allocate(shape, dtype)
@@ -145,7 +145,7 @@ def look(found: Found, path: Path, name: str) -> None:
     if not is_plain(dataset):
         array(found, path, name)
     elif dataset.shape and dataset.size and dataset.chunks is not None:
-        chunks.stored(dataset, f"{path}::{name}")
+        chunks.stored(dataset, path, f"{path}::{name}")
 
 
 def is_plain(dataset: h5py.Dataset) -> bool:
@@ -175,7 +175,7 @@ def _texts(dataset: h5py.Dataset, path: Path, where: str, item: int) -> np.ndarr
     """Text of variable length. Many elements may be the same long text, stored once."""
     stored, total = os.path.getsize(path), 0
     if dataset.chunks is not None:
-        for place, data in chunks.blocks(dataset, item, where):
+        for place, data in chunks.blocks(dataset, item, path, where):
             lengths = np.frombuffer(data, np.uint8).reshape(*dataset.chunks, item)[..., :4]
             inside = lengths[tuple(slice(part.stop - part.start) for part in place)]
             total += int(np.ascontiguousarray(inside).view("<u4").sum(dtype=np.uint64))

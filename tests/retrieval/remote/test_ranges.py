@@ -26,8 +26,9 @@ MOST = 5 << 20  # of a file of 47 and more
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
-    yield tmp_path / "cache"
+    """A cache whose name h5py cannot tell of a file object."""
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "größe"))
+    yield tmp_path / "größe"
     ranges._copies.clear()
 
 
@@ -157,6 +158,10 @@ def test_eval_has_the_scores_of_the_file_on_a_disk_and_downloads_nothing_the_sec
     assert out.exit_code == 0, out.output
     assert server.sent == 0
     assert server.requests == 1  # whether it has changed
+    server.forget()
+    out = call("eval", f"{there}::test", "--labels", f"{there}::test/labels", "--no-nmi")
+    assert out.exit_code == 0, out.output
+    assert server.requests == 1
 
 
 def test_labels_of_another_file_are_one_column(server, files):
@@ -168,14 +173,18 @@ def test_labels_of_another_file_are_one_column(server, files):
     assert server.sent - before <= 4 * 2 * ranges.BLOCK  # of four row groups
 
 
-def test_what_is_missing_is_added_later_and_then_the_copy_is_whole(server, files):
+def test_what_is_missing_is_added_later_and_then_the_copy_is_whole(server, files, folder):
     address, size = f"{server.address}/own.h5", (files[0] / "own.h5").stat().st_size
     load(address, train=False)
+    (version,) = folder.glob("*/versions/own.h5")
+    assert version.read_text().endswith(ranges.IN_PARTS)  # older versions take it as outdated
     sources = Sources(address)
     both = load(address)
     sources.check_unchanged()
     assert len(both.splits["train"].vectors) == LARGE // 4 // DIM
     (copy,) = locate(address, whole=True).files
+    sources.check_unchanged()
+    assert not version.read_text().endswith(ranges.IN_PARTS)
     assert copy.read_bytes() == (files[0] / "own.h5").read_bytes()
     assert server.sent == size
     assert not list(copy.parents[1].glob("marks/*"))
@@ -192,6 +201,32 @@ def test_a_server_without_ranges_sends_the_whole_file(server, files):
     found = load(f"{server.address}/own.h5", train=False).splits["test"]
     np.testing.assert_array_equal(found.vectors, files[1])
     assert ranges.find(locate(f"{server.address}/own.h5").files[0]) is None
+
+
+def test_a_server_may_stop_sending_ranges(server, files):
+    address = f"{server.address}/own.h5"
+    load(address, train=False)
+    server.plain = True
+    with pytest.raises(DmlError, match=r"http.*own\.h5 no longer sends parts of files"):
+        load(address)
+    assert len(load(address).splits["train"].vectors) == LARGE // 4 // DIM
+
+
+def test_a_server_without_ranges_completes_a_copy_with_holes(server, files):
+    address = f"{server.address}/own.h5"
+    locate(address)
+    server.plain = True
+    (copy,) = locate(address, whole=True).files
+    assert copy.read_bytes() == (files[0] / "own.h5").read_bytes()
+    assert ranges.find(copy) is None
+
+
+def test_requests_are_counted_for_each_load(server):
+    address = f"{server.address}/own.h5"
+    copy = ranges.find(locate(address).files[0])
+    copy.requests = ranges.REQUESTS
+    load(address, train=False)
+    assert not copy.marks.all()
 
 
 def test_a_reader_that_asks_too_often_gets_the_whole_file(server, files):

@@ -99,7 +99,7 @@ def test_a_chunk_longer_than_its_buffer_is_not_read(tmp_path):
 
     path = with_chunk(tmp_path / "x.h5", X.tobytes() * 10)
     with h5py.File(path) as file, pytest.raises(DmlError, match="damaged chunk"):
-        list(chunks.blocks(Untouchable(file["x"]), 4, "x"))
+        list(chunks.blocks(Untouchable(file["x"]), 4, path, "x"))
 
 
 def test_a_short_chunk_of_text_is_an_error(tmp_path):
