@@ -10,9 +10,9 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/dmltool demo
 
-# Two processes of one thread each: most tests are too small to gain from threads.
+# One thread each: most tests are too small to gain from threads. Three processes, because many wait.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -35,8 +35,8 @@ class MeasuredPairs(NamedTuple):
     """Pairs of a query and a negative, measured in float64."""
 
     query: np.ndarray
-    first: np.ndarray  # it surely stands behind the positives before this one,
-    end: np.ndarray  # and before this one and all after it, to which it has been added
+    first: np.ndarray  # the positives from `first` to before `end` are in doubt
+    end: np.ndarray  # to this one and all after it the negative has been added, if it was active
     squared: np.ndarray
     error: np.ndarray
     l2: np.ndarray  # the l2 distance where it is exact, else nan
@@ -215,7 +215,9 @@ def straighten(lists, ends):
 
 @compiled
 def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
-    """Add measured pairs to the positives; returns how many (pair, m) are left in `unsure`.
+    """Add measured pairs to the positives, or move them from where they had been added.
+
+    Returns how many (pair, m) are left in `unsure`.
 
     Items of one length rank alike under both distances: where l2 is exact it decides cos as well,
     one positive at a time, counted in `tied`.

@@ -22,6 +22,7 @@ from retrieval.ranking.pair_distance import compare_exactly, measure, measure_cl
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import run_all, slices
 
+_PAIRS, _NUMBERS = 1 << 18, 1 << 23  # of a class measured by one product: pairs, numbers of items
 _ROOM = 1 << 20  # pairs of a negative and a positive compared at a time
 BYTES = 200  # per pair of query and positive, both distances
 
@@ -42,6 +43,9 @@ class Positions:
             found.index,
             found.l2,
         )
+        self.lock = Lock()
+        self.waiting: list[np.ndarray] = []  # pairs, as `wait` takes them
+        self.count = 0  # how many they are
         limit, P = prepared.positive_counts, len(found.index)
         self.owner = np.repeat(np.arange(len(limit)), limit)  # (P,) queries
         self.square = prepared.gallery.square[self.index]
@@ -80,48 +84,62 @@ class Positions:
         per_query = ("start", "limit", "active", "total", "last")
         return self.lists._replace(**{name: getattr(self.lists, name)[q] for name in per_query})
 
-    def in_doubt(self, pairs: np.ndarray) -> np.ndarray:
-        """Leave out pairs whose positives in doubt are all beyond R, and sort them by query.
+    def wait(self, pairs: np.ndarray) -> int:
+        """Keep pairs that float32 leaves open; returns how many wait.
 
+        Most of the positives in doubt are soon beyond R, where nothing is to be decided.
         pairs (n, 4): query, item, and the range of positives in doubt as `MeasuredPairs` has it.
         """
+        with self.lock:
+            self.waiting.append(pairs)
+            self.count += len(pairs)
+            return self.count
+
+    def take_waiting(self) -> np.ndarray:
+        """The pairs that wait and are still in doubt; none wait then."""
+        with self.lock:
+            pairs = np.concatenate([np.empty((0, 4), np.int64), *self.waiting])
+            self.waiting, self.count = [], 0
+        return self._in_doubt(pairs)
+
+    def _in_doubt(self, pairs: np.ndarray) -> np.ndarray:
+        """Leave out pairs whose positives in doubt are all beyond R, and sort them by query."""
         pairs = pairs[pairs[:, 2] < self.lists.active[pairs[:, 0]]]
         return pairs[np.argsort(pairs[:, 0], kind="stable")]
 
     def settle(self, pairs: np.ndarray, locks: Sequence[Lock], block: int) -> None:
-        """Count sorted pairs that float32 left open: in float64, the rest exactly.
+        """Decide pairs in float64, and what float64 leaves open exactly, and count them.
 
         Each block of queries has a lock.
         """
-        prepared = self.prepared
+        prepared, pairs = self.prepared, self._in_doubt(pairs)
         q, g, first, end = pairs.T
         measured = measure(prepared, q, g)
         squared, error = measured[self.distance]
         l2 = measured["l2"][0] if prepared.lattice else np.full(len(q), np.nan)
         square = prepared.gallery.square[g]
         for n in _runs(np.cumsum(end - first) // _ROOM, q // block):
-            room = int((end[n] - first[n]).sum())
-            with locks[q[n.start] // block]:
-                self._add(
-                    position_kernels.MeasuredPairs(
-                        q[n], first[n], end[n], squared[n], error[n], l2[n], square[n]
-                    ),
-                    g[n],
-                    np.empty((room, 2), np.int64),
-                )
+            self._add(
+                position_kernels.MeasuredPairs(
+                    q[n], first[n], end[n], squared[n], error[n], l2[n], square[n]
+                ),
+                g[n],
+                locks[q[n.start] // block],
+            )
 
-    def _add(
-        self, pairs: position_kernels.MeasuredPairs, g: np.ndarray, unsure: np.ndarray
-    ) -> None:
+    def _add(self, pairs: position_kernels.MeasuredPairs, g: np.ndarray, lock: Lock) -> None:
         """Add measured pairs of queries and items g; compare exactly what float64 leaves open."""
-        left = position_kernels.credit_pairs(
-            pairs, self.distance == "l2", self.lists, self.l2, self.square, self.tied, unsure
-        )
+        unsure = np.empty((int((pairs.end - pairs.first).sum()), 2), np.int64)
+        with lock:
+            left = position_kernels.credit_pairs(
+                pairs, self.distance == "l2", self.lists, self.l2, self.square, self.tied, unsure
+            )
         pair, m = unsure[:left].T
         q = pairs.query[pair]
         positive = self.lists.start[q] + m
         nearer = compare_exactly(self.prepared, q, g[pair], self.index[positive], self.distance)
-        np.add.at(self.tied, positive[nearer >= 0], 1)
+        with lock:
+            np.add.at(self.tied, positive[nearer >= 0], 1)
 
     def join(self, world: World) -> None:
         """Add up what the ranks have counted; beyond R for one of them is beyond R."""
@@ -185,7 +203,12 @@ def positions_of(
 
     small, large = classes.by_size()
     tasks = [partial(some, queries) for queries in classes.chunks(small)]
-    tasks += [partial(some, *part) for part in classes.products(large)]
+    for queries, members in classes.products(large):
+        if len(members) * classes.dim > _NUMBERS:
+            tasks += [partial(some, part) for part in classes.chunks(queries)]
+        else:
+            parts = slices(len(queries), max(1, _PAIRS // len(members)))
+            tasks += [partial(some, queries[part], members) for part in parts]
     run_all([(task, 1) for task in world.share(tasks)], prepared.threads)
     for found in out.values():
         world.complete(found.index, found.squared, found.error, found.l2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,8 +19,8 @@ from retrieval.ranking.vectors import ULP32, ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices, slices_of
 
 _PAIRS = 1 << 14  # open pairs decided at a time
-_WAITING = 1 << 18  # open pairs of negatives and lists of positives that wait
-_ALIKE = 1e-5  # how far lengths of one length may differ
+_WAITING = 1 << 18  # pairs of a query and a negative, for MAP@R, that wait to be decided
+_ALIKE = 1e-5  # the largest relative difference of norms that are taken as equal
 _FLOAT64 = 1024  # rows and columns of a product in float64
 
 
@@ -49,7 +49,6 @@ class TileCounter:
         self.positions = positions_of(prepared, classes, self._nearness, world) if positions else {}
         self.lock = threading.Lock()
         self.stop = threading.Event()
-        self.waiting: dict[str, list[np.ndarray]] = {d: [] for d in self.positions}
         self._centres: dict[str, np.ndarray] = {}
         limits = Limits(
             self.margin, self.thresholds, self.norms, self.tying, self._joint_thresholds()
@@ -103,10 +102,10 @@ class TileCounter:
         return thresholds
 
     def _joint_thresholds(self) -> np.ndarray | None:
-        """(5, Q) thresholds of cosines that decide both distances where all items are as long.
+        """(5, Q) thresholds of cosines that decide both distances if all gallery norms are equal.
 
         A cosine that reaches the first is surely as near by either distance, one below the second
-        by none. None if lengths differ by more than rounding, or one distance is counted.
+        by none. None if the norms differ by more than rounding, or one distance is counted.
         """
         norm = self.norms[0].astype(np.float64)
         least, most = norm.min(initial=np.inf), norm.max(initial=0.0)
@@ -187,32 +186,21 @@ class TileCounter:
         tasks = [(partial(self._column, g, own), len(own)) for g, own in shared[::-1] if own]
         with self.backend.ready():
             run_all(tasks, self.backend.workers, progress, self.stop.set)
-        run_all([(task, 1) for task in self._waiting_tasks()], self.prepared.threads)
+        rest = [(task, 1) for d in self.positions for task in self._waiting_tasks(d)]
+        run_all(rest, self.prepared.threads, stop=self.stop.set)
         self.world.add(*self.counts.values(), *self.ties.values())
         for positions in self.positions.values():
             positions.join(self.world)
 
-    def _wait(self, d: str, pairs: np.ndarray) -> None:
-        """Keep pairs that `Positions.settle` decides.
-
-        They wait: most of the positives in doubt are soon beyond R, where nothing is decided.
-        """
-        with self.lock:
-            self.waiting[d].append(pairs)
-            many = sum(map(len, self.waiting[d])) >= _WAITING
-        if many:
-            for task in self._waiting_tasks():
-                task()
-
-    def _waiting_tasks(self) -> Iterator[Callable[[], None]]:
+    def _waiting_tasks(self, d: str) -> list[Callable[[], None]]:
         """Decide before which positives the negatives of the waiting pairs stand."""
-        for d, positions in self.positions.items():
-            with self.lock:
-                pairs = np.concatenate([np.empty((0, 4), np.int64), *self.waiting[d]])
-                self.waiting[d].clear()
-            pairs = positions.in_doubt(pairs)
-            for some in slices(len(pairs), _PAIRS):
-                yield partial(positions.settle, pairs[some], self.query_locks, self.block)
+        positions, pairs = self.positions[d], self.positions[d].take_waiting()
+
+        def settle(some: slice) -> None:
+            if not self.stop.is_set():
+                positions.settle(pairs[some], self.query_locks, self.block)
+
+        return [partial(settle, some) for some in slices(len(pairs), _PAIRS)]
 
     def _column(self, g: slice, parts: Sequence[slice]) -> None:
         """Count all queries of `parts` against the gallery block g: the task of one thread."""
@@ -266,8 +254,12 @@ class TileCounter:
                 count = next(found, None)
             if count is None or self.stop.is_set():
                 return
+            if not count:
+                continue
             pairs = work.open_positives[:count] + np.array([q.start, tile.g.start, 0, 0])
-            self._wait(d, pairs)
+            if positions.wait(pairs) >= _WAITING:
+                for task in self._waiting_tasks(d):
+                    task()
 
     def _tile_float64(self, d: str, q: slice, g: slice, work: _Worker) -> None:
         """Count a tile with too many open pairs by a product of centred vectors in float64."""

@@ -67,14 +67,18 @@ class NumpyBackend:
         if joint is None:
             distances = self.prepared.distances
             wanted = "cos" in distances, "l2" in distances
-            return self._count(tile, tile.product, self._part(self.limits.thresholds, tile), wanted)
+            return self._count(
+                tile, tile.product, self._of_queries(self.limits.thresholds, tile), wanted
+            )
         # Both distances at once, and each of them where that leaves a doubt.
-        counts = self._count(tile, tile.product, self._part(joint, tile), (True, False))
+        counts = self._count(tile, tile.product, self._of_queries(joint, tile), (True, False))
         counts[2:] = counts[:2]
         some = np.flatnonzero(counts[0] != counts[1])
         if len(some):
             product = tile.product[:, some] if tile.transposed else tile.product[some]
-            thresholds = np.ascontiguousarray(self._part(self.limits.thresholds, tile)[:, some])
+            thresholds = np.ascontiguousarray(
+                self._of_queries(self.limits.thresholds, tile)[:, some]
+            )
             counts[:, some] = self._count(
                 tile, np.ascontiguousarray(product), thresholds, (True, True)
             )
@@ -109,7 +113,7 @@ class NumpyBackend:
         """What the kernels take first."""
         prepared, q, g = self.prepared, tile.q, tile.g
         queries = kernels.TileQueries(
-            self._part(self.limits.thresholds, tile),
+            self._of_queries(self.limits.thresholds, tile),
             prepared.queries.codes[q],
             self.limits.tying[distance][q],
         )
@@ -121,7 +125,7 @@ class NumpyBackend:
 
     # Contiguous copies: compiled loops over strided rows would not use vector registers.
 
-    def _part(self, thresholds: np.ndarray, tile: Tile) -> np.ndarray:
+    def _of_queries(self, thresholds: np.ndarray, tile: Tile) -> np.ndarray:
         return np.ascontiguousarray(thresholds[:, tile.q])
 
     def _norms(self, tile: Tile) -> np.ndarray:

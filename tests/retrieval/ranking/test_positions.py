@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import metrics
+from retrieval.ranking import nearest_positive, tiles
 from tests.retrieval.ranking.references import (
     BACKENDS,
     DISTANCES,
@@ -48,11 +49,15 @@ def assert_exact_positions(*args, self_ids=None, **options):
         {"block": 64, "threads": 1, "sort": False},
         {"block": 16, "memory": 120_000, "sort": False},
         {"sort": True},
+        {"block": 16, "threads": 3, "sort": False, "waiting": 1, "large": 0},
     ],
-    ids=["tiles", "one tile", "chunks of queries", "sorted"],
+    ids=["tiles", "one tile", "chunks of queries", "sorted", "nothing waits, products of classes"],
 )
 @pytest.mark.parametrize("name", HARD)
-def test_positions_of_positives_are_those_of_exact_arithmetic(name, options, rng):
+def test_positions_of_positives_are_those_of_exact_arithmetic(name, options, rng, monkeypatch):
+    options = dict(options)
+    monkeypatch.setattr(tiles, "_WAITING", options.pop("waiting", tiles._WAITING))
+    monkeypatch.setattr(nearest_positive, "_LARGE", options.pop("large", nearest_positive._LARGE))
     assert_exact_positions(HARD[name], rng.integers(0, 4, len(HARD[name])), **options)
 
 
