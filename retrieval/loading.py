@@ -16,7 +16,7 @@ from retrieval.errors import DmlError, install
 from retrieval.formats import Format, Wanted, find_format, shards
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, file_size
-from retrieval.formats.named_arrays import leaving_out_train
+from retrieval.formats.named_arrays import leaving_out_train, to_read
 from retrieval.remote import ranges
 from retrieval.remote.cache import addresses_in_errors, shown
 from retrieval.resources import StageProgress
@@ -53,7 +53,8 @@ def load(
     gallery_labels : str or Path, optional
         A file with the labels of the gallery.
     train : bool
-        Read the split `train` too, where there is a `test` split, or queries and a gallery.
+        Read the split `train` too, where there is a `test` split, or queries and a gallery. Rows
+        of `train` in a table with a column of splits are read in any case, and then left out.
     progress : function, optional
         Called with (stage, done, total) while files are downloaded.
     places : dict, optional
@@ -73,7 +74,8 @@ def load(
 
     with collected() as notes, addresses_in_errors(), leaving_out_train(not train):
         found = _load(source, labels, gallery, gallery_labels, find)
-    return replace(found, notes=tuple(map(shown, notes)))
+        splits = {split: found.splits[split] for split in to_read(found.splits)}
+    return replace(found, splits=splits, notes=tuple(map(shown, notes)))
 
 
 def loaded(data: Embeddings | str | Path) -> Embeddings:

@@ -18,6 +18,7 @@ from retrieval.formats.named_arrays import (
     LISTED,
     PATH_NAMES,
     VECTOR_NAMES,
+    to_read,
 )
 from retrieval.splits import SPELLINGS, SPLITS
 
@@ -295,7 +296,7 @@ def assemble(
     split = beside.pop("split", None)
     if split is None:
         return Embeddings(source, format, {"test": Split(rows, **beside, taken=taken)})
-    splits = {}
+    names: dict[str, list[str]] = {}  # a split can be called `test` here and `Test` there
     for name in sorted(set(split.tolist())):
         if name.strip().lower() not in SPELLINGS:
             raise DmlError(
@@ -303,9 +304,11 @@ def assemble(
                 f"Splits are {', '.join(SPLITS)}.",
                 "Rename it, or rename the split column if it means something else.",
             )
-        at = np.flatnonzero(split == name)
+        names.setdefault(SPELLINGS[name.strip().lower()], []).append(name)
+    splits = {}
+    for known in to_read(names):
+        at = np.flatnonzero(np.isin(split, names[known]))
         parts = {role: values[at] for role, values in beside.items()}
-        known = SPELLINGS[name.strip().lower()]
         splits[known] = Split(_gather(rows, at), **parts, taken=taken)
     return Embeddings(source, format, splits)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -49,6 +49,12 @@ def leaving_out_train(on: bool = True) -> Iterator[None]:
         yield
     finally:
         _no_train.reset(token)
+
+
+def to_read(splits: Collection[str]) -> list[str]:
+    """These splits, without `train` where that is left out and there are others to score."""
+    scored = "test" in splits or {"query", "gallery"} <= set(splits)
+    return [split for split in splits if split != "train" or not (_no_train.get() and scored)]
 
 
 @dataclass(frozen=True)
@@ -271,9 +277,8 @@ def read_chosen(
     attrs: dict[str, object] | None = None,
 ) -> Embeddings:
     splits = {}
-    if _no_train.get() and ("test" in chosen or {"query", "gallery"} <= set(chosen)):
-        chosen = {split: choice for split, choice in chosen.items() if split != "train"}
-    for split, choice in chosen.items():
+    for split in to_read(chosen):
+        choice = chosen[split]
         where = _where(source, choice.vectors)
         vectors = arrays.vectors(entries[choice.vectors].read(), where)
         beside: dict[str, np.ndarray] = {}

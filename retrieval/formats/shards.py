@@ -20,7 +20,7 @@ from retrieval.embeddings import Embeddings, Split, collected, note, plain
 from retrieval.errors import DmlError
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import Growing
-from retrieval.formats.named_arrays import parts
+from retrieval.formats.named_arrays import parts, to_read
 
 T = TypeVar("T")
 PADDED = 1 << 24  # bytes that text labels may take beyond twice those of the shards
@@ -43,6 +43,10 @@ def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddi
     if len(files) == 1:
         return replace(_read(name, files[0], read), source=name)
     named = _named_splits(name, files)
+    if named:
+        wanted = to_read(named)
+        files = [file for file, split in zip(files, named, strict=True) if split in wanted]
+        named = wanted
     found: dict[str, _Split] = {}
     attrs: dict[str, object] = {}
     with ExitStack() as opened:

@@ -160,3 +160,15 @@ load({str(files / "x.npy")!r}, labels={str(files / "y.npy")!r})
 sys.exit(bool({{"torch", "pyarrow", "pandas", "safetensors", "h5py"}} & set(sys.modules)))
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_a_column_of_splits_gives_train_only_if_it_is_wanted(tmp_path):
+    (tmp_path / "x.csv").write_text(
+        "label,split,d0,d1\n0,train,1,2\n0,test,3,4\n1,Test,5,6\n1,train,7,8\n"
+    )
+    found = load(tmp_path / "x.csv").splits
+    assert {name: split.vectors[:, 0].tolist() for name, split in found.items()} == {
+        "test": [3, 5],
+        "train": [1, 7],
+    }
+    assert list(load(tmp_path / "x.csv", train=False).splits) == ["test"]

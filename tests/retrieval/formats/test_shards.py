@@ -168,6 +168,15 @@ def test_one_long_label_does_not_widen_those_of_the_other_shards(tmp_path):
     assert labels[-1] == "c" * 3000
 
 
+def test_files_of_train_are_not_read_where_only_others_are_scored(tmp_path):
+    for name in ("query", "gallery"):
+        write(tmp_path / f"{name}-0.npz", PARTS[0])
+    (tmp_path / "train-0.npz").write_bytes(b"damaged")
+    assert set(load(tmp_path, train=False).splits) == {"query", "gallery"}
+    with pytest.raises(DmlError, match="train-0"):
+        load(tmp_path)
+
+
 def test_names_of_files_tell_splits(tmp_path):
     for name, rows in (("query-0", PARTS[0]), ("gallery-0", PARTS[1]), ("gallery-1", PARTS[2])):
         np.savez(tmp_path / f"{name}.npz", x=X[rows], y=Y[rows])
