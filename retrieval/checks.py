@@ -76,8 +76,8 @@ def all_alone(problem: Problem) -> list[str]:
     if problem.protocol == QUERY_GALLERY or not 1 < len(problem.names) == len(problem.gallery):
         return []
     return [
-        "no two items have the same label, so every score is 0: are the labels row numbers? Others "
-        "are given by --labels FILE or FILE::vectors,labels"
+        "no two items have the same label, so every retrieval score is 0: are the labels row "
+        "numbers? Others are given by --labels FILE or FILE::vectors,labels"
     ]
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 NOTHING = "nothing was written"
 GOES_ON = "the same command goes on"
 OWN_OPTIONS = ("threads", "device", "provider")  # of which each process has its own
+FILES = ("FILE", "FOLDER", "PATH")  # what the help calls the values of options that name files
 
 # Control characters except tab and newline, marks that reverse the direction of text, and
 # surrogates.
@@ -155,8 +156,8 @@ def _compared_options() -> dict[str, object]:
     context = click.get_current_context()
     compared: dict[str, object] = {"the command": context.command.name}
     for option in context.command.params:
-        is_name = isinstance(option.type, click.types.StringParamType)
-        if option.name and not is_name and option.name not in OWN_OPTIONS:
+        names_files = isinstance(option, click.Argument) or option.metavar in FILES
+        if option.name and not names_files and option.name not in OWN_OPTIONS:
             compared[option.opts[0]] = context.params.get(option.name)
     return compared
 

@@ -15,6 +15,7 @@ import pytest
 
 from retrieval.console import ProgressBar, use_safe_encodings
 from retrieval.embeddings import Split
+from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
 from tests.conftest import call
 
@@ -162,3 +163,21 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
         assert "\\x1b[31mred" in found.output
         assert not set("\x1b\x07\x9b\u202e") & set(found.output)
     assert found.exit_code == 1
+
+
+def test_ranks_compare_all_options_but_names_of_files(monkeypatch):
+    seen = {}
+
+    def refuse(options, world):
+        seen.update(options)
+        raise DmlError("Compared.", "", "")
+
+    monkeypatch.setattr("retrieval.processes.require_same_options", refuse)
+    call("embed", "a.onnx", "photos", "--out", "a.h5", "--output-name", "pooled")
+    assert seen["the command"] == "embed"
+    assert seen["--output-name"] == "pooled"
+    assert not {"model", "data", "--out", "--threads", "--device", "--provider"} & set(seen)
+    seen.clear()
+    call("eval", "a.h5", "--labels", "a.txt", "--per-class", "a.csv", "--no-nmi")
+    assert seen["--nmi"] is False
+    assert not {"file", "--labels", "--gallery", "--per-class", "--out"} & set(seen)

@@ -55,7 +55,7 @@ def with_head(result: Inspection, data: Embeddings, run: Path) -> Inspection:
     head, splits = load_head(run), {}
     notes = []
     if data.attrs.get("checkpoint_sha256", head.sha256) != head.sha256:
-        notes.append(f"the embeddings are of another checkpoint than the head, that of {run}")
+        notes.append(f"the embeddings were made with another checkpoint than {run / 'best.pt'}")
     for name, split in data.splits.items():
         found = head_information(head, data, split)
         summary = result["splits"][name]

@@ -97,7 +97,9 @@ def train(
         with processes.joined(device.type) as world:
             if device.type == "cuda" and world.size > 1:
                 device = torch.device("cuda", processes.own_gpu(world))
-            processes.require_same_options(_compared(config), world)
+            processes.require_same_options(
+                _compared(config) | {"resume": resume, "test": test}, world
+            )
             watch = watch if watch is not None and world.rank == 0 else Watch()
             if limited:
                 watch.note(limited)
@@ -107,14 +109,18 @@ def train(
 
 
 def _compared(config: Config) -> dict[str, object]:
-    """The settings that all processes of a run share."""
+    """The settings that all processes of a run share; files may be elsewhere on each machine."""
     settings = {
         f"{table}.{key}": value
         for table, fields in asdict(config).items()
         for key, value in fields.items()
     }
-    own = ("data.root", "run.device", "run.threads")
-    return {name: value for name, value in settings.items() if name not in own}
+    for own in ("data.root", "run.device", "run.threads"):
+        del settings[own]
+    settings["data.options"] = {k: v for k, v in config.data.options.items() if k != "images"}
+    if config.network.weights not in ("imagenet", "none"):
+        settings["network.weights"] = "a file"
+    return settings
 
 
 def train_job(job: Job, resume: bool, test: bool) -> dict[str, Any] | None:

@@ -913,3 +913,31 @@ def test_training_images_are_sampled_as_whole_classes(count, classes, images):
     rows = sampled_classes(np.arange(80), labels, count, 0)
     assert len(np.unique(labels[rows])) == classes
     assert len(rows) == len(set(rows)) == images
+
+
+def test_ranks_compare_settings_and_what_is_to_be_done_but_not_where_files_are(
+    tmp_path, monkeypatch
+):
+    seen = []
+
+    def refuse(options, world):
+        seen.append(options)
+        raise DmlError("Compared.", "", "")
+
+    monkeypatch.setattr("retrieval.processes.require_same_options", refuse)
+    config = small_config(tmp_path)
+    for n, more in enumerate(({}, {"resume": True}, {"test": False})):
+        here = replace(
+            config,
+            data=replace(config.data, root=f"{n}", options={"images": f"{n}", "seed": 3}),
+            network=replace(config.network, weights=f"{n}.pt"),
+        )
+        with pytest.raises(DmlError, match="Compared"):
+            train.train(here, tmp_path / f"{n}", **more)
+    assert [(given.pop("resume"), given.pop("test")) for given in seen] == [
+        (False, True),
+        (True, True),
+        (False, False),
+    ]
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0]["data.options"] == {"seed": 3}

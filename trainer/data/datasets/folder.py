@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from retrieval.errors import DmlError
@@ -47,21 +47,26 @@ def read(
     tops = _folders(root)
     if tops and all(top.lower() in SPELLINGS for top in tops):
         return _given(root, tops)
-    others: Counter[str] = Counter()
-    images = {top: list(_images(root, top, others)) for top in tops}
-    notes = [*_without_empty(root, images), *_left_out(root, others), *_loose(root)]
+    others: dict[str, Counter[str]] = {top: Counter() for top in tops}
+    images = {top: list(_images(root, top, others[top])) for top in tops}
+    empty = _without_empty(root, images)
     nested = [
         top
         for top, paths in images.items()
         if top.lower() in SPELLINGS and all(path.count("/") > 1 for path in paths)
     ]
     if len(nested) == len(images):  # such as train and test beside a folder of notes
-        return _given(root, nested)
+        beside = sum((others[top] for top in tops if top not in nested), Counter())
+        return _given(root, nested, empty, beside)
+    notes = [*empty, *_left_out(root, sum(others.values(), Counter())), *_loose(root)]
     if nested:
-        beside = listed(top for top in images if top not in nested)
+        more = [top for top in images if top not in nested]
+        also = f"the folder {more[0]} also holds images. Move it"
+        if len(more) > 1:
+            also = f"the folders {listed(more)} also hold images. Move them"
         notes.append(
-            f"{root}: {listed(nested)} taken as classes, not as splits, since {beside} "
-            f"{'lies' if len(images) - len(nested) == 1 else 'lie'} beside."
+            f"{root}: {listed(nested)} taken as classes, not as splits, because {also} away to use "
+            f"{' and '.join(nested)} as splits."
         )
     splits = divide(root, list(images), test_fraction, val_fraction, seed)
     rows = ((path, label, splits[label]) for label, paths in images.items() for path in paths)
@@ -81,12 +86,18 @@ def read_flat(root: Path) -> DataSet | None:
     return unlabelled(build("folder", root, rows, notes=notes)) if rows else None
 
 
-def _given(root: Path, tops: list[str]) -> DataSet:
-    """The splits as the folders say."""
+def _given(
+    root: Path, tops: list[str], found: Sequence[str] = (), beside: Counter[str] | None = None
+) -> DataSet:
+    """The splits as the folders say.
+
+    found: notes on what lies beside the splits. beside: suffixes of files there, which are added to
+    those of other files that are no images.
+    """
     rows: list[tuple[str, str, str]] = []
     sides: dict[str, set[str]] = {}
-    notes: list[str] = []
-    others: Counter[str] = Counter()
+    notes = [*found, *_loose(root)]
+    others = Counter(beside)
     for top in tops:
         names = _folders(root / top)
         images = {name: list(_images(root, f"{top}/{name}", others)) for name in names}

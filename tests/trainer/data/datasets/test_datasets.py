@@ -339,6 +339,10 @@ def test_folders_named_as_splits_are_the_splits(tmp_path):
     data = load("folder", tmp_path)
     assert splits_of(data) == {"train": {"a", "b"}, "val": {"c"}, "test": {"d"}}
     assert data.notes == ()
+    picture(tmp_path / "loose.png")
+    assert (
+        "1 image beside the class folders left out: loose.png." in load("folder", tmp_path).notes[0]
+    )
 
 
 def test_folders_beside_the_splits_do_not_make_them_classes_without_a_word(tmp_path):
@@ -346,11 +350,22 @@ def test_folders_beside_the_splits_do_not_make_them_classes_without_a_word(tmp_p
         picture(tmp_path / top / name / "1.png")
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "readme.txt").write_text("x")
-    assert splits_of(load("folder", tmp_path)) == {"train": {"a", "b"}, "test": {"d"}}
+    (tmp_path / "test" / "d" / "2.heic").write_text("x")
+    picture(tmp_path / "loose.png")
+    data = load("folder", tmp_path)
+    assert splits_of(data) == {"train": {"a", "b"}, "test": {"d"}}
+    assert data.notes == (
+        f"{tmp_path}: 1 folder without images left out: docs.",
+        f"{tmp_path}: 1 image beside the class folders left out: loose.png.",
+        f"{tmp_path}: files left out because of their suffix: 1 .txt, 1 .heic.",
+    )
     picture(tmp_path / "more" / "1.png")
     data = load("folder", tmp_path, test_fraction=0.0)
     assert set(data.label_names) == {"train", "test", "more"}
-    assert "test, train taken as classes, not as splits" in data.notes[-1]
+    assert data.notes[-1].endswith(
+        "test, train taken as classes, not as splits, because the folder more also holds images. "
+        "Move it away to use test and train as splits."
+    )
 
 
 def test_a_class_in_train_and_test_is_noted(tmp_path):
