@@ -298,8 +298,8 @@ def inspect(
         if not _inspect_model(file, bool(check or runs), runs, data, device, as_json):
             ctx.exit(1)
         return
-    if check or data:
-        raise click.UsageError("--check and --data are for models (.onnx).")
+    if check or data or device != "auto":
+        raise click.UsageError("--check, --data and --device are for models (.onnx).")
     if runs and not entropy:
         raise click.UsageError("For an embedding file, --run needs --entropy: add --entropy.")
     if len(runs) > 1:

@@ -11,7 +11,7 @@ import numpy as np
 
 from exporter.embedding import writing
 from exporter.embedding.engine import onnx_engine, own_processors
-from exporter.embedding.writing import EmbedSettings
+from exporter.embedding.writing import EmbedSettings, check_device
 from exporter.image_samples import chosen_splits
 from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import describe
@@ -51,8 +51,9 @@ def embed(
     world : World, optional
         The processes that share the images; all of them call this.
     options
-        Fields of `EmbedSettings`: provider, threads, splits, batch_size, half, skip_bad, resume,
-        force. For models of other programs also those of `Given`: size, mean, std, ...
+        Fields of `EmbedSettings`: provider, device, threads, splits, batch_size, shard, half,
+        skip_bad, resume, force. For models of other programs also those of `Given`: size, mean,
+        std, ...
 
     Returns
     -------
@@ -63,6 +64,7 @@ def embed(
     described = describe(model, output_name)
     given = Given(**{f.name: options.pop(f.name) for f in fields(Given) if f.name in options})
     settings = EmbedSettings(**options)
+    check_device(settings.device)
     prepared = foreign_preprocessing(described, given)
     images = find_data(data, settings.skip_bad).on(prepared.background)
     inputs = [model, *described.beside, Path(data)]

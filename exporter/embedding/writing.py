@@ -27,6 +27,7 @@ from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import Writer
 from retrieval.processes import ALONE, World, from_first, gather
+from retrieval.ranking.backends.choice import choose
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DataSet
 
@@ -59,6 +60,12 @@ class EmbedSettings:
         """The device that counts ranks: none but the CPU if only that is to run the model."""
         on_cpu = self.provider == "cpu" and self.device == "auto"
         return "cpu" if on_cpu else self.device
+
+
+def check_device(device: str) -> None:
+    """Raise if the device that is to count ranks cannot be used, before the long work."""
+    if device != "auto":
+        choose(device, 1, 1, 1)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,18 @@ def test_the_device_of_the_comparison_is_that_of_the_options(run, tmp_path):
     assert done.exit_code == 1
     assert "device cuda:99" in done.stderr
     assert not (tmp_path / MODEL).exists()
+    out = tmp_path / "photos.h5"
+    done = invoke("embed", run / MODEL, "glyphs", "--out", out, "--device", "cuda:99")
+    assert done.exit_code == 1
+    assert "device cuda:99" in done.stderr
+    done = invoke("inspect", run / MODEL, "--run", run, "--device", "cuda:99")
+    assert done.exit_code == 1
+    assert "device cuda:99" in done.stderr
     assert invoke("inspect", run / MODEL, "--device", "cpu").exit_code == 2
+    file = ("inspect", "x.h5", "--entropy", "--run", run)
+    done = invoke(*file, "--device", "cpu")
+    assert done.exit_code == 2
+    assert "--device are for models" in done.stderr
 
 
 def test_a_model_that_was_tampered_with_is_found_out(run, tmp_path):
