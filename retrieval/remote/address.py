@@ -59,11 +59,16 @@ class Address:
         return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
 
 
-# A password may hold / and @, and ends before the @ that a host follows; digits after a colon are a
-# port. The name of a user goes too: it can be a token.
+# A password may hold / and @, and ends before the @ that a host follows. On the web, where paths
+# hold @ too, up to five digits after a colon are a port; [ begins a host. The name of a user goes
+# too: it can be a token.
+NO_PORT = r"(?!\d{1,5}(?:[/?#\s]|$))"
+NAME, REST = r"""(?!\[)[^/@:\s'"]*:""", r"""[^\s'"]*?"""
 USER = re.compile(
-    r"""://(?:[^/@:\s'"]*:(?!\d+(?:[/?#\s]|$))[^\s'"]*?|[^/@\s'"]*)"""
-    r"""@(?=[^/@\s?#'":]+(?:[/?#:\s'"]|$))"""
+    rf"""://(?:(?<=http://){NAME}{NO_PORT}{REST}|(?<=https://){NAME}{NO_PORT}{REST}"""
+    rf"""|(?<!http://)(?<!https://){NAME}{REST}|[^/@\s'"]*)"""
+    r"""@(?=[^/@\s?#'":]+(?:[/?#:\s'"]|$))""",
+    re.IGNORECASE,
 )
 # In s3://, gs:// and hf:// addresses, a question mark is part of a pattern.
 QUERY = re.compile(

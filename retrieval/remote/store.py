@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,9 +99,21 @@ class Store:
         files = {path: info for path, info in infos.items() if info["type"] == "file"}
         names = {path: _where(self.address, path) if web else path for path in files}
         names = {path: name[len(start) :] for path, name in names.items() if name.startswith(start)}
+        if web:  # links such as ?C=N;O=D, by which Apache sorts a listing, lead to the folder
+            names = {path: name for path, name in names.items() if name}
+        self._refuse_clash(names)
         if web:  # a page of links tells neither size nor version
             run_all([(partial(self._ask, path, files), 1) for path in names], REQUESTS)
         return [self._found(files[path], path, name) for path, name in names.items()]
+
+    def _refuse_clash(self, names: dict[str, str]) -> None:
+        """Links that differ in their queries alone would be copied to one file."""
+        if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
+            raise DmlError(
+                f"{self.address.shown} has several links to {twice[0]} with different queries.",
+                "In the cache, all of them have one name.",
+                "Give the address of each file by itself.",
+            )
 
     def _ask(self, path: str, into: dict[str, dict]) -> None:
         with explained(self.address, path):

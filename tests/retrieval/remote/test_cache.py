@@ -292,11 +292,13 @@ def test_a_second_process_waits_for_the_download_of_the_first():
 
 
 def test_users_passwords_and_queries_are_left_out_whatever_signs_they_have():
-    for password in ("secret", "sec/ret", "sec@ret", "sec:ret"):
+    for password in ("secret", "sec/ret", "sec@ret", "sec:ret", "1234/ab"):
         text = f"cannot open postgresql://me:{password}@host/name?password={password} now"
         assert without_secrets(text) == "cannot open postgresql://host/name now"
+    assert without_secrets("https://me:1234567/ab@host/x") == "https://host/x"
     assert without_secrets("'https://token@host/x.npy?sig=1'") == "'https://host/x.npy'"
-    for text in ("http://host:80/x", "http://host:80/a@b", "s3://b/part-?/x", "hf://datasets/a@b"):
+    paths = ("http://host:80/a@b", "http://[::1]:80/a@b", "hf://datasets/a@b")
+    for text in ("http://host:80/x", "s3://b/part-?/x", *paths):
         assert without_secrets(text) == text
 
 

@@ -54,6 +54,11 @@ def served(tmp_path_factory):
     (root / "x").mkdir()
     for n in (2, 10):
         np.save(root / "x" / f"part-{n}.npy", np.full((2, 3), n, np.float32))
+    for name, links in (("sorted", "?C=N;O=D ?C=M;O=A a.npy"), ("twice", "a.npy?v=1 a.npy?v=2")):
+        (root / name).mkdir()
+        np.save(root / name / "a.npy", np.ones((2, 3)))
+        page = "".join(f'<a href="{link}">x</a>' for link in links.split())
+        (root / name / "index.html").write_text(page)
     np.save(root / "secret.npy", np.ones((2, 3)))
     (root / "labels.txt").write_text("a\nb\n")
     (root / "short.npy").write_bytes(b"x" * 1000)
@@ -73,6 +78,12 @@ def test_a_file_a_pattern_and_a_folder_are_read(served):
         found = load(f"{address}/{name}")
         assert found.splits["test"].vectors[:, 0].tolist() == [2, 2, 10, 10]
         assert found.source == f"{address}/{name}"
+
+
+def test_links_that_sort_a_listing_are_no_files_and_two_links_of_one_name_are_an_error(served):
+    assert load(f"{served[0]}/sorted/").splits["test"].vectors.shape == (2, 3)
+    with pytest.raises(DmlError, match=r"several links to a\.npy with different queries"):
+        load(f"{served[0]}/twice/")
 
 
 def test_a_query_is_sent_and_not_recorded(served):
