@@ -23,7 +23,9 @@ def row_groups(*arrays: np.ndarray, scans: Sequence[Scan | None] = ()) -> np.nda
     known = [found.hashes for found in scans if found is not None]
     if len(known) < len(arrays):
         known = [_hashes(len(array), D, partial(_block, array)) for array in arrays]
-    group = _first_of_each(np.concatenate(known))
+    hashes = known.pop() if len(known) == 1 else np.concatenate(known)
+    group = _first_of_each(hashes)
+    del known, hashes  # of ten million rows they are large
     left, seed = _differ(arrays, np.arange(len(group)), group), 0
     while len(left):  # rows with the hash of another row are hashed anew, among themselves
         seed += 1
@@ -97,8 +99,10 @@ def _hashes(count: int, dim: int, rows: Rows, seed: int = 0) -> np.ndarray:
 
 def _first_of_each(hashes: np.ndarray) -> np.ndarray:
     """(N,) int64: where each hash occurs first."""
-    first, ordered = np.arange(len(hashes)), np.sort(hashes)
+    ordered = np.sort(hashes)
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    del ordered
+    first = np.arange(len(hashes))
     parts = slices(len(hashes), _BLOCK)
     if len(repeated):  # usually few or none
         rows = np.concatenate(

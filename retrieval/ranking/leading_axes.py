@@ -9,6 +9,7 @@ same either way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,8 @@ import numpy as np
 from retrieval.ranking import kernels
 from retrieval.ranking.vectors import Prepared, Vectors
 from retrieval.resources import blocks, run_all
+
+Reaches = Callable[[slice, slice], tuple[kernels.Reach, kernels.Reach]]
 
 _SAMPLE = 512  # queries and gallery items whose pairs are looked at, and that the axes come from
 _WORK = 2 * 10**11  # multiplications: less of them take no longer than the look at a sample
@@ -64,14 +67,13 @@ class _Heads:
 def leading_axes(
     prepared: Prepared,
     margin: np.float32,
-    queries: kernels.Reach,
-    gallery: kernels.Reach,
+    reaches: Reaches,
     count: int | None = None,
 ) -> LeadingAxes | None:
     """Multiply `count` axes first; None if that would not pay, as a sample of the pairs shows.
 
-    `queries` and `gallery` say what matters to all queries, and what all items bring. Without
-    `count`, the sample chooses it.
+    `reaches` says what matters to queries, and what items bring. Without `count`, the sample
+    chooses it.
     """
     work = len(prepared.queries) * len(prepared.gallery) * prepared.gallery.dim
     kept = prepared.queries.keeps_units and prepared.gallery.keeps_units
@@ -86,8 +88,9 @@ def leading_axes(
     axes = _principal_axes(prepared.gallery.units64(g[1::2] if len(g) > 1 else g))
     if count is None:
         rows, columns = prepared.queries.units64(q[::2]), prepared.gallery.units64(g[::2])
-        reaches = queries.take(q[::2]), gallery.take(g[::2])
-        count = _best_count(rows, columns, axes, margin, reaches)
+        queries, gallery = reaches(slice(0, len(prepared.queries)), slice(0, len(prepared.gallery)))
+        sampled = queries.take(q[::2]), gallery.take(g[::2])
+        count = _best_count(rows, columns, axes, margin, sampled)
     return LeadingAxes(prepared, np.ascontiguousarray(axes[:, :count])) if count else None
 
 

@@ -28,8 +28,8 @@ def measure(
     queries, gallery = prepared.queries, prepared.gallery
     l2, cos = np.empty(len(q)), np.empty(len(q))
     kernels.pair_distances(
-        kernels.PairRows(*queries.rows(q), queries.inverse[q]),
-        kernels.PairRows(*gallery.rows(g), gallery.inverse[g]),
+        kernels.PairRows(*queries.rows(q), queries.inverse(q)),
+        kernels.PairRows(*gallery.rows(g), gallery.inverse(g)),
         l2,
         cos,
     )
@@ -56,7 +56,7 @@ def measure_class(
     size = queries.square[q, None] + gallery.square[g]  # (A, B)
     unit = (2 * gallery.dim + 32) * ULP64  # the error of a product, as in `sorted_rows`
     l2, l2_error = size - 2 * dots, unit * size + 1e-290
-    cos = 2 - 2 * dots * queries.inverse[q, None] * gallery.inverse[g]
+    cos = 2 - 2 * dots * queries.inverse(q)[:, None] * gallery.inverse(g)
     found = {
         "cos": (cos[other], np.full(np.count_nonzero(other), 2 * unit)),
         "l2": (l2[other], np.zeros_like(l2[other]) if prepared.lattice else l2_error[other]),

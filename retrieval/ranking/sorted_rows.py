@@ -90,7 +90,10 @@ def _distances(prepared: Prepared, queries: np.ndarray) -> Iterator[tuple[str, n
     row = np.flatnonzero(own >= 0)
     for d in prepared.distances:
         if d == "cos":
-            scales, sums = (-q.inverse[queries], g.inverse), (np.zeros(len(rows)), np.zeros(len(g)))
+            scales, sums = (
+                (-q.inverse(queries), g.inverse(slice(None))),
+                (np.zeros(len(rows)), np.zeros(len(g))),
+            )
         else:
             scales, sums = (
                 (np.full(len(rows), -2.0), np.ones(len(g))),

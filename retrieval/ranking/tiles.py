@@ -107,8 +107,8 @@ class TileCounter:
         A cosine that reaches the first is surely as near by either distance, one below the second
         by none. None if the norms differ by more than rounding, or one distance is counted.
         """
-        norm = self.norms[0].astype(np.float64)
-        least, most = norm.min(initial=np.inf), norm.max(initial=0.0)
+        least = float(self.norms[0].min(initial=np.inf))
+        most = float(self.norms[0].max(initial=0.0))
         if len(self.prepared.distances) < 2 or not 0 < most <= least * (1 + _ALIKE):
             return None
         joint = self.thresholds.copy()
@@ -155,9 +155,12 @@ class TileCounter:
 
     def _norms(self) -> np.ndarray:
         """(3, G) float32, as `kernels.TileGallery` has them."""
-        norm = self.prepared.gallery.norm * self.prepared.scale
-        slack = 4 * ULP32 * norm**2 + 2.0**-100
-        return np.stack([norm, norm**2 + slack, norm**2 - slack]).astype(np.float32)
+        norms = np.empty((3, len(self.prepared.gallery)), np.float32)
+        for part in slices(len(self.prepared.gallery), 1 << 20):
+            norm = self.prepared.gallery.norm[part] * self.prepared.scale
+            slack = 4 * ULP32 * norm**2 + 2.0**-100
+            norms[:, part] = norm, norm**2 + slack, norm**2 - slack
+        return norms
 
     def _tying_groups(self, d: str) -> np.ndarray:
         """(Q,) the group of rows that tie with the nearest positive, -1 if there is none."""
@@ -188,6 +191,7 @@ class TileCounter:
             run_all(tasks, self.backend.workers, progress, self.stop.set)
         rest = [(task, 1) for d in self.positions for task in self._waiting_tasks(d)]
         run_all(rest, self.prepared.threads, stop=self.stop.set)
+        del self.backend  # it knows this counter: the memory of both would wait to be collected
         self.world.add(*self.counts.values(), *self.ties.values())
         for positions in self.positions.values():
             positions.join(self.world)

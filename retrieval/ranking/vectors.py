@@ -33,7 +33,7 @@ class Vectors:
         self.vectors.flags.writeable = False
         self.codes = np.ascontiguousarray(codes, np.int64)
         N = len(self.vectors)
-        self.square, self.norm, self.inverse = np.empty(N), np.empty(N), np.zeros(N)  # of |x|
+        self.square, self.norm = np.empty(N), np.empty(N)  # |x|^2, |x|
         self._units = None  # float32 rows of length 1, where `keep` bytes hold them
         if self.vectors.size * 4 <= keep:
             self._units = np.empty(self.vectors.shape, np.float32)
@@ -57,16 +57,20 @@ class Vectors:
             )
         self._lengths(part)
         if self._units is not None:
-            block *= self.inverse[part, None]
+            block *= self.inverse(part)[:, None]
             self._units[part] = block
 
     def _lengths(self, part: slice) -> None:
-        norm = self.norm[part] = np.sqrt(self.square[part])
-        self.inverse[part] = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
+        np.sqrt(self.square[part], out=self.norm[part])
+
+    def inverse(self, part: slice | np.ndarray) -> np.ndarray:
+        """1 / |x|, and 0 for zero rows."""
+        norm = self.norm[part]
+        return np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
 
     def _scale(self, part: slice) -> None:
         if self._units is not None:
-            units(self.vectors[part], self.inverse[part], out=self._units[part])
+            units(self.vectors[part], self.inverse(part), out=self._units[part])
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -78,7 +82,7 @@ class Vectors:
     def units(self, part: slice | np.ndarray) -> np.ndarray:
         """Rows of length 1 in float32; zero rows stay zero."""
         if self._units is None:
-            return units(self.vectors[part], self.inverse[part])
+            return units(self.vectors[part], self.inverse(part))
         return self._units[part]
 
     @property
@@ -88,7 +92,7 @@ class Vectors:
 
     def units64(self, part: slice | np.ndarray) -> np.ndarray:
         """Rows of length 1 in float64; zero rows stay zero."""
-        return self.vectors[part].astype(np.float64) * self.inverse[part, None]
+        return self.vectors[part].astype(np.float64) * self.inverse(part)[:, None]
 
     def rows(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """An array that a kernel can read, and the positions of the rows `index` in it."""

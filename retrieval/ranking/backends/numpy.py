@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
 
 from retrieval.ranking import kernels, position_kernels
 from retrieval.ranking.backends import Limits, Tile
-from retrieval.ranking.leading_axes import leading_axes
+from retrieval.ranking.leading_axes import Reaches, leading_axes
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import single_blas_thread, tile_rows
-
-Reaches = Callable[[slice, slice], tuple[kernels.Reach, kernels.Reach]]
 
 
 class NumpyBackend:
@@ -36,8 +34,7 @@ class NumpyBackend:
         self._local = threading.local()
         self.block = block or tile_rows(len(prepared.gallery), prepared.threads)
         self.workers = prepared.threads
-        everything = slice(0, len(prepared.queries)), slice(0, len(prepared.gallery))
-        self.axes = leading_axes(prepared, limits.margin, *reaches(*everything), axes)
+        self.axes = leading_axes(prepared, limits.margin, reaches, axes)
 
     def ready(self) -> AbstractContextManager[None]:
         return single_blas_thread()  # one tile per thread, not one product on all
