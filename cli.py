@@ -35,16 +35,16 @@ COMMANDS = {  # heading of the help -> name -> where the command is
         "eval": "retrieval.commands:eval_command",
         "compare": "retrieval.commands:compare",
         "report": "trainer.commands:report",
-        "inspect": "exporter.commands:inspect",
+        "inspect": "exporter.tool_commands:inspect",
         "merge": "retrieval.commands:merge",
     },
     "Tools": {
-        "doctor": "exporter.commands:doctor",
-        "demo": "exporter.commands:demo",
+        "doctor": "exporter.tool_commands:doctor",
+        "demo": "exporter.tool_commands:demo",
     },
 }
 SEVERAL = ("train", "export", "embed", "eval", "compare")  # several processes may share the work
-HIDDEN = {"baselines": "exporter.commands:baselines"}  # a step of the demo
+HIDDEN = {"baselines": "exporter.tool_commands:baselines"}  # a step of the demo
 
 
 class LazyCommands(Mapping[str, click.Command]):

@@ -93,9 +93,18 @@ def nmi(labels: np.ndarray, assignment: np.ndarray) -> float:
 
 def ami(labels: np.ndarray, assignment: np.ndarray) -> float:
     """Adjusted mutual information, arithmetic averaging: 0 for a random assignment."""
-    from sklearn.metrics import adjusted_mutual_info_score
+    from sklearn.metrics import mutual_info_score
 
-    return float(adjusted_mutual_info_score(labels, assignment, average_method="arithmetic"))
+    from retrieval.kmeans.chance import information_by_chance
+
+    classes, clusters = (np.unique(each, return_counts=True)[1] for each in (labels, assignment))
+    groups = (len(classes), len(clusters))
+    if min(groups) in (1, len(labels)):  # one group, or each item in its own: chance decides all
+        return float(groups[0] == groups[1])
+    by_chance = information_by_chance(classes, clusters)
+    shares = (classes / len(labels), clusters / len(labels))
+    most = -np.mean([np.dot(share, np.log(share)) for share in shares])
+    return float((mutual_info_score(labels, assignment) - by_chance) / (most - by_chance))
 
 
 def _within_r(found: PositivePositions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

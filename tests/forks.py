@@ -27,6 +27,7 @@ FORKS.set_forkserver_preload(
         "trainer.commands",
         "trainer.run.train",
         "exporter.commands",
+        "exporter.tool_commands",
         "exporter.exporting",
         "exporter.onnx.session",
     ]

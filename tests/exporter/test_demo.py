@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli import main
-from exporter import commands
+from exporter import tool_commands
 from exporter.demo import Step, steps
 from tests.conftest import call
 from tests.forks import Forked
@@ -39,7 +39,7 @@ def run(folder, stop=None):
     """
 
     def run_child(command):
-        process = Forked("-c", STEP, *command[len(commands.DMLTOOL) :], cwd=folder)
+        process = Forked("-c", STEP, *command[len(tool_commands.DMLTOOL) :], cwd=folder)
         while stop and process.running():
             if stop.exists():
                 process.send(signal.SIGINT)
@@ -51,7 +51,7 @@ def run(folder, stop=None):
         return code
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands.signals, "run_child", run_child)
+        patch.setattr(tool_commands.signals, "run_child", run_child)
         return call(*options(folder))
 
 

@@ -22,6 +22,7 @@ MODULES = (
     "cli",
     "trainer.commands",
     "exporter.commands",
+    "exporter.tool_commands",
     "exporter.exporting",
     "exporter.embedding.embed",
     "exporter.tables",
