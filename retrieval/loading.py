@@ -16,11 +16,11 @@ from retrieval.errors import DmlError, install
 from retrieval.formats import Format, Wanted, find_format, shards
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, file_size
-from retrieval.formats.named_arrays import leaving_out_train, to_read
 from retrieval.remote import ranges
 from retrieval.remote.cache import addresses_in_errors, shown
 from retrieval.resources import StageProgress
 from retrieval.sources import Place, locate
+from retrieval.splits import leaving_out_train, to_read
 
 T = TypeVar("T")
 Find = Callable[[str | Path], Place]

@@ -13,14 +13,8 @@ import numpy as np
 from retrieval.embeddings import Embeddings, Split, note
 from retrieval.errors import DmlError
 from retrieval.formats.arrays import allocate, blocks, vectors
-from retrieval.formats.named_arrays import (
-    LABEL_NAMES,
-    LISTED,
-    PATH_NAMES,
-    VECTOR_NAMES,
-    to_read,
-)
-from retrieval.splits import SPELLINGS, SPLITS
+from retrieval.formats.named_arrays import LABEL_NAMES, LISTED, PATH_NAMES, VECTOR_NAMES
+from retrieval.splits import SPELLINGS, SPLITS, to_read
 
 NUMBERS = ("number", "integer")
 SPLIT_COLUMNS = frozenset(["split", "subset", "partition", "evaluation_status"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from retrieval.errors import DmlError
 from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
 from retrieval.registry import nearest
-from retrieval.splits import SPELLINGS
+from retrieval.splits import SPELLINGS, to_read
 
 
 def _words(text: str) -> frozenset[str]:
@@ -37,24 +35,6 @@ PATH_NAMES = _words("""
     image_path image_paths img_path img_paths image images image_name url uri
 """)
 LISTED = 20
-
-_no_train: ContextVar[bool] = ContextVar("no_train", default=False)
-
-
-@contextmanager
-def leaving_out_train(on: bool = True) -> Iterator[None]:
-    """Inside the block, the split `train` is not read where there are others to score."""
-    token = _no_train.set(on)
-    try:
-        yield
-    finally:
-        _no_train.reset(token)
-
-
-def to_read(splits: Collection[str]) -> list[str]:
-    """These splits, without `train` where that is left out and there are others to score."""
-    scored = "test" in splits or {"query", "gallery"} <= set(splits)
-    return [split for split in splits if split != "train" or not (_no_train.get() and scored)]
 
 
 @dataclass(frozen=True)

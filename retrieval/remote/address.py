@@ -70,9 +70,13 @@ USER = re.compile(
     r"""@(?=[^/@\s?#'":]+(?:[/?#:\s'"]|$))""",
     re.IGNORECASE,
 )
-# In s3://, gs:// and hf:// addresses, a question mark is part of a pattern.
+# In s3://, gs:// and hf:// addresses, a question mark is part of a pattern. A query ends before the
+# last ::, after which a key follows, unless that looks like more of a query.
+STORES = "|".join(scheme for scheme in PACKAGES if scheme not in WEB)
 QUERY = re.compile(
-    r"(\b(?!(?:s3|gs|hf|memory)://)[a-z][a-z0-9+.-]*://[^\s?'\"]*)\?[^\s'\"]*", re.IGNORECASE
+    rf"""(\b(?!(?:{STORES})://)[a-z][a-z0-9+.-]*://[^\s?'"]*)"""
+    r"""\?(?:[^\s'"]*(?=::[^\s'"&=]*(?:[\s'"]|$))|[^\s'"]*)""",
+    re.IGNORECASE,
 )
 
 

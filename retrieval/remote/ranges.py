@@ -24,7 +24,7 @@ from retrieval.resources import StageProgress
 BLOCK = 1 << 18  # bytes that are marked as present together
 LEAST = 32 * BLOCK  # smaller files are downloaded whole: one request is faster than several
 PIECE = 64 * BLOCK  # bytes of one request
-REQUESTS = 32  # of one load; whoever asks more often gets all that is left of the file
+REQUESTS = 4  # of one load, after which a reader gets twice as much each time, up to a piece
 IN_PARTS = " in parts"  # ends the version of a copy with holes: others must not take it as whole
 
 Range = tuple[int, int]
@@ -51,15 +51,16 @@ class Copy:
 
     def missing(self, wanted: Sequence[Range]) -> list[Range]:
         """The ranges of whole blocks that are not there, in order, each of at most a piece."""
-        absent = np.zeros(len(self.marks), bool)
+        found = [np.empty(0, np.int64)]
         for start, stop in wanted:
-            blocks = slice(max(start, 0) // BLOCK, -(-min(stop, self.size) // BLOCK))
-            absent[blocks] = self.marks[blocks] == 0
-        edges = np.flatnonzero(np.diff(absent, prepend=False, append=False))
+            first = max(start, 0) // BLOCK
+            found.append(first + np.flatnonzero(self.marks[first : -(-stop // BLOCK)] == 0))
+        absent = np.unique(np.concatenate(found))
+        runs = np.split(absent, np.flatnonzero(np.diff(absent) > 1) + 1)
         return [
-            (at, min(at + PIECE, last * BLOCK, self.size))
-            for first, last in edges.reshape(-1, 2).tolist()
-            for at in range(first * BLOCK, last * BLOCK, PIECE)
+            (at, min(at + PIECE, last * BLOCK + BLOCK, self.size))
+            for first, last in ((int(run[0]), int(run[-1])) for run in runs if len(run))
+            for at in range(first * BLOCK, last * BLOCK + BLOCK, PIECE)
         ]
 
     def write(self, start: int, data: bytes) -> None:
@@ -90,9 +91,12 @@ class Copy:
         if not is_at(self.file, self.path):
             raise changed(str(self.path))
         if missing:
+            width = min(BLOCK << self.requests // REQUESTS, PIECE)
             self.requests += 1
-            everything = self.requests > REQUESTS
-            self.download(self, self.missing([(0, self.size)]) if everything else missing)
+            if sum(stop - start for start, stop in missing) < width:
+                wide = [(at // width * width, -(-to // width) * width) for at, to in missing]
+                missing = self.missing(wide)
+            self.download(self, missing)
 
 
 class Missing(Exception):

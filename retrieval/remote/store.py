@@ -6,18 +6,19 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from retrieval.errors import DmlError, damaged, install
 from retrieval.remote.address import PACKAGES, WEB, Address, without_secrets
 from retrieval.remote.ranges import changed
 from retrieval.resources import run_all
 
+T = TypeVar("T")
 CONNECT_SECONDS, READ_SECONDS = 15, 60
 ATTEMPTS = 3  # of a transfer that breaks off
 REQUESTS = 8  # at a time
@@ -144,30 +145,25 @@ class Store:
             wrote(value - came)
             came = value
 
-        for attempt in range(ATTEMPTS):
-            try:
-                with explained(self.address, file.path):
-                    report = Callback(hooks={"came": hear})
-                    self.fs.get_file(file.path, out.name, callback=report)
-                return self._check_complete(file, os.fstat(out.fileno()).st_size)
-            except Broken:
-                wrote(-came)
-                came = 0
-                if attempt == ATTEMPTS - 1:
-                    raise
+        def get() -> None:
+            hear(None, 0)
+            with explained(self.address, file.path):
+                report = Callback(hooks={"came": hear})
+                self.fs.get_file(file.path, out.name, callback=report)
+            self._check_complete(file, os.fstat(out.fileno()).st_size)
+
+        _retried(get)
 
     def read(self, file: Found, start: int, stop: int) -> bytes:
         """The bytes of one range of a file; `NoRanges` if the server sends whole files only."""
-        for attempt in range(ATTEMPTS):
-            try:
-                with explained(self.address, file.path):
-                    data = self._range(file.path, file.size, start, stop)
-                self._check_length(file, len(data), stop - start)
-                return data
-            except Broken:
-                if attempt == ATTEMPTS - 1:
-                    raise
-        raise AssertionError
+
+        def get() -> bytes:
+            with explained(self.address, file.path):
+                data = self._range(file.path, file.size, start, stop)
+            self._check_length(file, len(data), stop - start)
+            return data
+
+        return _retried(get)
 
     def _range(self, path: str, size: int | None, start: int, stop: int) -> bytes:
         if self.address.scheme not in WEB:
@@ -208,6 +204,14 @@ class Broken(DmlError):
 
 class NoRanges(Exception):
     """A server that sends whole files only."""
+
+
+def _retried(transfer: Callable[[], T]) -> T:
+    """Try a transfer again if it breaks off."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(Broken):
+            return transfer()
+    return transfer()
 
 
 def _filesystem(address: Address) -> Any:

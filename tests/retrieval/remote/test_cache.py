@@ -257,6 +257,23 @@ def test_a_transfer_that_breaks_off_is_tried_again(server, monkeypatch):
     assert seen[-1] == ("downloading x.npy", 160, 160)
 
 
+def test_a_part_that_breaks_off_is_tried_again(server, monkeypatch):
+    server.pipe("/b/x.npy", b"0123456789")
+    real, failures = type(server).cat_file, [ConnectionResetError("reset")] * 2
+
+    def cat_file(self, *args, **options):
+        if failures:
+            raise failures.pop()
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(type(server), "cat_file", cat_file)
+    store = Store(parse("memory://b/x.npy"))
+    assert store.read(store.file(), 2, 5) == b"234"
+    failures += [ConnectionResetError("reset")] * 3
+    with pytest.raises(DmlError, match=r"memory://b/x\.npy cannot be reached"):
+        store.read(store.file(), 2, 5)
+
+
 @pytest.mark.parametrize("name", ["../x.npy", "a//x.npy", "a/./x.npy", "x\0.npy"])
 def test_names_that_lead_out_of_the_cache_are_refused(server, monkeypatch, name):
     there = [{"name": f"/b/{name}", "size": 1, "type": "file"}]
@@ -297,14 +314,17 @@ def test_users_passwords_and_queries_are_left_out_whatever_signs_they_have():
         assert without_secrets(text) == "cannot open postgresql://host/name now"
     assert without_secrets("https://me:1234567/ab@host/x") == "https://host/x"
     assert without_secrets("'https://token@host/x.npy?sig=1'") == "'https://host/x.npy'"
+    assert without_secrets("https://host/x?a=b::secret=1::key,y now") == "https://host/x::key,y now"
+    assert without_secrets("https://host/x?a=[::1]&b=secret") == "https://host/x"
     paths = ("http://host:80/a@b", "http://[::1]:80/a@b", "hf://datasets/a@b")
     for text in ("http://host:80/x", "s3://b/part-?/x", *paths):
         assert without_secrets(text) == text
 
 
 def test_the_next_step_names_no_secrets(capsys):
-    next_step("report", "https://me:password@host/x.npy?token=1", "--labels", "y.txt")
-    assert capsys.readouterr().err == "Next: dmltool report https://host/x.npy --labels y.txt\n"
+    next_step("report", "https://me:password@host/x.npz?token=1::key", "--labels", "y.txt")
+    said = capsys.readouterr().err
+    assert said == "Next: dmltool report https://host/x.npz::key --labels y.txt\n"
 
 
 def test_a_file_that_is_also_a_folder_is_named_and_one_that_becomes_a_folder_is_read(server):
