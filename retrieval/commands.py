@@ -106,7 +106,8 @@ def eval_command(
 
     settings = scoring_settings(**scoring)
     with ProgressBar() as report:
-        sources = Sources(file, gallery, labels, gallery_labels, progress=report)
+        of_labels = (labels, gallery_labels)
+        sources = Sources(file, gallery, labels=of_labels, train=False, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
     classes = _per_class_target(per_class, output, sources)
     with ProgressBar() as report:
@@ -275,7 +276,7 @@ def compare(
 
     settings = scoring_settings(**scoring)
     with ProgressBar() as report:
-        sources = Sources(a, b, labels, progress=report)
+        sources = Sources(a, b, labels=[labels], train=False, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
     with ProgressBar() as report:
         first, second = (

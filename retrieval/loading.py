@@ -187,7 +187,9 @@ def _named(split: Split, source: Embeddings) -> Split:
 
 def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locate) -> Embeddings:
     """The labels of a file of their own in place of those of a split, and of their names."""
-    values = read_labels(find(source))
+    with leaving_out_train(False):  # files of labels may be of one array, whatever their names
+        place = find(source)
+    values = read_labels(place)
     part = data.splits[split]
     if len(values) != len(part.vectors):
         raise DmlError(

@@ -6,19 +6,20 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import COMPRESSED, FORMATS, find_format, store_format
 from retrieval.formats.arrays import file_size
+from retrieval.formats.shards import without_train
 from retrieval.remote import ranges
 from retrieval.remote.address import Address, is_address, parse
 from retrieval.remote.cache import Entry, addresses_in_errors, shown
-from retrieval.remote.store import Store
+from retrieval.remote.store import Found, Store
 from retrieval.resources import StageProgress
-from retrieval.splits import SPELLINGS
+from retrieval.splits import SPELLINGS, leaving_out_train
 
 LISTING = 1 << 24  # bytes of a state.json that are read; it lists some hundred files
 
@@ -44,7 +45,8 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
     """`file.h5::key` -> the file and the key; for a run folder, the embeddings in it.
 
     Files behind an address are downloaded, unless copies of them are in the cache. Those that
-    `load` can read in parts get copies with holes, unless they are wanted whole.
+    `load` can read in parts get copies with holes, unless they are wanted whole. Inside
+    `leaving_out_train`, those of `train` are passed over.
     """
     text = str(source)
     if is_address(text):
@@ -79,11 +81,11 @@ def _behind(address: Address, parts: frozenset[str], progress: StageProgress | N
     """Copies of the files behind an address, found there as they would be on a disk."""
     store = Store(address)
     if address.is_pattern:
-        entry, found = Entry(address, address.root, progress), store.matches()
+        entry = Entry(address, address.root, progress)
+        found = {file.name: file for file in store.matches()}
         if not found:
             raise _no_match(address.shown)
-        entry.fetch(store, found, parts)
-        files = _sorted(entry.data / file.name for file in found)
+        files = _fetch_set(store, entry, found, _sorted(entry.data / name for name in found), parts)
         place = Place(address.shown, files, address.key)
     elif file := store.file():
         entry = Entry(address, address.root, progress)
@@ -117,11 +119,24 @@ def _folder_behind(address: Address, store: Store, entry: Entry, parts: frozense
             vectors, labels = (entry.data / name for name in pair)
             return Place(address.shown, (vectors,), address.key, labels)
     files = _in_folder(entry.data, [name for name in there if "/" not in name])
-    wanted = [file.relative_to(entry.data).as_posix() for file in files]
-    if lost := [name for name in wanted if name not in there]:
-        raise damaged(f"{address.shown} lists {lost[0]}, which is not there.")
-    entry.fetch(store, [there[name] for name in wanted], parts)
-    return Place(address.shown, files, address.key)
+    return Place(address.shown, _fetch_set(store, entry, there, files, parts), address.key)
+
+
+def _fetch_set(
+    store: Store,
+    entry: Entry,
+    there: Mapping[str, Found],
+    files: Sequence[Path],
+    parts: frozenset[str],
+) -> tuple[Path, ...]:
+    """Fetch the files of a set, without those of `train` where that is left out."""
+    names = {file: file.relative_to(entry.data).as_posix() for file in files}
+    if lost := [name for name in names.values() if name not in there]:
+        raise damaged(f"{entry.address.shown} lists {lost[0]}, which is not there.")
+    wanted = tuple(without_train(files))
+    entry.names |= set(names.values())
+    entry.fetch(store, [there[names[file]] for file in wanted], parts)
+    return wanted
 
 
 def natural(path: Path) -> tuple[list[str | int], str]:
@@ -242,17 +257,26 @@ class Sources:
     """The input files of a command, as they were when it began; a missing one is an error."""
 
     def __init__(
-        self, *names: str | None, progress: StageProgress | None = None, whole: bool = False
+        self,
+        *names: str | None,
+        labels: Sequence[str | None] = (),
+        train: bool = True,
+        progress: StageProgress | None = None,
+        whole: bool = False,
     ) -> None:
+        """train: download files of `train` too; of sets of labels, all files are."""
         self.places: dict[str, Place] = {}
         behind: dict[str, Place] = {}  # x.h5::a and x.h5::b are behind one address
         with addresses_in_errors():
-            for name in filter(None, names):
+            of_labels = {parse(name).url for name in labels if name and is_address(name)}
+            for name in filter(None, (*names, *labels)):
                 address = parse(name) if is_address(name) else None
                 if address and address.url in behind:
                     self.places[name] = replace(behind[address.url], key=address.key)
                     continue
-                self.places[name] = locate(name, progress, whole)
+                all_files = train or (address and address.url in of_labels)
+                with leaving_out_train(not all_files):
+                    self.places[name] = locate(name, progress, whole)
                 if address:
                     behind[address.url] = self.places[name]
         self.files = [file for place in self.places.values() for file in place.files]

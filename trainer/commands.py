@@ -291,7 +291,8 @@ def report(
     from trainer.reporting import Folder, pictures_of, run_view
 
     with ProgressBar() as progress:
-        sources = Sources(file, gallery, labels, gallery_labels, *others, progress=progress)
+        of_labels = (labels, gallery_labels)
+        sources = Sources(file, gallery, *others, labels=of_labels, train=False, progress=progress)
     folder, root = (Path(path) if path else None for path in (run, images))
     inputs = [folder / "config.toml", folder / "metrics.jsonl"] if folder else []
     target = check_target(out, force, [*sources.files, *inputs])

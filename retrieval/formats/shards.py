@@ -90,10 +90,26 @@ def _read(name: Path | str, file: Path, read: Callable[[Path], T]) -> T:
     return shard
 
 
+def without_train(files: Sequence[Path]) -> Sequence[Path]:
+    """The files that `join` reads, by their names alone, which need not exist yet."""
+    told = _told_splits(files)
+    wanted = to_read([split for split in told if split])
+    kept = {file: split for file, split in zip(files, told, strict=True) if split in wanted}
+    if None in told or len(kept) == len(files):
+        return files
+    alone = _told_splits(list(kept))  # test/query-0 beside train/0 is of `test`, alone of `query`
+    return list(kept) if len(set(alone)) == 1 or alone == list(kept.values()) else files
+
+
+def _told_splits(files: Sequence[Path]) -> list[str | None]:
+    """The split that the name of each file tells, below the folder that holds all of them."""
+    folder = os.path.commonpath([file.parent for file in files])
+    return [parts(str(file.relative_to(folder).with_suffix("")))[0] for file in files]
+
+
 def _named_splits(name: Path | str, files: Sequence[Path]) -> list[str]:
     """The split that the name of each file tells, such as test-0.npy, if they tell several."""
-    folder = os.path.commonpath([file.parent for file in files])
-    told = [parts(str(file.relative_to(folder).with_suffix("")))[0] for file in files]
+    told = _told_splits(files)
     if len(set(told)) == 1:
         return []
     if None in told:

@@ -127,6 +127,50 @@ def downloads(monkeypatch):
     return found
 
 
+def test_files_of_train_are_downloaded_only_if_they_are_read_and_then_kept(
+    server, downloads, clustered
+):
+    X, _ = clustered
+    for n, name in ((0, "train"), (20, "test")):
+        server.pipe(f"/b/{name}-0.npy", npy(X[n : n + 20]))
+        server.pipe(f"/b/{name}/0.npy", npy(X[n : n + 20]))
+    for name in ("memory://b", "memory://b/*.npy", "memory://b/**/0.npy"):
+        found = load(name, train=False).splits
+        np.testing.assert_array_equal(found["test"].vectors, X[20:40])
+    assert downloads == ["test-0.npy", "test-0.npy", "test/0.npy"]
+    assert set(load("memory://b").splits) == {"train", "test"}
+    load("memory://b", train=False)
+    (copy,) = Sources("memory://b", train=False).files
+    assert copy.with_name("train-0.npy").exists()
+
+
+def test_all_files_of_a_set_of_labels_are_downloaded_whatever_their_names(
+    server, downloads, clustered
+):
+    X, labels = clustered
+    for n, name in ((0, "train"), (20, "test")):
+        server.pipe(f"/b/y/{name}-0.npy", npy(labels[n : n + 20]))
+    server.pipe("/all.npy", npy(X[:40]))
+    found = load("memory://all.npy", labels="memory://b/y", train=False).splits["test"]
+    assert found.labels.tolist() == [*labels[20:40], *labels[:20]]
+    assert sorted(downloads) == ["all.npy", "test-0.npy", "train-0.npy"]
+    out = call("eval", "memory://all.npy", "--labels", "memory://b/y", "--no-nmi")
+    assert out.exit_code == 0, out.output
+    both = Sources("memory://b/y::a", labels=["memory://b/y::b"], train=False)
+    assert [len(place.files) for place in both.places.values()] == [2, 2]
+
+
+def test_files_of_train_are_left_out_only_if_the_others_mean_the_same_without_them(
+    server, clustered, tmp_path
+):
+    for name in ("test/query-0", "test/gallery-0", "train/0"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        np.save(tmp_path / f"{name}.npy", clustered[0])
+    server.put(str(tmp_path / "t*"), "/b", recursive=True)
+    for where in (tmp_path, "memory://b"):
+        assert list(load(f"{where}/**/*.npy", train=False).splits) == ["test"]
+
+
 def test_a_file_is_downloaded_again_only_if_it_has_changed(server, downloads):
     server.pipe("/b/x.npy", npy(np.ones((2, 2))))
     for _ in range(2):
