@@ -62,10 +62,9 @@ class Classes:
         return by_class[~large[by_class]], by_class[large[by_class]]
 
     def products(self, q: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Queries of one class with the items of that class, for queries sorted by class."""
+        """The queries of each class with the items of that class, for queries sorted by class."""
         for queries in np.split(q, _starts(self.codes[q])[1:]) if len(q) else ():
-            members = self.members(queries[0])
-            yield from ((queries[part], members) for part in slices(len(queries), _QUERIES))
+            yield queries, self.members(queries[0])
 
     def chunks(self, q: np.ndarray) -> list[np.ndarray]:
         """Runs of queries whose pairs take about _CHUNK bytes."""
@@ -97,11 +96,12 @@ def nearest_positives(
     parts, size = [], 0
     for queries, members in classes.products(large):
         members = _two_of_each(members, prepared.groups["l2"])
-        parts.append((queries, members))
-        size += len(queries) * len(members)
-        if size > _TOGETHER:
-            tasks.append(partial(large_classes, parts))
-            parts, size = [], 0
+        for part in slices(len(queries), _QUERIES):
+            parts.append((queries[part], members))
+            size += len(queries[part]) * len(members)
+            if size > _TOGETHER:
+                tasks.append(partial(large_classes, parts))
+                parts, size = [], 0
     tasks += [partial(large_classes, parts)] if parts else []
     # Many small steps on several threads wait for each other more than they work.
     work = np.sum(classes.size, dtype=np.float64) * classes.dim

@@ -44,8 +44,7 @@ class Positions:
             found.l2,
         )
         self.lock = Lock()
-        self.waiting: list[np.ndarray] = []  # pairs, as `wait` takes them
-        self.count = 0  # how many they are
+        self.postponed: list[np.ndarray] = []  # pairs, as `postpone` takes them
         limit, P = prepared.positive_counts, len(found.index)
         self.owner = np.repeat(np.arange(len(limit)), limit)  # (P,) queries
         self.square = prepared.gallery.square[self.index]
@@ -84,31 +83,29 @@ class Positions:
         per_query = ("start", "limit", "active", "total", "last")
         return self.lists._replace(**{name: getattr(self.lists, name)[q] for name in per_query})
 
-    def wait(self, pairs: np.ndarray) -> int:
-        """Keep pairs that float32 leaves open; returns how many wait.
+    def postpone(self, pairs: np.ndarray) -> int:
+        """Keep pairs that float32 leaves open; returns how many are kept.
 
         Most of the positives in doubt are soon beyond R, where nothing is to be decided.
         pairs (n, 4): query, item, and the range of positives in doubt as `MeasuredPairs` has it.
         """
         with self.lock:
-            self.waiting.append(pairs)
-            self.count += len(pairs)
-            return self.count
+            self.postponed.append(pairs)
+            return sum(map(len, self.postponed))
 
-    def take_waiting(self) -> np.ndarray:
-        """The pairs that wait and are still in doubt; none wait then."""
+    def take_postponed(self) -> np.ndarray:
+        """The kept pairs that are still in doubt, sorted by query; none are kept then."""
         with self.lock:
-            pairs = np.concatenate([np.empty((0, 4), np.int64), *self.waiting])
-            self.waiting, self.count = [], 0
-        return self._in_doubt(pairs)
+            pairs = np.concatenate([np.empty((0, 4), np.int64), *self.postponed])
+            self.postponed = []
+        return self._in_doubt(pairs[np.argsort(pairs[:, 0], kind="stable")])
 
     def _in_doubt(self, pairs: np.ndarray) -> np.ndarray:
-        """Leave out pairs whose positives in doubt are all beyond R, and sort them by query."""
-        pairs = pairs[pairs[:, 2] < self.lists.active[pairs[:, 0]]]
-        return pairs[np.argsort(pairs[:, 0], kind="stable")]
+        """Leave out pairs whose positives in doubt are all beyond R."""
+        return pairs[pairs[:, 2] < self.lists.active[pairs[:, 0]]]
 
     def settle(self, pairs: np.ndarray, locks: Sequence[Lock], block: int) -> None:
-        """Decide pairs in float64, and what float64 leaves open exactly, and count them.
+        """Decide pairs, sorted by query, in float64, and what it leaves open exactly; count them.
 
         Each block of queries has a lock.
         """

@@ -10,22 +10,22 @@ import numpy as np
 
 from retrieval.processes import ALONE, World
 from retrieval.ranking import kernels
-from retrieval.ranking.backends import Backend, Limits, Tile
+from retrieval.ranking.backends import Backend, Tile
 from retrieval.ranking.backends.numpy import NumpyBackend
+from retrieval.ranking.limits import Limits
 from retrieval.ranking.nearest_positive import Classes, nearest_positives
 from retrieval.ranking.pair_distance import compare_exactly, measure
 from retrieval.ranking.positions import positions_of
-from retrieval.ranking.vectors import ULP32, ULP64, Prepared, Vectors
+from retrieval.ranking.vectors import ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices, slices_of
 
 _PAIRS = 1 << 14  # open pairs decided at a time
-_WAITING = 1 << 18  # pairs of a query and a negative, for MAP@R, that wait to be decided
-_ALIKE = 1e-5  # the largest relative difference of norms that are taken as equal
+_POSTPONED = 1 << 18  # pairs of a query and a negative, for MAP@R, kept to be decided together
 _FLOAT64 = 1024  # rows and columns of a product in float64
 
 
 class TileCounter:
-    """The thresholds of the queries, and the counters."""
+    """The counters of all queries, and what they are counted with."""
 
     def __init__(
         self,
@@ -38,139 +38,30 @@ class TileCounter:
         world: World = ALONE,
     ) -> None:
         self.prepared, self.world = prepared, world
-        self.margin = np.float32((prepared.gallery.dim + 16) * ULP32)
         classes = Classes(prepared)
         self.nearest = nearest_positives(prepared, classes, world)
-        self.thresholds, self.norms = self._thresholds(), self._norms()
-        self.tying = {d: self._tying_groups(d) for d in prepared.distances}
+        self.limits = limits = Limits(prepared, self.nearest)
         Q = len(prepared.queries)
         self.counts = {d: np.zeros(Q, np.int64) for d in prepared.distances}
         self.ties = {d: np.zeros(Q, np.int64) for d in prepared.distances}
-        self.positions = positions_of(prepared, classes, self._nearness, world) if positions else {}
+        self.positions = (
+            positions_of(prepared, classes, limits.nearness, world) if positions else {}
+        )
+        limits.last = {d: found.lists.last for d, found in self.positions.items()}
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._centres: dict[str, np.ndarray] = {}
-        limits = Limits(
-            self.margin, self.thresholds, self.norms, self.tying, self._joint_thresholds()
-        )
         self.backend: Backend
         if devices:
             from retrieval.ranking.backends.torch import TorchBackend
 
             self.backend = TorchBackend(prepared, limits, devices, block)
         else:
-            self.backend = NumpyBackend(prepared, limits, self.reaches, block=block, axes=axes)
+            self.backend = NumpyBackend(prepared, limits, block=block, axes=axes)
         rows = np.array([self.backend.block])
         world.least(rows)  # tiles are shared out: those of all ranks have to be the same
         self.block = int(rows[0])
         self.query_locks = [threading.Lock() for _ in slices(Q, self.block)]
-
-    # Thresholds
-
-    def _nearness(
-        self, d: str, q: np.ndarray, squared: np.ndarray, error: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The nearness of items at squared distance squared +- error from queries q, float32.
-
-        Nearness is what the kernels compute: the cosine, or 2 |q| |x| cos - |x|^2 for l2, which
-        grows as the distance shrinks. Surely at least as near is what reaches the first bound,
-        possibly what reaches the second: rounded outward, with every error of the product.
-        Lengths are scaled by a power of two so that float32 can hold their squares; what is lost
-        below 2^-100 is slack, not error.
-        """
-        if d == "cos":
-            middle, slack = 1 - squared / 2, error / 2 + 4 * ULP64 + self.margin
-        else:
-            scale = self.prepared.scale  # its square may leave the range of float64
-            length = self.prepared.queries.square[q] * scale * scale
-            middle = length - squared * scale * scale
-            slack = error * scale * scale + (self.prepared.gallery.dim + 8) * ULP64 * length
-            slack += 4 * ULP32 * np.abs(middle) + 2.0**-100
-        sure, possible = (middle + slack).astype(np.float32), (middle - slack).astype(np.float32)
-        return np.nextafter(sure, np.float32(np.inf)), np.nextafter(possible, np.float32(-np.inf))
-
-    def _thresholds(self) -> np.ndarray:
-        """(5, Q) float32, as `kernels.TileQueries` has them."""
-        thresholds = self._unreachable()
-        for d, nearest in self.nearest.items():
-            some = np.flatnonzero(nearest.index >= 0)
-            bounds = self._nearness(d, some, nearest.squared[some], nearest.error[some])
-            if d == "cos":
-                thresholds[0, some], thresholds[1, some] = bounds
-            else:
-                thresholds[3, some], thresholds[4, some] = -bounds[0], -bounds[1]
-        return thresholds
-
-    def _joint_thresholds(self) -> np.ndarray | None:
-        """(5, Q) thresholds of cosines that decide both distances if all gallery norms are equal.
-
-        A cosine that reaches the first is surely as near by either distance, one below the second
-        by none. None if the norms differ by more than rounding, or one distance is counted.
-        """
-        least = float(self.norms[0].min(initial=np.inf))
-        most = float(self.norms[0].max(initial=0.0))
-        if len(self.prepared.distances) < 2 or not 0 < most <= least * (1 + _ALIKE):
-            return None
-        joint = self.thresholds.copy()
-        twice, sure, possible = joint[2:].astype(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            high = self.norms[1].max() - sure
-            low = self.norms[2].min() - possible
-            high = np.maximum(high / (twice * least), high / (twice * most)) + self.margin
-            low = np.minimum(low / (twice * least), low / (twice * most)) - self.margin
-        joint[0] = np.nextafter(np.maximum(joint[0], high).astype(np.float32), np.float32(np.inf))
-        joint[1] = np.nextafter(np.minimum(joint[1], low).astype(np.float32), np.float32(-np.inf))
-        joint[0, twice == 0], joint[1, twice == 0] = np.inf, -np.inf  # a zero row decides nothing
-        return joint
-
-    def _unreachable(self) -> np.ndarray:
-        """(5, Q) thresholds that no item reaches: those of queries without a positive."""
-        queries = self.prepared.queries
-        thresholds = np.empty((5, len(queries)), np.float32)
-        thresholds[:2], thresholds[3:] = np.inf, -np.inf
-        thresholds[2] = 2 * queries.norm * self.prepared.scale
-        return thresholds
-
-    def reaches(self, q: slice, g: slice) -> tuple[kernels.Reach, kernels.Reach]:
-        """What matters to these queries, and to these gallery items where they are queries too."""
-        if self.prepared.symmetric:
-            return self._reach(q, self.norms[:, q]), self._reach(g, self.norms[:, g])
-        A, B = q.stop - q.start, g.stop - g.start
-        nothing = np.full(B, np.inf, np.float32), np.full(B, -np.inf, np.float32)
-        norm, _, square = np.ascontiguousarray(self.norms[:, g])
-        items = kernels.Reach(*nothing, np.zeros(B, np.float32), norm, square)
-        return self._reach(q, np.ones((3, A), np.float32)), items
-
-    def _reach(self, q: slice, norms: np.ndarray) -> kernels.Reach:
-        """The nearest positive matters to a query, and the last of its positives within R."""
-        _, cos, twice, _, l2 = np.ascontiguousarray(self.thresholds[:, q])
-        for d, positions in self.positions.items():
-            last = positions.lists.last[q]
-            if d == "cos":
-                cos = np.minimum(cos, last)
-            else:
-                l2 = np.maximum(l2, last)
-        norm, _, square = np.ascontiguousarray(norms)
-        return kernels.Reach(cos, l2, twice, norm, square)
-
-    def _norms(self) -> np.ndarray:
-        """(3, G) float32, as `kernels.TileGallery` has them."""
-        norms = np.empty((3, len(self.prepared.gallery)), np.float32)
-        for part in slices(len(self.prepared.gallery), 1 << 20):
-            norm = self.prepared.gallery.norm[part] * self.prepared.scale
-            slack = 4 * ULP32 * norm**2 + 2.0**-100
-            norms[:, part] = norm, norm**2 + slack, norm**2 - slack
-        return norms
-
-    def _tying_groups(self, d: str) -> np.ndarray:
-        """(Q,) the group of rows that tie with the nearest positive, -1 if there is none."""
-        index = self.nearest[d].index
-        groups = np.where(index >= 0, self.prepared.groups[d][index], -1)
-        if d == "cos":  # to a query of length zero, every item is as near as any other
-            groups[(self.prepared.queries.norm == 0) & (index >= 0)] = kernels.ANY
-        return groups
-
-    # Tiles
 
     def count(self, progress: Progress | None) -> None:
         """Count all tiles; of a symmetric product, those on and above the diagonal.
@@ -189,16 +80,15 @@ class TileCounter:
         tasks = [(partial(self._column, g, own), len(own)) for g, own in shared[::-1] if own]
         with self.backend.ready():
             run_all(tasks, self.backend.workers, progress, self.stop.set)
-        rest = [(task, 1) for d in self.positions for task in self._waiting_tasks(d)]
+        rest = [(task, 1) for d in self.positions for task in self._postponed_tasks(d)]
         run_all(rest, self.prepared.threads, stop=self.stop.set)
-        del self.backend  # it knows this counter: the memory of both would wait to be collected
         self.world.add(*self.counts.values(), *self.ties.values())
         for positions in self.positions.values():
             positions.join(self.world)
 
-    def _waiting_tasks(self, d: str) -> list[Callable[[], None]]:
-        """Decide before which positives the negatives of the waiting pairs stand."""
-        positions, pairs = self.positions[d], self.positions[d].take_waiting()
+    def _postponed_tasks(self, d: str) -> list[Callable[[], None]]:
+        """Tasks that decide before which positives the negatives of the postponed pairs stand."""
+        positions, pairs = self.positions[d], self.positions[d].take_postponed()
 
         def settle(some: slice) -> None:
             if not self.stop.is_set():
@@ -261,8 +151,8 @@ class TileCounter:
             if not count:
                 continue
             pairs = work.open_positives[:count] + np.array([q.start, tile.g.start, 0, 0])
-            if positions.wait(pairs) >= _WAITING:
-                for task in self._waiting_tasks(d):
+            if positions.postpone(pairs) >= _POSTPONED:
+                for task in self._postponed_tasks(d):
                     task()
 
     def _tile_float64(self, d: str, q: slice, g: slice, work: _Worker) -> None:
@@ -282,7 +172,7 @@ class TileCounter:
         extra = (6 * ULP64, ((dim + 16) * ULP64) ** 2) if d == "cos" else (0.0, 1e-290)
         slack = np.array([(8 * dim + 64) * ULP64, *extra])
         rows = kernels.Float64Queries(
-            w_q, limits, self.prepared.self_columns(q, g), queries.codes[q], self.tying[d][q]
+            w_q, limits, self.prepared.self_columns(q, g), queries.codes[q], self.limits.tying[d][q]
         )
         columns = kernels.Float64Gallery(w_g, gallery.codes[g], self.prepared.groups[d][g])
         product, first = Y @ Z.T, 0

@@ -1,7 +1,7 @@
 """What differs between devices: the product of two blocks of vectors, and the counting of it.
 
-Everything around it is shared (`tiles`): thresholds, margins, and the exact decision of the pairs
-that float32 leaves open.
+Everything around it is shared: thresholds and margins (`limits`), and the exact decision of the
+pairs that float32 leaves open (`tiles`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from retrieval.ranking.position_kernels import PositiveLists
-
-
-class Limits(NamedTuple):
-    """What the cosines of all queries and gallery items are compared with."""
-
-    margin: np.float32  # how far a cosine may be off
-    thresholds: np.ndarray  # (5, Q) float32, as `kernels.TileQueries` has them
-    norms: np.ndarray  # (3, G) float32, as `kernels.TileGallery` has them
-    tying: dict[str, np.ndarray]  # distance -> (Q,) groups, as `kernels.TileQueries` has them
-    joint: np.ndarray | None  # (5, Q) thresholds whose cosines hold for both distances at once
 
 
 class Tile(NamedTuple):
@@ -75,6 +65,6 @@ class Backend(Protocol):
     ) -> Iterator[int]:
         """Add negatives to the positives that they are at least as near as, as `credit_tile` does.
 
-        `lists` are those of the tile's queries. Yields the number of open pairs (query, item) that
-        `pairs` holds now; they are decided before it goes on.
+        `lists` are those of the tile's queries. Yields how many rows (query, item, and the range of
+        positives in doubt) `pairs` holds; the caller copies them before it goes on.
         """

@@ -9,32 +9,27 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from retrieval.ranking import kernels, position_kernels
-from retrieval.ranking.backends import Limits, Tile
-from retrieval.ranking.leading_axes import Reaches, leading_axes
+from retrieval.ranking.backends import Tile
+from retrieval.ranking.leading_axes import leading_axes
+from retrieval.ranking.limits import Limits
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import single_blas_thread, tile_rows
 
+_ALIKE = 1e-5  # the largest relative difference of norms that are taken as equal
+
 
 class NumpyBackend:
-    """Products of NumPy arrays, counted by kernels.
-
-    `reaches` tells what matters to queries and gallery items; `axes` is that of `count_ranks`.
-    """
+    """Products of NumPy arrays, counted by kernels; `axes` is that of `count_ranks`."""
 
     def __init__(
-        self,
-        prepared: Prepared,
-        limits: Limits,
-        reaches: Reaches,
-        *,
-        block: int | None,
-        axes: int | None,
+        self, prepared: Prepared, limits: Limits, *, block: int | None, axes: int | None
     ) -> None:
-        self.prepared, self.limits, self.reaches = prepared, limits, reaches
+        self.prepared, self.limits = prepared, limits
+        self.joint = joint_thresholds(limits) if len(prepared.distances) > 1 else None
         self._local = threading.local()
         self.block = block or tile_rows(len(prepared.gallery), prepared.threads)
         self.workers = prepared.threads
-        self.axes = leading_axes(prepared, limits.margin, reaches, axes)
+        self.axes = leading_axes(prepared, limits.margin, limits.reaches, axes)
 
     def ready(self) -> AbstractContextManager[None]:
         return single_blas_thread()  # one tile per thread, not one product on all
@@ -47,7 +42,7 @@ class NumpyBackend:
             units = self.prepared.queries.units(q)
             product = np.matmul(units, items.T, out=self._room(len(units), len(items)))  # (A, B)
         else:
-            product = self.axes.product(q, g, self.limits.margin, *self.reaches(q, g))
+            product = self.axes.product(q, g, self.limits.margin, *self.limits.reaches(q, g))
         column = self.prepared.self_columns(q, g)
         rows = np.flatnonzero(column >= 0)
         product[rows, column[rows]] = np.nan
@@ -60,15 +55,14 @@ class NumpyBackend:
         return self._local.room[: rows * columns].reshape(rows, columns)
 
     def count(self, tile: Tile) -> np.ndarray:
-        joint = self.limits.joint
-        if joint is None:
+        if self.joint is None:
             distances = self.prepared.distances
             wanted = "cos" in distances, "l2" in distances
             return self._count(
                 tile, tile.product, self._of_queries(self.limits.thresholds, tile), wanted
             )
         # Both distances at once, and each of them where that leaves a doubt.
-        counts = self._count(tile, tile.product, self._of_queries(joint, tile), (True, False))
+        counts = self._count(tile, tile.product, self._of_queries(self.joint, tile), (True, False))
         counts[2:] = counts[:2]
         some = np.flatnonzero(counts[0] != counts[1])
         if len(some):
@@ -108,17 +102,8 @@ class NumpyBackend:
         self, tile: Tile, distance: str
     ) -> tuple[kernels.Tile, bool, kernels.TileQueries, kernels.TileGallery]:
         """What the kernels take first."""
-        prepared, q, g = self.prepared, tile.q, tile.g
-        queries = kernels.TileQueries(
-            self._of_queries(self.limits.thresholds, tile),
-            prepared.queries.codes[q],
-            self.limits.tying[distance][q],
-        )
-        gallery = kernels.TileGallery(
-            self._norms(tile), prepared.gallery.codes[g], prepared.groups[distance][g]
-        )
         cosines = kernels.Tile(tile.product, self.limits.margin, tile.transposed)
-        return cosines, distance == "l2", queries, gallery
+        return cosines, distance == "l2", *self.limits.of_tile(distance, tile.q, tile.g)
 
     # Contiguous copies: compiled loops over strided rows would not use vector registers.
 
@@ -127,3 +112,26 @@ class NumpyBackend:
 
     def _norms(self, tile: Tile) -> np.ndarray:
         return np.ascontiguousarray(self.limits.norms[:, tile.g])
+
+
+def joint_thresholds(limits: Limits) -> np.ndarray | None:
+    """(5, Q) thresholds of cosines that decide both distances if all gallery norms are equal.
+
+    A cosine that reaches the first is surely as near by either distance, one below the second by
+    none. None if the norms differ by more than rounding.
+    """
+    norms = limits.norms
+    least, most = float(norms[0].min(initial=np.inf)), float(norms[0].max(initial=0.0))
+    if not 0 < most <= least * (1 + _ALIKE):
+        return None
+    joint = limits.thresholds.copy()
+    twice, sure, possible = joint[2:].astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        high = norms[1].max() - sure
+        low = norms[2].min() - possible
+        high = np.maximum(high / (twice * least), high / (twice * most)) + limits.margin
+        low = np.minimum(low / (twice * least), low / (twice * most)) - limits.margin
+    joint[0] = np.nextafter(np.maximum(joint[0], high).astype(np.float32), np.float32(np.inf))
+    joint[1] = np.nextafter(np.minimum(joint[1], low).astype(np.float32), np.float32(-np.inf))
+    joint[0, twice == 0], joint[1, twice == 0] = np.inf, -np.inf  # a zero row decides nothing
+    return joint

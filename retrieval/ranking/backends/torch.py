@@ -19,8 +19,9 @@ from torch import Tensor
 
 from retrieval.errors import DmlError
 from retrieval.ranking import kernels, position_kernels
-from retrieval.ranking.backends import Limits, Tile
+from retrieval.ranking.backends import Tile
 from retrieval.ranking.backends.trial import ieee_products, multiply
+from retrieval.ranking.limits import Limits
 from retrieval.ranking.vectors import Prepared, Vectors
 from retrieval.resources import available_memory, blocks
 
@@ -50,11 +51,7 @@ class TorchBackend:
     """Products of tensors on one or several devices, which share out the tiles."""
 
     def __init__(
-        self,
-        prepared: Prepared,
-        limits: Limits,
-        devices: tuple[str, ...],
-        block: int | None,
+        self, prepared: Prepared, limits: Limits, devices: tuple[str, ...], block: int | None
     ) -> None:
         self.prepared, self.limits = prepared, limits
         self.margin = float(limits.margin)
@@ -202,18 +199,9 @@ class TorchBackend:
         self, tile: Tile, distance: str, lists: position_kernels.PositiveLists, pairs: np.ndarray
     ) -> Iterator[int]:
         """Find the pairs that reach a query's last positive within R; the CPU adds them."""
-        limits, prepared, l2 = self.limits, self.prepared, distance == "l2"
+        limits, l2 = self.limits, distance == "l2"
         last = torch.from_numpy(np.ascontiguousarray(lists.last)).to(tile.product.device)
-        queries = kernels.TileQueries(
-            np.ascontiguousarray(limits.thresholds[:, tile.q]),
-            prepared.queries.codes[tile.q],
-            limits.tying[distance][tile.q],
-        )
-        gallery = kernels.TileGallery(
-            np.ascontiguousarray(limits.norms[:, tile.g]),
-            prepared.gallery.codes[tile.g],
-            prepared.groups[distance][tile.g],
-        )
+        queries, gallery = limits.of_tile(distance, tile.q, tile.g)
 
         def candidates(view: _View) -> tuple[np.ndarray, np.ndarray]:
             row = 4 if l2 else 1

@@ -74,14 +74,14 @@ def test_most_pairs_of_a_falling_spectrum_are_skipped(rng):
     X, labels = embeddings(rng, 1.0, noise=0.3, D=256)
     found = counter(X, labels, 32)
     part = slice(0, 256), slice(256, 512)
-    product = found.backend.axes.product(*part, found.margin, *found.reaches(*part))
+    product = found.backend.axes.product(*part, found.limits.margin, *found.limits.reaches(*part))
     skipped = product == -2
     assert skipped.mean() > 0.9
     units = X / np.linalg.norm(X, axis=1, keepdims=True)
     full = units[part[0]].astype(np.float64) @ units[part[1]].T
-    assert np.abs(product - full)[~skipped].max() < found.margin
+    assert np.abs(product - full)[~skipped].max() < found.limits.margin
     # A skipped pair reaches the threshold of neither of its two queries.
-    cos = found.thresholds[1]
+    cos = found.limits.thresholds[1]
     assert (full < cos[part[0], None])[skipped].all()
     assert (full < cos[None, part[1]])[skipped].all()
 

@@ -29,3 +29,13 @@ def test_the_nearest_of_tiny_rows_is_found_for_a_huge_query(size, monkeypatch, r
     found = ranks_of(X, labels, huge, labels[:20], distances=("l2",))["l2"].nearest
     # |q - x|^2 - |q|^2 = |x|^2 - 2 q x, where |x|^2 is too small to matter.
     assert (found == (huge.astype(np.float64) @ X.T.astype(np.float64)).argmax(axis=1)).all()
+
+
+def test_parts_of_a_large_class_share_its_members(monkeypatch, rng):
+    calls = []
+    two_of_each = nearest_positive._two_of_each
+    monkeypatch.setattr(
+        nearest_positive, "_two_of_each", lambda *args: calls.append(1) or two_of_each(*args)
+    )
+    ranks_of(rng.standard_normal((1500, 4)).astype(np.float32), np.arange(1500) % 2)
+    assert len(calls) == 2  # of 750 items each, looked at in parts of 512

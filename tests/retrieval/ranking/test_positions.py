@@ -56,7 +56,7 @@ def assert_exact_positions(*args, self_ids=None, **options):
 @pytest.mark.parametrize("name", HARD)
 def test_positions_of_positives_are_those_of_exact_arithmetic(name, options, rng, monkeypatch):
     options = dict(options)
-    monkeypatch.setattr(tiles, "_WAITING", options.pop("waiting", tiles._WAITING))
+    monkeypatch.setattr(tiles, "_POSTPONED", options.pop("waiting", tiles._POSTPONED))
     monkeypatch.setattr(nearest_positive, "_LARGE", options.pop("large", nearest_positive._LARGE))
     assert_exact_positions(HARD[name], rng.integers(0, 4, len(HARD[name])), **options)
 

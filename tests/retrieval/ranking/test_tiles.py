@@ -128,4 +128,4 @@ def test_rows_of_different_lengths_are_counted_by_each_distance(rng):
     X = rng.standard_normal((20, 4))
     problem = from_arrays(X, np.arange(20) % 4)
     counter = TileCounter(prepare(problem, ("l2", "cos"), 1 << 20, 1), False)
-    assert counter.backend.limits.joint is None
+    assert counter.backend.joint is None
