@@ -15,7 +15,7 @@ from importlib import import_module
 
 import click
 
-from retrieval import console, processes
+from retrieval import console, processes, world
 from retrieval.errors import DmlError, install
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
@@ -81,7 +81,7 @@ class Cli(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if name and name not in SEVERAL:
-            processes.refuse_several(name)
+            world.refuse_several(name)
         for option in command.params if command else ():
             if set(option.opts) & set(rest) and (no := set(option.secondary_opts) & set(rest)):
                 raise click.UsageError(f"{option.opts[0]} and {no.pop()} exclude each other.")

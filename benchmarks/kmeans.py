@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import alternate, clustered, machine, record, table
-from retrieval.clustering import ITERATIONS, KMeans, cluster_scores, estimated_seconds
-from retrieval.kmeans import lloyd, seeding
+from retrieval.clustering import KMeans, cluster_scores, estimated_seconds
+from retrieval.kmeans import ITERATIONS, lloyd, seeding
 from retrieval.kmeans.bounds import short_forms
 from retrieval.kmeans.pairs import all_pairs, initial, iterate
 from retrieval.metrics import cluster_metrics, nmi
@@ -103,14 +103,18 @@ def starts_of_sklearn(points: np.ndarray, labels: np.ndarray, k: int, count: int
     return np.array([(run.inertia_, nmi(labels, run.labels_)) for run in runs])
 
 
+def silent(*_: object) -> None:
+    """Hear of progress and show none."""
+
+
 def starts_of_dmltool(points: np.ndarray, labels: np.ndarray, k: int, count: int) -> np.ndarray:
     """Objective and NMI of single starts of dmltool, as it runs ten of them, (count, 2)."""
     found = []
     with single_blas_thread():
         pairs = all_pairs(points, processors())
         for seed in range(count):
-            run = initial(pairs, k, int(seeding.trials(0, k)), seed, int)
-            iterate(run, ITERATIONS, int)
+            run = initial(pairs, k, int(seeding.trials(0, k)), seed, silent)
+            iterate(run, ITERATIONS, silent)
             found.append((run.objective, nmi(labels, run.label)))
     return np.array(found)
 

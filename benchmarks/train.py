@@ -24,8 +24,8 @@ import torch
 from benchmarks.measure import machine, record, table
 from retrieval.metrics import DISTANCES
 from retrieval.problem import from_arrays
-from retrieval.processes import World
 from retrieval.ranking.ranks import count_ranks
+from retrieval.world import World
 from trainer import losses
 from trainer.config import Config
 from trainer.data.datasets import load

@@ -28,7 +28,7 @@ from retrieval.options import (
 from retrieval.splits import SPLITS
 
 if TYPE_CHECKING:
-    from retrieval.processes import World
+    from retrieval.world import World
 
 three_numbers = Numbers("R,G,B", "three numbers such as 0.485,0.456,0.406", float, 3)
 colour = Numbers(

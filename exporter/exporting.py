@@ -38,8 +38,9 @@ from exporter.onnx.model import Model
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
-from retrieval.processes import ALONE, World, agree
+from retrieval.processes import agree
 from retrieval.resources import StageProgress
+from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
 from trainer.run.device import use_threads
 

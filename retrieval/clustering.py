@@ -17,12 +17,12 @@ import numpy as np
 
 from retrieval import metrics
 from retrieval.errors import DmlError
-from retrieval.kmeans import STARTS, lloyd, pairs, seeding
+from retrieval.kmeans import ITERATIONS, STARTS, lloyd, pairs, seeding
 from retrieval.kmeans.bounds import Short, short_forms
 from retrieval.kmeans.pairs import Pairs, all_pairs
 from retrieval.resources import Progress, processors, run_all, single_blas_thread
+from retrieval.space import single_precision
 
-ITERATIONS = 300  # at most; as in scikit-learn
 # A start and its iterations take as long as so many assignments of all points to all centroids:
 PASSES = 6  # above MANY clusters
 PASSES_BY_PAIRS = 8  # with the distances of all pairs
@@ -123,8 +123,6 @@ class _Data:
 
 
 def _data(vectors: np.ndarray, distance: str, k: int, settings: KMeans) -> _Data:
-    from retrieval.space import single_precision  # scores without NMI do not need it
-
     points, scale = single_precision(vectors, distance)
     several = settings.init != "random" and settings.starts(k) > 1 and k <= MANY
     with single_blas_thread():

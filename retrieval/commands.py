@@ -20,6 +20,7 @@ from retrieval.console import (
     tell,
     warn,
 )
+from retrieval.kmeans import ITERATIONS
 from retrieval.options import (
     Output,
     force_option,
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Evaluation, Settings
     from retrieval.problem import Problem
-    from retrieval.processes import World
     from retrieval.sources import Sources
+    from retrieval.world import World
 
 
 @click.command("eval")
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--kmeans-iterations",
     type=click.IntRange(1),
-    default=300,
+    default=ITERATIONS,
     show_default=True,
     help="Most iterations of a k-means run, which ends when nothing changes.",
 )
@@ -192,14 +193,16 @@ def _with_nmi(
     evaluation: Evaluation, problem: Problem, settings: Settings
 ) -> tuple[Evaluation, bool]:
     """Add NMI where that is wanted; also return whether Ctrl-C has cut it short."""
+    if settings.nmi is False:
+        return evaluation, False
     from retrieval.clustering import LONG
-    from retrieval.evaluation import add_nmi, nmi_left_out, nmi_seconds, noted
+    from retrieval.evaluation import noted
+    from retrieval.nmi import add_nmi, estimated_seconds, left_out
     from retrieval.number_format import duration
 
-    why = nmi_left_out(problem, settings)
-    if why is not None:
-        return noted(evaluation, why) if why else evaluation, False
-    seconds = nmi_seconds(problem, settings)
+    if why := left_out(problem, settings):
+        return noted(evaluation, why), False
+    seconds = estimated_seconds(problem, settings)
     if seconds > LONG:
         tell(
             f"k-means for NMI takes about {duration(seconds)} on two cores; "

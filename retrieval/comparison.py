@@ -14,9 +14,9 @@ from retrieval.loading import comparable, loaded
 from retrieval.matching import match_rows
 from retrieval.metrics import cluster_metrics
 from retrieval.problem import from_embeddings
-from retrieval.processes import ALONE, World
 from retrieval.resources import StageProgress, of_file
 from retrieval.results import Comparison, Difference, Flip
+from retrieval.world import ALONE, World
 
 VERSION = 1
 

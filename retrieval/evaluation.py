@@ -10,27 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from retrieval import bootstrap, checks, clustering, metrics
+from retrieval import bootstrap, checks, metrics
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.kmeans import STARTS
+from retrieval.kmeans import ITERATIONS, STARTS
 from retrieval.loading import load
 from retrieval.metrics import DISTANCES
-from retrieval.number_format import duration
 from retrieval.problem import (
     LEAVE_ONE_OUT,
-    QUERY_GALLERY,
     Problem,
     from_arrays,
     from_embeddings,
     require_common_label,
     sample,
 )
-from retrieval.processes import ALONE, World
 from retrieval.ranking.backends.choice import PATTERN
 from retrieval.ranking.ranks import Ranks, count_ranks
-from retrieval.resources import Progress, StageProgress, allowed, stage
+from retrieval.resources import StageProgress, allowed, stage
 from retrieval.results import Result, Scores
+from retrieval.world import ALONE, World
 
 VERSION = 1
 LEAST = {"seeds": 1, "kmeans_iterations": 1, "kmeans_restarts": 1, "queries": 1, "threads": 1}
@@ -47,7 +45,7 @@ class Settings:
     nmi: bool | None = None  # NMI and AMI; None: if k-means does not take long
     seeds: int = 3  # k-means is run with seeds 0, 1, ...
     kmeans_init: str = STARTS[0]  # or another of STARTS
-    kmeans_iterations: int = clustering.ITERATIONS  # at most
+    kmeans_iterations: int = ITERATIONS  # at most
     kmeans_restarts: int | None = None  # None: ten up to 1,000 clusters, else one
     queries: int | None = None  # ask only so many, drawn at random
     memory: int = 2 << 30  # bytes beyond the embeddings themselves
@@ -96,15 +94,6 @@ class Settings:
         """The settings with the usual K of the embeddings' data set, unless some are given."""
         name = data.attrs.get("dataset") if data else None
         return self if self.recall_at else replace(self, recall_at=metrics.usual_recall_at(name))
-
-    @property
-    def kmeans(self) -> clustering.KMeans:
-        return clustering.KMeans(
-            self.kmeans_init,
-            self.kmeans_iterations,
-            self.kmeans_restarts,
-            self.threads and allowed(self.threads),
-        )
 
 
 @dataclass(frozen=True)
@@ -215,10 +204,12 @@ def run(
 ) -> Evaluation:
     """Evaluates the problem; `progress(stage, done, total)` hears of everything long."""
     found = score(problem, settings, progress, world)
-    why = nmi_left_out(problem, settings)
-    if why is None:
-        return add_nmi(found, problem, settings, progress)
-    return noted(found, why) if why else found
+    if settings.nmi is False:
+        return found
+    from retrieval.nmi import add_nmi, left_out  # not imported where k-means is not wanted
+
+    why = left_out(problem, settings)
+    return noted(found, why) if why else add_nmi(found, problem, settings, progress)
 
 
 def rank(
@@ -254,7 +245,7 @@ def score(
     progress: StageProgress | None = None,
     world: World = ALONE,
 ) -> Evaluation:
-    """All scores but NMI and AMI, which k-means may take long for: `add_nmi`."""
+    """All scores but NMI and AMI, which k-means may take long for: `nmi.add_nmi`."""
     settings = settings.of()
     full = problem
     problem, ranked = rank(full, settings, progress, world)
@@ -285,69 +276,14 @@ def score(
             *checks.few_classes(problem),
             *_beyond(problem, settings),
         ],
-        "settings": _recorded(settings, False, len(problem.names)),
+        "settings": _recorded(settings),
     }
     return Evaluation(problem, result, ranks, per_query)
-
-
-def add_nmi(
-    found: Evaluation,
-    problem: Problem,
-    settings: Settings,
-    progress: StageProgress | None = None,
-) -> Evaluation:
-    """The evaluation with NMI and AMI of the same problem, all its queries among the points."""
-    settings = settings.of()
-    vectors, codes = problem.gallery, problem.gallery_codes
-    if problem.protocol == QUERY_GALLERY:
-        vectors = np.concatenate([problem.query_vectors, vectors])
-        codes = np.concatenate([problem.query_codes, codes])
-    if len(settings.distances) > 1 and _unit_length(problem):  # both have the same clusters
-        shared = _clusters(vectors, codes, settings, "cos", stage(progress, "k-means"))
-        clusters = dict.fromkeys(settings.distances, shared)
-    else:
-        clusters = {
-            d: _clusters(vectors, codes, settings, d, stage(progress, f"k-means ({d})"))
-            for d in settings.distances
-        }
-    scores = {d: values | clusters[d] for d, values in found.result["distances"].items()}
-    recorded = _recorded(settings, True, len(problem.names))
-    return replace(found, result=found.result | {"distances": scores, "settings": recorded})
 
 
 def noted(found: Evaluation, note: str) -> Evaluation:
     """The evaluation with one more note for people."""
     return replace(found, result=found.result | {"notes": [*found.result["notes"], note]})
-
-
-def nmi_left_out(problem: Problem, settings: Settings) -> str | None:
-    """Why NMI is not computed; None: it is; empty: it was not wanted."""
-    if settings.nmi is not None:
-        return None if settings.nmi else ""
-    seconds = nmi_seconds(problem, settings)
-    if seconds <= clustering.LONG:
-        return None
-    return (
-        f"NMI was left out: k-means with {len(problem.names):,} clusters would take about "
-        f"{duration(seconds)} on two cores; --nmi computes it"
-    )
-
-
-def nmi_seconds(problem: Problem, settings: Settings) -> float:
-    """How long k-means takes, estimated."""
-    N = len(problem.gallery)
-    N += len(problem.query_codes) if problem.protocol == QUERY_GALLERY else 0
-    k = len(problem.names)
-    distances = 1 if _unit_length(problem) else len(settings.distances)
-    runs = distances * settings.seeds * settings.kmeans.starts(k)
-    return clustering.estimated_seconds(N, problem.gallery.shape[1], k, runs)
-
-
-def _unit_length(problem: Problem) -> bool:
-    """Whether all queries and gallery items have length 1, so that l2 and cos are alike."""
-    from retrieval.space import unit_length  # scores without NMI do not need it
-
-    return unit_length(problem.gallery) and unit_length(problem.query_vectors)
 
 
 def _beyond(problem: Problem, settings: Settings) -> list[str]:
@@ -379,37 +315,10 @@ def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Setting
     return out
 
 
-def _clusters(
-    vectors: np.ndarray,
-    codes: np.ndarray,
-    settings: Settings,
-    d: str,
-    progress: Progress | None,
-) -> Scores:
-    """NMI and AMI of k-means, k the number of classes, over all items of the test set."""
-    seeds = list(range(settings.seeds))
-    scores, iterations = clustering.cluster_scores(
-        vectors, codes, d, seeds, settings=settings.kmeans, progress=progress
-    )
-    return {
-        name: {
-            "mean": float(np.mean(values)),
-            "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-            "values": [float(v) for v in values],
-        }
-        for name, values in scores.items()
-    } | {"kmeans_iterations": iterations}
-
-
-def _recorded(settings: Settings, nmi: bool, classes: int) -> dict[str, Any]:
+def _recorded(settings: Settings) -> dict[str, Any]:
     """The settings as used; threads, memory and the device of the ranks change no score."""
-    used = asdict(settings) | {"nmi": nmi}
+    used = asdict(settings) | {"nmi": False}
     for name in ("threads", "memory", "device"):
         used.pop(name)
     used |= {"engine": "count"} | {name: version(name) for name in ("dmltool", "numpy", "numba")}
-    if nmi:
-        used |= {"kmeans_k": classes, "nmi_average": "arithmetic"}
-        used |= {"kmeans_restarts": settings.kmeans.starts(classes)}
-        if faiss := clustering.faiss_with_gpu():
-            used |= {"faiss": faiss.__version__}
     return used | {"distances": list(settings.distances), "recall_at": list(settings.recall_at)}

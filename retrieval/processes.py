@@ -1,23 +1,22 @@
-"""Several processes that work on one job, on one machine or several, started by torchrun or srun.
+"""Connect the processes of a job that torchrun or srun started, and let them work together.
 
-Only their environment variables are read. torch connects the processes and is imported when there
-are several: a process that is alone needs none.
+torch connects the processes and is imported when there are several: a process that is alone needs
+none.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from retrieval.errors import DmlError
+from retrieval.world import START, World, from_environment
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch.distributed import Store
 
@@ -28,120 +27,10 @@ JOIN = timedelta(seconds=50)
 """All ranks start within this time, or the others stop."""
 TIMEOUT = timedelta(days=1)
 """How long ranks wait for one another; the watchdog ends them if one dies."""
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-START = "torchrun --nproc-per-node=2 $(which dmltool) COMMAND ..."
 LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
-MOST = 1 << 26  # numbers in one collective
 
 _joined = itertools.count()
 _stores: dict[tuple[str, int], Store] = {}  # kept: who comes back meets the others there again
-
-
-@dataclass(frozen=True)
-class World:
-    """The processes of a job. `local_rank` is the place on this machine, and the GPU there."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    host: str = ""
-    """The machine of rank 0."""
-    port: int = 0
-    """Where rank 0 or torchrun listens there."""
-    by_slurm: bool = False
-
-    @property
-    def processors(self) -> int:
-        """The processors for this process; srun usually binds its tasks to some, torchrun not."""
-        from retrieval import resources
-
-        machine = resources.processors()
-        if not self.by_slurm:
-            return max(1, machine // self.local_size)
-        found = os.environ.get("SLURM_CPUS_ON_NODE", "")
-        share = int(found) // self.local_size if found.isdecimal() else machine
-        return max(1, min(machine, share))
-
-    def share(self, tasks: Sequence[T], before: int = 0) -> Sequence[T]:
-        """Those of the tasks that are this rank's: every size-th one.
-
-        `before` is the number of tasks in earlier lists: all lists together are shared evenly.
-        """
-        return tasks[(self.rank - before) % self.size :: self.size]
-
-    def add(self, *arrays: np.ndarray) -> None:
-        """Replace integer arrays by their sums over all ranks, in place."""
-        self._reduce("SUM", arrays)
-
-    def least(self, *arrays: np.ndarray) -> None:
-        """Replace integer arrays by their element-wise minima over all ranks, in place."""
-        self._reduce("MIN", arrays)
-
-    def complete(self, *arrays: np.ndarray) -> None:
-        """Fill in what other ranks have computed: every element is zero on all ranks but one.
-
-        The bits are added, so that floats stay as they are.
-        """
-        self._reduce("SUM", [array.view(f"i{array.itemsize}") for array in arrays])
-
-    def require_same(self, number: int, what: str) -> None:
-        """Raise unless all ranks have the same number, a checksum of what they read."""
-        import numpy as np
-
-        both = np.array([number, -number])
-        self.least(both)
-        if both[0] != -both[1]:
-            raise DmlError(
-                f"The processes have read different {what}.",
-                "They share the work on one problem, so all of them need the same file.",
-                "Copy the file to every machine, or put it on a disk that all of them share.",
-            )
-
-    def _reduce(self, operation: str, arrays: Sequence[np.ndarray]) -> None:
-        if self.size == 1:
-            return
-        import torch
-        from torch import distributed
-
-        for array in arrays:
-            assert array.dtype.kind == "i", "sums of floats depend on their order"
-            assert array.flags.c_contiguous, "a copy would be changed"
-            flat = array.reshape(-1)
-            for start in range(0, len(flat), MOST):
-                part = torch.from_numpy(flat[start : start + MOST])
-                distributed.all_reduce(part, getattr(distributed.ReduceOp, operation))
-
-
-ALONE = World()
-
-# Which processes there are
-
-
-def from_environment() -> World:
-    """Read the variables of torchrun, or those of a Slurm step with several tasks.
-
-    RANK alone, which some shells and job systems set for purposes of their own, says nothing.
-    """
-    size = os.environ.get("WORLD_SIZE", "").strip()
-    if size == "1":
-        return World()
-    if size:
-        return _of_torchrun(os.environ)
-    if os.environ.get(SLURM[1], "1") != "1":
-        return _of_slurm(os.environ)
-    return World()
-
-
-def refuse_several(command: str) -> None:
-    """Raise if there are several processes, for a command that one process runs."""
-    if from_environment().size > 1:
-        raise DmlError(
-            f"`dmltool {command}` runs in one process.",
-            "Several were started, by torchrun or srun, and would do the same work.",
-            f"Start it without them: dmltool {command} ...",
-        )
 
 
 def reports_fully() -> bool:
@@ -153,74 +42,6 @@ def reports_fully() -> bool:
         return bool(_stores) or from_environment().rank == 0
     except DmlError:
         return os.environ.get("RANK", "0") == "0"
-
-
-def _of_torchrun(given: Mapping[str, str]) -> World:
-    missing = [name for name in VARIABLES if not given.get(name)]
-    if missing:
-        raise inconsistent(VARIABLES, f"Without a value: {', '.join(missing)}.")
-    try:
-        rank, size, local_rank = (int(given[name]) for name in VARIABLES[:3])
-        port = int(given["MASTER_PORT"])
-        local_size = int(given.get("LOCAL_WORLD_SIZE") or 1)
-    except ValueError:
-        raise inconsistent(VARIABLES, "They are whole numbers.") from None
-    if not 0 <= local_rank <= rank < size:
-        raise inconsistent(VARIABLES, "0 <= LOCAL_RANK <= RANK < WORLD_SIZE does not hold.")
-    return World(rank, size, local_rank, local_size, given["MASTER_ADDR"], port)
-
-
-def _of_slurm(given: Mapping[str, str]) -> World:
-    """A shell of sbatch or salloc has some of Slurm's variables too, but not that of the step."""
-    try:
-        rank, size, local_rank = (int(given.get(name, "")) for name in SLURM)
-        job, step = (int(given.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-        port = int(given.get("MASTER_PORT") or 20_000 + (job * 7 + step) % 20_000)
-    except ValueError:
-        raise inconsistent(SLURM, "They are whole numbers.") from None
-    nodes = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_JOB_NODELIST") or ""
-    host = given.get("MASTER_ADDR") or first_host(nodes)
-    if not host or not 0 <= local_rank <= rank < size:
-        raise inconsistent((*SLURM, "SLURM_STEP_NODELIST"), "They do not name rank and machine.")
-    each = tasks_per_node(given.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    node = int(given.get("SLURM_NODEID") or 0)
-    return World(rank, size, local_rank, each[node] if node < len(each) else 1, host, port, True)
-
-
-def first_host(nodes: str) -> str:
-    """The first of a list of machines as Slurm writes it: `gpu[08-11,20],login1` -> `gpu08`."""
-    host, inside, kept = "", False, True
-    for sign in nodes:
-        if sign == "[":
-            inside = True
-        elif sign == "]":
-            inside, kept = False, True
-        elif sign == "," and not inside:
-            break
-        elif inside and sign in ",-":
-            kept = False
-        elif kept:
-            host += sign
-    return host
-
-
-def tasks_per_node(text: str) -> list[int]:
-    """The tasks of each machine as Slurm writes them: `4(x2),3` -> 4, 4, 3."""
-    out: list[int] = []
-    for part in text.split(",") if text else ():
-        count, _, times = part.partition("(x")
-        out += [int(count)] * int(times.rstrip(")") or 1)
-    return out
-
-
-def inconsistent(names: Sequence[str], why: str) -> DmlError:
-    """The error for variables of a launcher that contradict each other."""
-    given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
-    return DmlError(
-        f"The variables of several processes do not fit together: {given}.",
-        why,
-        f"Let torchrun set them: {START}; or start one process: unset {names[1]}.",
-    )
 
 
 # Join and leave

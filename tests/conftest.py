@@ -15,6 +15,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.files import whole_file
 from retrieval.formats.hdf5.writing import write
+from retrieval.world import SLURM, VARIABLES
 from trainer.run import metrics_log
 
 ROOT = Path(__file__).parent
@@ -113,6 +114,14 @@ def files(tmp_path, clustered):
         {"query": Split(X[:20], labels[:20]), "gallery": Split(X[20:], labels[20:])},
     )
     return tmp_path
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Set variables of the environment; those of torchrun and Slurm are absent before."""
+    for name in (*VARIABLES, *SLURM):
+        monkeypatch.delenv(name, raising=False)
+    return lambda **given: [monkeypatch.setenv(name, value) for name, value in given.items()]
 
 
 def call(*args):

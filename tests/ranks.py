@@ -15,10 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.processes import World
+from retrieval.world import World
 from tests.forks import Forked
 
 ROOT = Path(__file__).parents[1]
+FITTING = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+"""The variables that torchrun sets for the second of two processes."""
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,18 @@ def test_a_command_loads_no_other_package():
         assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_scores_without_nmi_load_no_k_means(files):
+    command = ["eval", str(files / "a.h5"), "--no-nmi", "--no-map"]
+    code = (
+        "import sys; from cli import main\n"
+        f"main({command!r}, standalone_mode=False)\n"
+        "sys.exit(any(name.startswith('retrieval.kmeans.') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Recall@1" in done.stdout
+
+
 def test_an_interrupt_leaves_nothing_half_written(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(

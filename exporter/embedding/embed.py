@@ -18,8 +18,8 @@ from exporter.onnx.model import describe
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import check_name
-from retrieval.processes import ALONE, World
 from retrieval.resources import StageProgress
+from retrieval.world import ALONE, World
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load, options_of
 
 

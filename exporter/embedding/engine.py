@@ -15,8 +15,8 @@ from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model
 from exporter.onnx.providers import NAMES, pick
 from exporter.onnx.session import Session
-from retrieval.processes import World
 from retrieval.resources import allowed, faster_threads, processors, told_allowed, told_threads
+from retrieval.world import World
 
 TRIAL_PIXELS = 8 * 32 * 32  # of a batch
 MOST_LANES = 4  # each one holds a batch and the model's intermediate results

@@ -26,9 +26,10 @@ from exporter.embedding.engine import Engine
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import Writer
-from retrieval.processes import ALONE, World, from_first, gather
+from retrieval.processes import from_first, gather
 from retrieval.ranking.backends.choice import choose
 from retrieval.resources import StageProgress
+from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
 
 

@@ -16,8 +16,9 @@ from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model, bad_rank
 from exporter.onnx.providers import NAMES, load_runtime, pick, quiet, silent_options
 from retrieval.errors import DmlError
-from retrieval.processes import from_environment, own_gpu
+from retrieval.processes import own_gpu
 from retrieval.resources import processors_if_limited
+from retrieval.world import from_environment
 
 
 class Session:

@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from retrieval.processes import ALONE, World
 from retrieval.ranking.pair_distance import compare_exactly, measure
 from retrieval.ranking.vectors import ULP32, Prepared
 from retrieval.resources import run_all, slices
+from retrieval.world import ALONE, World
 
 _LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
 _QUERIES = 512  # queries of a large class looked at together

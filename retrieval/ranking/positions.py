@@ -15,12 +15,12 @@ from threading import Lock
 import numpy as np
 
 from retrieval.metrics import PositivePositions
-from retrieval.processes import ALONE, World
 from retrieval.ranking import position_kernels
 from retrieval.ranking.nearest_positive import Classes
 from retrieval.ranking.pair_distance import compare_exactly, measure, measure_class
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import run_all, slices
+from retrieval.world import ALONE, World
 
 _PAIRS, _NUMBERS = 1 << 18, 1 << 23  # of a class measured by one product: pairs, numbers of items
 _ROOM = 1 << 20  # pairs of a negative and a positive compared at a time

@@ -22,13 +22,13 @@ import numpy as np
 
 from retrieval.metrics import DISTANCES, PositivePositions
 from retrieval.problem import Problem
-from retrieval.processes import ALONE, World
 from retrieval.ranking.backends.choice import choose
 from retrieval.ranking.positions import BYTES
 from retrieval.ranking.sorted_rows import sorted_positions, sorting_pays
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
 from retrieval.resources import Progress, single_blas_thread
+from retrieval.world import ALONE, World
 
 
 @dataclass(frozen=True)

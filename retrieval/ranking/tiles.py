@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from retrieval.processes import ALONE, World
 from retrieval.ranking import kernels
 from retrieval.ranking.backends import Backend, Tile
 from retrieval.ranking.backends.numpy import NumpyBackend
@@ -18,6 +17,7 @@ from retrieval.ranking.pair_distance import compare_exactly, measure
 from retrieval.ranking.positions import positions_of
 from retrieval.ranking.vectors import ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices, slices_of
+from retrieval.world import ALONE, World
 
 _PAIRS = 1 << 14  # open pairs decided at a time
 _POSTPONED = 1 << 18  # pairs of a query and a negative, for MAP@R, kept to be decided together

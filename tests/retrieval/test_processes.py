@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from retrieval import processes, resources, watchdog
+from retrieval import processes, watchdog
 from retrieval.errors import DmlError
-from retrieval.processes import World, first_host, tasks_per_node
-from tests.ranks import together
+from retrieval.world import World
+from tests.ranks import FITTING, together
 
 SIZE = 3
 
@@ -127,65 +127,11 @@ def test_a_killed_rank_ends_the_others_soon_with_one_line(job):
 # one process
 
 
-@pytest.fixture
-def environment(monkeypatch):
-    for name in (*processes.VARIABLES, *processes.SLURM):
-        monkeypatch.delenv(name, raising=False)
-    return lambda **given: [monkeypatch.setenv(name, value) for name, value in given.items()]
-
-
-def test_without_torchrun_a_process_is_alone(environment):
-    environment(MASTER_ADDR="somewhere")  # some clusters set it for everything
-    assert processes.from_environment() == World() == World(0, 1, 0)
-
-
-def test_a_rank_without_the_number_of_processes_is_one_process(environment):
-    environment(RANK="3")
-    assert processes.from_environment() == World()
-    environment(RANK="3", WORLD_SIZE="")
-    assert processes.from_environment() == World()
-    environment(WORLD_SIZE="1")
-    assert processes.from_environment() == World()
-    environment(WORLD_SIZE="2")
-    with pytest.raises(DmlError, match="WORLD_SIZE=2") as caught:
-        processes.from_environment()
-    assert "Without a value: LOCAL_RANK" in caught.value.why
-    assert "unset WORLD_SIZE" in caught.value.fix
-
-
 def test_one_process_of_torchrun_needs_no_group(environment):
     environment(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="a", MASTER_PORT="1")
     with processes.joined() as world:
         assert (world.rank, world.size) == (0, 1)
         assert not torch.distributed.is_initialized()
-
-
-FITTING = {
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"WORLD_SIZE": "two"}, "whole numbers"),
-        ({"LOCAL_RANK": "", "MASTER_ADDR": ""}, "Without a value: LOCAL_RANK, MASTER_ADDR"),
-        ({"RANK": "2"}, "LOCAL_RANK <= RANK < WORLD_SIZE"),
-        ({"LOCAL_RANK": "-1"}, "0 <= LOCAL_RANK"),
-        ({"RANK": "one"}, "whole numbers"),
-    ],
-)
-def test_variables_that_do_not_fit_are_shown(environment, changes, why):
-    environment(**FITTING | changes)
-    with pytest.raises(DmlError) as caught:
-        join()
-    assert "MASTER_PORT=29500" in caught.value.what
-    assert why in caught.value.why
-    assert "torchrun" in caught.value.fix
 
 
 def test_a_torch_without_distributed_is_named(environment, monkeypatch):
@@ -252,90 +198,6 @@ def test_who_cannot_connect_is_not_watched_any_longer(environment, monkeypatch):
     with pytest.raises(DmlError, match="cannot join the 2 processes"):
         join()
     assert stopped == [{"failed": True}]
-
-
-# Slurm
-
-STEP = {
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_TASKS_PER_NODE": "4,3",
-    "SLURM_STEP_NODELIST": "gpu[08-09]",
-    "SLURM_JOB_NODELIST": "gpu[07-09]",
-    "SLURM_JOB_ID": "123456",
-    "SLURM_STEP_ID": "2",
-    "SLURM_NTASKS": "8",
-}
-
-
-def test_a_step_of_slurm_is_understood(environment):
-    environment(**STEP)
-    world = processes.from_environment()
-    assert (world.rank, world.size, world.local_rank, world.local_size) == (5, 7, 1, 3)
-    assert world.host == "gpu08"
-    assert 20_000 <= world.port < 40_000
-    environment(SLURM_STEP_ID="3")
-    assert processes.from_environment().port != world.port
-    environment(MASTER_ADDR="10.0.0.1", MASTER_PORT="5")
-    world = processes.from_environment()
-    assert (world.host, world.port) == ("10.0.0.1", 5)
-
-
-@pytest.mark.parametrize("tasks", [None, "1"])
-def test_a_shell_of_sbatch_or_salloc_is_alone(environment, tasks, monkeypatch):
-    """It has a rank and a number of tasks; what is missing is a step with several."""
-    environment(**STEP)
-    monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
-    if tasks:
-        environment(SLURM_STEP_NUM_TASKS=tasks)  # srun --pty bash
-    assert processes.from_environment() == World()
-
-
-def test_torchrun_inside_a_step_of_slurm_comes_first(environment):
-    environment(**STEP | FITTING)
-    assert processes.from_environment().size == 2
-
-
-@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_STEP_NODELIST"])
-def test_a_step_without_rank_or_machine_is_refused(environment, name):
-    environment(**STEP | {name: "", "SLURM_JOB_NODELIST": ""})
-    with pytest.raises(DmlError, match="SLURM_STEP_NUM_TASKS=7"):
-        processes.from_environment()
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("node1", "node1"),
-        ("a,b", "a"),
-        ("gpu[08-11,20],login1", "gpu08"),
-        ("gpu[3,5-7]", "gpu3"),
-        ("rack[1-2]-node[03-04].site", "rack1-node03.site"),
-        ("my-node-7,other", "my-node-7"),
-        ("", ""),
-    ],
-)
-def test_the_first_machine_of_a_list(nodes, first):
-    assert first_host(nodes) == first
-
-
-def test_tasks_of_each_machine():
-    assert tasks_per_node("4(x2),3") == [4, 4, 3]
-    assert tasks_per_node("8") == [8]
-    assert tasks_per_node("") == []
-
-
-def test_processors_are_shared_by_the_ranks_of_a_machine(monkeypatch):
-    monkeypatch.setattr(resources, "processors", lambda: 16)
-    assert World(0, 8, 0, 8).processors == 2
-    assert World(0, 64, 0, 64).processors == 1
-    bound = World(0, 4, 0, 4, by_slurm=True)
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "64")
-    assert bound.processors == 16  # srun has bound it to a quarter of the machine
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "16")
-    assert bound.processors == 4  # it has not
 
 
 def test_a_task_of_slurm_that_sees_one_gpu_has_that_one(monkeypatch):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from retrieval.errors import DmlError
-from retrieval.processes import from_environment
+from retrieval.world import from_environment
 from trainer.data import transforms
 from trainer.data.source import Source
 

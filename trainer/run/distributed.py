@@ -13,7 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from retrieval.processes import World, carrier_device, own_gpu
+from retrieval.processes import carrier_device, own_gpu
+from retrieval.world import World
 
 
 def wrap(embedder: nn.Module, world: World, device: torch.device) -> nn.Module:

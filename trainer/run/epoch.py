@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import DmlError
-from retrieval.processes import World
+from retrieval.world import World
 from trainer.config import Config
 from trainer.data import sampling
 from trainer.losses.base import with_length

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
-from retrieval.processes import World
+from retrieval.world import World
 from trainer import losses, validate
 from trainer.config import Config
 from trainer.data import datasets

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
-from retrieval.processes import World
+from retrieval.world import World
 from trainer.config import Config
 from trainer.data.datasets import DataSet
 from trainer.data.datasets.records import counted

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.errors import DmlError
-from retrieval.processes import from_environment
+from retrieval.world import from_environment
 from trainer.config import Config
 from trainer.resolve import ANY_TIME, resumed
 from trainer.run.checkpoint import LAST, load_config

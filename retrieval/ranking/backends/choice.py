@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from retrieval.errors import DmlError, install
-from retrieval.processes import from_environment
 from retrieval.resources import gpu_fault
+from retrieval.world import from_environment
 
 PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
 # Multiplications that a CPU does sooner than torch is imported and a GPU set up.

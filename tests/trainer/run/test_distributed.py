@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from retrieval import processes
-from retrieval.processes import World
+from retrieval.world import World
 from tests.ranks import together
 from trainer.losses import LOSSES, build
 from trainer.losses.miners import add_miner

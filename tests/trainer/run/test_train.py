@@ -844,7 +844,7 @@ def test_a_rank_that_ends_ends_the_others_and_its_reason_is_told_once(moment, co
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(change):
-    from retrieval.processes import World
+    from retrieval.world import World
     from trainer.run.epoch import check_shares
 
     targets = np.repeat(np.arange(8), 20)
@@ -862,7 +862,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(change):
 
 
 def test_processes_take_all_columns_of_a_batch():
-    from retrieval.processes import World
+    from retrieval.world import World
     from trainer.run.epoch import own_columns
 
     plan = np.arange(30).reshape(2, 15)
