@@ -57,7 +57,7 @@ embedding_options = options(
         metavar="N",
         help="CPU threads.  [default: found by a short trial]",
     ),
-    device_option,
+    device_option("Device that searches neighbours (export) and counts the ranks of --half"),
     click.option(
         "--batch-size",
         type=click.IntRange(1),

@@ -22,6 +22,7 @@ from rich.text import Text
 from exporter.onnx import providers
 from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS
+from retrieval.number_format import counted
 from retrieval.resources import available_memory, processors
 from trainer.run.trackers import TRACKERS
 
@@ -76,7 +77,7 @@ def _faiss() -> Check:
 
     def gpus(faiss: ModuleType) -> str:
         count = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
-        return f"k-means on {count} GPU{'s' * (count > 1)}" if count else "no GPU for k-means"
+        return f"k-means on {counted(count, 'GPU')}" if count else "no GPU for k-means"
 
     return _module("evaluate", "faiss", CPU, gpus)
 
@@ -101,8 +102,7 @@ def _training() -> list[Check]:
             return f"{found}; {_ranks_on(count)}"
         if picked.type == "cpu":
             why = f"CUDA {torch.version.cuda} finds no GPU" if torch.version.cuda else "no CUDA"
-            threads = torch.get_num_threads()
-            return f"trains on the CPU, {threads} thread{'s' * (threads > 1)} ({why})"
+            return f"trains on the CPU, {counted(torch.get_num_threads(), 'thread')} ({why})"
         return f"trains on {picked.type}"
 
     def vision(_: ModuleType) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from exporter import parity
 from exporter.embedding.engine import Engine, onnx_engine, own_processors
-from exporter.embedding.writing import EmbedSettings, check_device, embed
+from exporter.embedding.writing import EmbedSettings, embed
 from exporter.image_samples import calibration_images, chosen_splits, comparison_images
 from exporter.networks import (
     Member,
@@ -39,6 +39,7 @@ from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
 from retrieval.processes import agree
+from retrieval.ranking.backends.choice import require
 from retrieval.resources import StageProgress
 from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
@@ -140,7 +141,7 @@ def export(
             "--no-onnx and --no-embeddings exclude both files.",
             "Leave one of them out.",
         )
-    check_device(settings.device)
+    require(settings.device)
     folder = output_folder(paths, None if out is None else Path(out))
     first = world.rank == 0  # the others would find its files
     if first and folder.exists() and all(path.exists() for path in paths):

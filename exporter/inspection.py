@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exporter.embedding.writing import check_device
 from exporter.onnx import untrusted
 from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model, describe, describe_graph, printable, shown
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
+from retrieval.ranking.backends.choice import require
 from retrieval.resources import StageProgress
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def check_model(
 
     `passed` says for each check whether it succeeded.
     """
-    check_device(device)
+    require(device)
     model = describe(path)
     session = Session(model, "cpu", preprocessing=model.preprocessing or _some_preprocessing(model))
     found = _on_random_images(model, session, progress)

@@ -80,7 +80,7 @@ def check(
 ) -> Parity:
     """Compare on real images (N, H, W, 3), uint8, with labels (N,), and on random images.
 
-    device: that searches nearest neighbours, as in `retrieval.evaluation.Settings`.
+    device: the device that searches nearest neighbours, as in `retrieval.evaluation.Settings`.
     """
     if len(images) < 2:
         raise DmlError(

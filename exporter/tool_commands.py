@@ -43,7 +43,7 @@ TO_GO_ON = "To go on, run the demo again: what is finished is kept."
     "--entropy: the run whose head gives H(Y) - CE.",
 )
 @click.option("--data", metavar="PATH", help="With --run: folder of the data set, if it has moved.")
-@device_option
+@device_option("With --run: device that searches neighbours")
 @json_option
 @click.pass_context
 def inspect(

@@ -63,7 +63,7 @@ def warnings(checks: dict[str, int], queries: int, classes: int) -> list[str]:
 
 def few_classes(problem: Problem) -> list[str]:
     """A note if intervals and p values rest on so few classes that they promise too much."""
-    number = len(np.unique(problem.query_codes))
+    number = np.count_nonzero(np.bincount(problem.query_codes))
     if not 1 < number <= FEW:
         return []
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,15 +113,8 @@ def eval_command(
     output = Output.checked(as_json, out, force, sources.files)
     classes = _per_class_target(per_class, output, sources)
     with ProgressBar() as report:
-        data = load(
-            file,
-            labels=labels,
-            gallery=gallery,
-            gallery_labels=gallery_labels,
-            train=False,
-            progress=report,
-            places=sources.places,
-        )
+        read = partial(load, train=False, progress=report, places=sources.places)
+        data = read(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         lists = data.has_only_neighbours
         problem = None if lists else from_embeddings(data, drop_nonfinite=drop_nonfinite)
     if problem is None and per_class:
@@ -282,10 +276,8 @@ def compare(
         sources = Sources(a, b, labels=[labels], train=False, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
     with ProgressBar() as report:
-        first, second = (
-            load(name, labels=labels, train=False, progress=report, places=sources.places)
-            for name in (a, b)
-        )
+        read = partial(load, train=False, progress=report, places=sources.places)
+        first, second = (read(name, labels=labels) for name in (a, b))
         if world.rank:
             assist(first, second, settings, world)
             return
@@ -297,7 +289,7 @@ def compare(
         return
     console = stdout_console()
     console.print(comparison_table(result, console.width))
-    for line in dict.fromkeys((*first.notes, *second.notes, *result.get("notes", ()))):
+    for line in dict.fromkeys((*first.notes, *second.notes, *result["notes"])):
         warn(line)
     next_step("report", b, "--compare", a, *given_options(labels=labels))
 

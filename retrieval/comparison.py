@@ -53,7 +53,7 @@ def compare(
         run(from_embeddings(data), settings, of_file(progress, name), world)
         for name, data in (("A", a), ("B", b))
     )
-    result: Comparison = {
+    return {
         "version": VERSION,
         "a": str(a.source),
         "b": str(b.source),
@@ -66,10 +66,8 @@ def compare(
         "flipped": {d: _flipped(first, second, d, a) for d in settings.distances},
         "checks": {"a": first.result["checks"], "b": second.result["checks"]},
         "settings": first.result["settings"],
+        "notes": first.result["notes"],  # B has the same items, and so the same notes
     }
-    if notes := first.result["notes"]:  # B has the same items, and so the same notes
-        result["notes"] = notes
-    return result
 
 
 def prepared(

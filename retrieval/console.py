@@ -142,7 +142,8 @@ def several_processes(command: Callable[..., None]) -> Callable[..., None]:
         from retrieval import processes
 
         with processes.joined() as world:
-            processes.require_same_options(_compared_options(), world)
+            compared, own = _options()
+            processes.require_same_options(compared, world, ", ".join(own))
             if world.rank == 0:
                 return command(*args, world=world, **given)
             with silence():
@@ -151,15 +152,20 @@ def several_processes(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _compared_options() -> dict[str, object]:
-    """The values that all processes of a command share; files may be elsewhere on each machine."""
+def _options() -> tuple[dict[str, object], list[str]]:
+    """The values that all processes of a command share, and the options that may differ.
+
+    Names of files are in neither: files may be elsewhere on each machine.
+    """
     context = click.get_current_context()
     compared: dict[str, object] = {"the command": context.command.name}
+    own = []
     for option in context.command.params:
-        names_files = isinstance(option, click.Argument) or option.metavar in FILES
-        if option.name and not names_files and option.name not in OWN_OPTIONS:
-            compared[option.opts[0]] = context.params.get(option.name)
-    return compared
+        if option.name in OWN_OPTIONS:
+            own.append(option.opts[0])
+        elif not isinstance(option, click.Argument) and option.metavar not in FILES:
+            compared[option.opts[0]] = context.params.get(str(option.name))
+    return compared, own
 
 
 # Ctrl-C

@@ -16,6 +16,7 @@ from retrieval.errors import DmlError
 from retrieval.kmeans import ITERATIONS, STARTS
 from retrieval.loading import load
 from retrieval.metrics import DISTANCES
+from retrieval.number_format import counted
 from retrieval.problem import (
     LEAVE_ONE_OUT,
     Problem,
@@ -292,7 +293,7 @@ def _beyond(problem: Problem, settings: Settings) -> list[str]:
     names = ", ".join(f"Recall@{k}" for k in settings.recall_at if k >= candidates)
     if not names or not candidates:
         return []
-    some = f"{candidates:,} candidate{'s' * (candidates > 1)}"
+    some = counted(candidates, "candidate")
     return [f"{names}: a query has only {some}, so every one with a positive finds it"]
 
 

@@ -51,8 +51,8 @@ def nearest(
     """The k nearest positives and the k nearest negatives of every query, in float64.
 
     memory: bytes for gallery points; it changes no list.
-    device: that multiplies, as in `count_ranks`; another one may list another of two items whose
-    distances differ by less than float64 rounds.
+    device: the device that multiplies, as in `count_ranks`; another one may list another of two
+    items whose distances differ by less than float64 rounds.
     """
     space = space_of(problem.query_vectors, problem.gallery, distance)
     chosen = choose(device, len(problem.query_codes), *problem.gallery.shape)

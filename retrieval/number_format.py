@@ -32,6 +32,11 @@ def p_value(p: float | None) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """(1, "query") -> "1 query"; (2000, "class", "classes") -> "2,000 classes"."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
 def level_name(level: float) -> str:
     """0.95 -> "95% interval"."""
     return f"{100 * level:g}% interval"

@@ -112,14 +112,20 @@ output_options = options(
     click.option("--out", metavar="FILE", help="Also write the result as JSON to FILE."),
     force_option,
 )
-device_option = click.option(
-    "--device",
-    type=Device(),
-    default="auto",
-    show_default=True,
-    help="Device that counts ranks: cpu, cuda (all GPUs) or cuda:1; auto: GPUs if they work and "
-    "there is much to count.",
-)
+
+
+def device_option(task: str = "Device that counts ranks") -> Callable:
+    """The option --device; its help begins with the task of the device."""
+    return click.option(
+        "--device",
+        type=Device(),
+        default="auto",
+        show_default=True,
+        help=f"{task}: cpu, cuda (all GPUs) or cuda:1; auto: GPUs if they work and there is much "
+        "to count.",
+    )
+
+
 scoring_options = options(
     click.option(
         "--distance",
@@ -183,7 +189,7 @@ scoring_options = options(
         metavar="N",
         help="Number of threads.  [default: one per processor]",
     ),
-    device_option,
+    device_option(),
 )
 
 

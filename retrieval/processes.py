@@ -196,8 +196,11 @@ def _leave() -> None:
 # Work together
 
 
-def require_same_options(options: Mapping[str, object], world: World) -> None:
-    """Raise unless all ranks were started with these options and values, which are compared."""
+def require_same_options(options: Mapping[str, object], world: World, may_differ: str) -> None:
+    """Raise unless all ranks were started with these options and values.
+
+    may_differ: for the error, the names of the options that are not compared.
+    """
     first, *others = gather({name: repr(value) for name, value in options.items()}, world)
     for rank, other in enumerate(others, 1):
         for name in first | other:
@@ -206,8 +209,8 @@ def require_same_options(options: Mapping[str, object], world: World) -> None:
                 raise DmlError(
                     "The processes were started with different options.",
                     f"{name} is {there} for rank {rank}, and {here} for rank 0.",
-                    "Start all of them by the same command; only names of files and folders, "
-                    "--threads, --device and --provider may differ.",
+                    "Start all of them by the same command. These may differ: names of files "
+                    f"and folders, {may_differ}.",
                 )
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from retrieval.number_format import counted
+
 Progress = Callable[[int, int], None]  # done, total
 StageProgress = Callable[[str, int, int], None]  # stage, done, total
 TRIALS = 3
@@ -133,7 +135,7 @@ def faster_threads(seconds: Callable[[int], float], most: int) -> tuple[int, flo
 
 def told_threads(count: int, gain: float, most: int) -> str:
     """What a trial has found, in a line."""
-    many = "1 thread" if count == 1 else f"{count} threads"
+    many = counted(count, "thread")
     if count == most:
         return f"{many}: fewer are not faster in a trial"
     return f"{many}: {gain:.1f} times as fast as {most} in a trial"

@@ -80,7 +80,7 @@ class Comparison(TypedDict):
     distances: dict[str, dict[str, Difference]]
     flipped: dict[str, dict[str, list[Flip]]]
     checks: dict[str, dict[str, int]]
-    notes: NotRequired[list[str]]
+    notes: list[str]
     settings: dict[str, Any]
 
 

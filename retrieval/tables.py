@@ -17,7 +17,15 @@ from rich.text import Text
 from retrieval import metrics
 from retrieval.checks import warnings
 from retrieval.metrics import DISTANCES, per_class_recall, score_rows, title_of
-from retrieval.number_format import level_name, p_value, percent, points, points_interval, size
+from retrieval.number_format import (
+    counted,
+    level_name,
+    p_value,
+    percent,
+    points,
+    points_interval,
+    size,
+)
 
 if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
     from retrieval.embeddings import Embeddings
@@ -61,20 +69,16 @@ def _shown_distances(result: Result | Comparison) -> list[str]:
 
 def headline(result: Result | Comparison) -> str:
     """1,000 queries, each against 999 others · 50 classes · 32 dimensions"""
-    queries = "1 query" if result["queries"] == 1 else f"{result['queries']:,} queries"
+    queries = counted(result["queries"], "query", "queries")
     if result["protocol"] == "leave-one-out":
-        who = f"{queries}, each against {_others(result['gallery'] - 1)}"
+        who = f"{queries}, each against {counted(result['gallery'] - 1, 'other')}"
     else:
         who = f"{queries} against a gallery of {result['gallery']:,}"
     dim = result["dim"]
     dims = [dim] if isinstance(dim, int) else dict.fromkeys(dim.values())  # of two files
     shown = " and ".join(map(str, dims))
-    classes = f"{result['classes']:,} class{'es' * (result['classes'] != 1)}"
+    classes = counted(result["classes"], "class", "classes")
     return f"{who} · {classes} · {shown} dimensions"
-
-
-def _others(count: int) -> str:
-    return f"{count:,} other{'s' * (count != 1)}"
 
 
 def neighbours_table(result: Agreement) -> RenderableType:

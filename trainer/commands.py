@@ -6,6 +6,7 @@ What they call is imported when they run.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,7 +258,7 @@ def list_command(kind: str, as_json: bool) -> None:
     show_default=True,
     help="Seed of the random samples and of the map.",
 )
-@device_option
+@device_option()
 @force_option
 def report(
     file: str,
@@ -297,8 +298,8 @@ def report(
     inputs = [folder / "config.toml", folder / "metrics.jsonl"] if folder else []
     target = check_target(out, force, [*sources.files, *inputs])
     with ProgressBar() as progress:
-        again: dict[str, Any] = {"train": False, "progress": progress, "places": sources.places}
-        data = load(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels, **again)
+        read = partial(load, train=False, progress=progress, places=sources.places)
+        data = read(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         tell_device(given["device"], data)
         pictures, note = pictures_of(data, root, folder)
         if root is None and isinstance(pictures, Folder):
@@ -307,7 +308,7 @@ def report(
             data,
             target,
             compare_with=[
-                load(name, labels=labels, gallery_labels=gallery_labels, **again) for name in others
+                read(name, labels=labels, gallery_labels=gallery_labels) for name in others
             ],
             pictures=pictures,
             run_view=run_view(folder) if folder else None,

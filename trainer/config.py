@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from retrieval.errors import DmlError
+from retrieval.number_format import counted
 from trainer import toml
 
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
@@ -376,7 +377,7 @@ class Config:
             ]
         if found:
             raise BadSettings(
-                f"The configuration has {len(found)} problem{'s' * (len(found) > 1)}.",
+                f"The configuration has {counted(len(found), 'problem')}.",
                 found,
                 "Change them with --set table.key=value, or in the file.",
             )

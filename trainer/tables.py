@@ -14,8 +14,7 @@ from rich.text import Text
 
 from retrieval.console import ProgressBar
 from retrieval.metrics import DISTANCES, score_rows
-from retrieval.number_format import percent
-from trainer.data.datasets.records import counted
+from retrieval.number_format import counted, percent
 from trainer.run.watch import Watch
 
 BASELINES = {"pixels": "raw 8 x 8 pixels", "untrained": "before training"}

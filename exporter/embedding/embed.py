@@ -11,13 +11,14 @@ import numpy as np
 
 from exporter.embedding import writing
 from exporter.embedding.engine import onnx_engine, own_processors
-from exporter.embedding.writing import EmbedSettings, check_device
+from exporter.embedding.writing import EmbedSettings
 from exporter.image_samples import chosen_splits
 from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import describe
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import check_name
+from retrieval.ranking.backends.choice import require
 from retrieval.resources import StageProgress
 from retrieval.world import ALONE, World
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load, options_of
@@ -64,7 +65,7 @@ def embed(
     described = describe(model, output_name)
     given = Given(**{f.name: options.pop(f.name) for f in fields(Given) if f.name in options})
     settings = EmbedSettings(**options)
-    check_device(settings.device)
+    require(settings.device)
     prepared = foreign_preprocessing(described, given)
     images = find_data(data, settings.skip_bad).on(prepared.background)
     inputs = [model, *described.beside, Path(data)]
@@ -96,8 +97,9 @@ def find_data(text: str, incomplete: bool = False) -> DataSet:
     if colon and name in names:
         if not names[name].needs_root:
             return load(name, variant=root)
-        takes = "allow_incomplete" in options_of(name)
-        return load(name, root, **({"allow_incomplete": True} if incomplete and takes else {}))
+        takes = incomplete and "allow_incomplete" in options_of(name)
+        options = {"allow_incomplete": True} if takes else {}
+        return load(name, root, **options)
     path = Path(text)
     if path.is_dir():
         return folder.read_flat(path) or load("folder", path, test_fraction=0.0)

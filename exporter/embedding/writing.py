@@ -27,7 +27,6 @@ from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import Writer
 from retrieval.processes import from_first, gather
-from retrieval.ranking.backends.choice import choose
 from retrieval.resources import StageProgress
 from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
@@ -58,15 +57,9 @@ class EmbedSettings:
 
     @property
     def ranking_device(self) -> str:
-        """The device that counts ranks: none but the CPU if only that is to run the model."""
+        """The CPU if the model runs only there and no device is given."""
         on_cpu = self.provider == "cpu" and self.device == "auto"
         return "cpu" if on_cpu else self.device
-
-
-def check_device(device: str) -> None:
-    """Raise if the device that is to count ranks cannot be used, before the long work."""
-    if device != "auto":
-        choose(device, 1, 1, 1)
 
 
 @dataclass(frozen=True)

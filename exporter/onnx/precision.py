@@ -155,7 +155,7 @@ def compare(
 ) -> list[Row]:
     """Compare size, speed and retrieval of models on the same images (N, H, W, 3).
 
-    device: that searches nearest neighbours.
+    device: the device that searches nearest neighbours.
     """
     sessions = {name: Session(model, provider, threads) for name, model in models.items()}
     batches = [images[at : at + batch_size] for at in range(0, len(images), batch_size)]

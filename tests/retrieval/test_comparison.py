@@ -44,6 +44,7 @@ def test_the_difference_is_b_less_a_and_names_the_flipped_queries(items):
     assert all(paths[flip["row"]] == flip["path"] for flip in gained)
     back = compare(file(better, labels, paths), file(*items), SETTINGS)
     assert back["flipped"]["l2"]["lost"] == gained
+    assert back["notes"] == []
 
 
 def test_a_comparison_has_the_notes_of_an_evaluation(items):

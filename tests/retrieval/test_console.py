@@ -168,8 +168,8 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
 def test_ranks_compare_all_options_but_names_of_files(monkeypatch):
     seen = {}
 
-    def refuse(options, world):
-        seen.update(options)
+    def refuse(options, world, may_differ):
+        seen.update(options, own=may_differ)
         raise DmlError("Compared.", "", "")
 
     monkeypatch.setattr("retrieval.processes.require_same_options", refuse)
@@ -177,7 +177,9 @@ def test_ranks_compare_all_options_but_names_of_files(monkeypatch):
     assert seen["the command"] == "embed"
     assert seen["--output-name"] == "pooled"
     assert not {"model", "data", "--out", "--threads", "--device", "--provider"} & set(seen)
+    assert seen["own"] == "--provider, --threads, --device"
     seen.clear()
     call("eval", "a.h5", "--labels", "a.txt", "--per-class", "a.csv", "--no-nmi")
     assert seen["--nmi"] is False
+    assert seen["own"] == "--threads, --device"
     assert not {"file", "--labels", "--gallery", "--per-class", "--out"} & set(seen)

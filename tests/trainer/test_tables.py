@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from retrieval.metrics import DISTANCES
-from trainer.data.datasets.records import counted
+from retrieval.number_format import counted
 from trainer.tables import Display, result_table
 
 SCORES = {"cos": 0.25, "l2": 0.75}

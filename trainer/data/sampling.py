@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from retrieval.errors import DmlError
+from retrieval.number_format import counted
 
 _PLANS = 0x706C616E  # keeps the stream of plans apart from others of the same seed
 
@@ -21,7 +22,7 @@ def random_batches(N: int, size: int, seed: int, epoch: int) -> np.ndarray:
     size = min(size, N)
     if size < 2:
         raise DmlError(
-            f"{N} image{'s' * (N != 1)} cannot be trained on.",
+            f"{counted(N, 'image')} cannot be trained on.",
             "A batch needs at least two.",
             "Add images, or hold out fewer classes: --set data.val_fraction=0.1",
         )

@@ -9,9 +9,10 @@ from random import Random
 import numpy as np
 
 from retrieval.errors import DmlError
+from retrieval.number_format import counted
 from trainer.config import Input
 from trainer.data import image_cache, images, transforms
-from trainer.data.datasets.records import SPLITS, DataSet, counted, listed
+from trainer.data.datasets.records import SPLITS, DataSet, listed
 from trainer.data.image_cache import Store
 from trainer.data.images import Progress
 

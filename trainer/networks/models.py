@@ -113,7 +113,7 @@ def timm(entry: Entry, source: str, image_size: int) -> Backbone:
             f"It was made for {size}: --set input.crop={size}",
         ) from error
     notes: list[str] = []
-    if source not in ("none", "imagenet"):
+    if weights.is_file(source):
         path = weights.existing(source)
         heads = published.classifier if published is not None else ()
         heads = (heads,) if isinstance(heads, str) else tuple(heads or ())

@@ -25,8 +25,14 @@ from trainer.data.datasets.records import listed
 
 TIMEOUT = 20  # seconds without a byte until a download is given up
 SHOWN = 4
+NAMED = ("imagenet", "none")
 # torchvision's DenseNet files are older than the names in its code.
 DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+
+
+def is_file(source: str) -> bool:
+    """Whether weights are a file, and not `imagenet` or `none`."""
+    return source not in NAMED
 
 
 def existing(source: str) -> Path:
@@ -34,7 +40,7 @@ def existing(source: str) -> Path:
     path = Path(source).expanduser()
     if path.is_file():
         return path
-    near = nearest(source, ("imagenet", "none"))
+    near = nearest(source, NAMED)
     raise DmlError(
         f"There are no weights {source!r}.",
         "Weights are `imagenet`, `none`, or a file, and there is no such file.",

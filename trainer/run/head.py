@@ -29,7 +29,7 @@ class Head:
     bias: np.ndarray
     classes: list[str]
     length: float  # that embeddings are scaled to before it; 0: they are not
-    sha256: str  # of its checkpoint
+    path: Path  # of its checkpoint
 
 
 def load_head(run: Path) -> Head:
@@ -47,15 +47,19 @@ def load_head(run: Path) -> Head:
         )
     weight = weight.double().numpy()
     bias = np.zeros(len(weight)) if bias is None else bias.double().numpy()
-    return Head(weight, bias, list(state["label_names"]), loss.length, sha256(file))
+    return Head(weight, bias, list(state["label_names"]), loss.length, file)
 
 
 def with_head(result: Inspection, data: Embeddings, run: Path) -> Inspection:
     """An inspection that has entropies, with H(Y) - CE by the head of a run."""
     head, splits = load_head(run), {}
     notes = []
-    if data.attrs.get("checkpoint_sha256", head.sha256) != head.sha256:
-        notes.append(f"the embeddings were made with another checkpoint than {run / 'best.pt'}")
+    made_with = data.attrs.get("checkpoint_sha256")
+    if made_with is not None and made_with != sha256(head.path):
+        notes.append(
+            f"the embeddings were made with another checkpoint than {head.path}; name the run "
+            "that they come from, or export this one again"
+        )
     for name, split in data.splits.items():
         found = head_information(head, data, split)
         summary = result["splits"][name]

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
+from retrieval.number_format import counted
 from retrieval.world import World
 from trainer import losses, validate
 from trainer.config import Config
 from trainer.data import datasets
-from trainer.data.datasets.records import counted
 from trainer.data.datasets.splitting import check_batches, with_validation, without_small_classes
 from trainer.data.source import Source, open_images
 from trainer.networks.embedder import Embedder

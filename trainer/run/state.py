@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
+from retrieval.number_format import counted
 from retrieval.world import World
 from trainer.config import Config
 from trainer.data.datasets import DataSet
-from trainer.data.datasets.records import counted
 from trainer.data.images import WHITE
 from trainer.data.loading import Loader
 from trainer.data.source import Source

@@ -20,6 +20,7 @@ from trainer.data.loading import Loader
 from trainer.data.source import Source
 from trainer.losses.miners import add_miner
 from trainer.losses.monitor import build_monitors
+from trainer.networks import weights
 from trainer.resolve import resolve
 from trainer.run import checkpoint, metrics_log, optimizers
 from trainer.run import folder as run_folder
@@ -52,6 +53,7 @@ from trainer.run.validation import (
 from trainer.run.watch import Watch
 
 CURVES_EVERY = 30.0  # seconds
+OWN = ("run.device", "run.threads")  # settings that each process has of its own
 
 
 def train(
@@ -97,9 +99,8 @@ def train(
         with processes.joined(device.type) as world:
             if device.type == "cuda" and world.size > 1:
                 device = torch.device("cuda", processes.own_gpu(world))
-            processes.require_same_options(
-                _compared(config) | {"resume": resume, "test": test}, world
-            )
+            compared = _compared(config) | {"resume": resume, "test": test}
+            processes.require_same_options(compared, world, ", ".join(OWN))
             watch = watch if watch is not None and world.rank == 0 else Watch()
             if limited:
                 watch.note(limited)
@@ -115,10 +116,10 @@ def _compared(config: Config) -> dict[str, object]:
         for table, fields in asdict(config).items()
         for key, value in fields.items()
     }
-    for own in ("data.root", "run.device", "run.threads"):
+    for own in ("data.root", *OWN):
         del settings[own]
     settings["data.options"] = {k: v for k, v in config.data.options.items() if k != "images"}
-    if config.network.weights not in ("imagenet", "none"):
+    if weights.is_file(config.network.weights):
         settings["network.weights"] = "a file"
     return settings
 

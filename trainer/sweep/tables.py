@@ -12,7 +12,7 @@ from rich.text import Text
 
 from retrieval.console import ProgressBar, safe_console
 from retrieval.metrics import DISTANCES, title_of
-from retrieval.number_format import four_digits, p_value, percent, points, points_interval
+from retrieval.number_format import counted, four_digits, p_value, percent, points, points_interval
 from trainer.sweep.results import CRITERION, mean_and_std
 from trainer.sweep.runs import Outcome, SweepWatch
 
@@ -76,9 +76,9 @@ def with_spread(value: dict[str, float | None]) -> str:
 
 def sweep_table(found: dict[str, Any]) -> Group:
     """The settings, best first; percent, as everywhere."""
-    count, seeds = len(found["rows"]), len(found["seeds"])
-    each = "1 seed" if seeds == 1 else f"{seeds} seeds"
-    title = f"{found['name']}: {count} settings, {each} each, scores of {found['split']}"
+    count, seeds = len(found["rows"]), counted(len(found["seeds"]), "seed")
+    settings = counted(count, "setting")
+    title = f"{found['name']}: {settings}, {seeds} each, scores of {found['split']}"
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("", justify="right")
     for key in found["parameters"]:

@@ -16,6 +16,8 @@ from retrieval.world import from_environment
 PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
 # Multiplications that a CPU does sooner than torch is imported and a GPU set up.
 SMALL = 10**11
+# Those that it does sooner than a GPU is tried, where torch is imported: 1,000 items among them.
+TINY = 1 << 32
 # Tests set it to "torch", which then counts on the CPU.
 VARIABLE = "DMLTOOL_BACKEND"
 
@@ -45,12 +47,18 @@ def choose(device: str, queries: int, gallery: int, dim: int) -> Choice:
         return Choice()
     if device != "auto":
         return _requested(device, dim)
-    small = queries * gallery * dim < SMALL and "torch" not in sys.modules
-    if small or gpu_fault() is not None:
+    small = TINY if "torch" in sys.modules else SMALL
+    if queries * gallery * dim < small or gpu_fault() is not None:
         return Choice()
     if missing := _missing():
         return Choice((), f"Ranks are counted on the CPU: {missing}.")
     return _automatic(dim)
+
+
+def require(device: str) -> None:
+    """Raise if a device that was asked for cannot be used, before the long work."""
+    if device != "auto":
+        choose(device, 1, 1, 1)
 
 
 def _automatic(dim: int) -> Choice:

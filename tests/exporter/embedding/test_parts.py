@@ -19,6 +19,7 @@ from exporter.embedding.writing import EmbedSettings
 from retrieval import processes
 from retrieval.errors import DmlError
 from retrieval.loading import load
+from retrieval.world import ALONE
 from tests.conftest import call
 from tests.exporter.embedding.test_writing import ATTRS, PREPARED, D, draw, quarters
 from tests.ranks import run_commands, together
@@ -32,7 +33,7 @@ def images_of(folder):
     return build("toy", folder, [tuple(row) for row in rows])
 
 
-def embed(folder, target, world=processes.ALONE, kill=(), **options):
+def embed(folder, target, world=ALONE, kill=(), **options):
     """Embed the images of a folder; kill: [rank, batches that it still computes]."""
     data = images_of(folder)
     left = [kill[1] if kill and world.rank == kill[0] else 10**9]

@@ -95,10 +95,12 @@ def test_a_head_of_another_checkpoint_than_the_embeddings_gets_a_note(run):
     for written, notes in ((sha256(run / "best.pt"), 0), ("0" * 64, 1)):
         attrs = {"checkpoint_sha256": written}
         data = embeddings(head.classes[:3], dim=head.weight.shape[1], attrs=attrs)
-        result = with_head(with_entropy(inspect(data), data), data, run)
-        assert [
-            f"another checkpoint than {run / 'best.pt'}" in note for note in result["notes"]
-        ] == [True] * notes
+        for named in (run, run / "best.pt"):
+            result = with_head(with_entropy(inspect(data), data), data, named)
+            assert [
+                f"another checkpoint than {run / 'best.pt'}; name the run" in note
+                for note in result["notes"]
+            ] == [True] * notes
 
 
 def test_rows_that_are_not_finite_are_left_out_and_counted(run):

@@ -920,8 +920,9 @@ def test_ranks_compare_settings_and_what_is_to_be_done_but_not_where_files_are(
 ):
     seen = []
 
-    def refuse(options, world):
+    def refuse(options, world, may_differ):
         seen.append(options)
+        assert may_differ == "run.device, run.threads"
         raise DmlError("Compared.", "", "")
 
     monkeypatch.setattr("retrieval.processes.require_same_options", refuse)

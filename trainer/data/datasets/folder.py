@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from retrieval.errors import DmlError
+from retrieval.number_format import counted
 from retrieval.splits import SPELLINGS
 from trainer.data.datasets import layout
-from trainer.data.datasets.records import DataSet, build, counted, listed, unlabelled
+from trainer.data.datasets.records import DataSet, build, listed, unlabelled
 from trainer.data.datasets.splitting import divide, shared_classes
 
 SUFFIXES = frozenset(
@@ -44,11 +46,10 @@ def read(
 ) -> DataSet:
     """Whole classes are held out for test and val, by fraction and seed."""
     layout.folder(root)
-    tops = _folders(root)
-    if tops and all(top.lower() in SPELLINGS for top in tops):
-        return _given(root, tops)
-    others: dict[str, Counter[str]] = {top: Counter() for top in tops}
-    images = {top: list(_images(root, top, others[top])) for top in tops}
+    found = {top: _files(root, top) for top in _folders(root)}
+    if found and all(top.lower() in SPELLINGS for top in found):
+        return _given(root, found, list(found))
+    images = {top: files.images for top, files in found.items()}
     empty = _without_empty(root, images)
     nested = [
         top
@@ -56,9 +57,9 @@ def read(
         if top.lower() in SPELLINGS and all(path.count("/") > 1 for path in paths)
     ]
     if len(nested) == len(images):  # such as train and test beside a folder of notes
-        beside = sum((others[top] for top in tops if top not in nested), Counter())
-        return _given(root, nested, empty, beside)
-    notes = [*empty, *_left_out(root, sum(others.values(), Counter())), *_loose(root)]
+        return _given(root, found, nested, empty)
+    others = [path for files in found.values() for path in files.others]
+    notes = [*empty, *_left_out(root, others), *_loose(root)]
     if nested:
         more = [top for top in images if top not in nested]
         also = f"the folder {more[0]} also holds images. Move it"
@@ -80,31 +81,38 @@ def read_flat(root: Path) -> DataSet | None:
     layout.folder(root)
     if _folders(root):
         return None
-    others: Counter[str] = Counter()
-    rows = [(path.removeprefix("./"), "", "test") for path in _images(root, "", others)]
-    notes = _left_out(root, others)
+    files = _files(root, "")
+    rows = [(path.removeprefix("./"), "", "test") for path in files.images]
+    notes = _left_out(root, files.others)
     return unlabelled(build("folder", root, rows, notes=notes)) if rows else None
 
 
 def _given(
-    root: Path, tops: list[str], found: Sequence[str] = (), beside: Counter[str] | None = None
+    root: Path, found: Mapping[str, Files], tops: Sequence[str], notes: Sequence[str] = ()
 ) -> DataSet:
     """The splits as the folders say.
 
-    found: notes on what lies beside the splits. beside: suffixes of files there, which are added to
-    those of other files that are no images.
+    found: the files of each folder in root. tops: those folders that are splits. notes: on what
+    lies beside them.
     """
     rows: list[tuple[str, str, str]] = []
     sides: dict[str, set[str]] = {}
-    notes = [*found, *_loose(root)]
-    others = Counter(beside)
+    notes = [*notes, *_loose(root)]
     for top in tops:
-        names = _folders(root / top)
-        images = {name: list(_images(root, f"{top}/{name}", others)) for name in names}
+        images: dict[str, list[str]] = {name: [] for name in _folders(root / top)}
+        for path in found[top].images:
+            if path.count("/") > 1:  # else it lies beside the class folders
+                images[path.split("/")[1]].append(path)
         notes += [*_without_empty(root / top, images), *_loose(root / top)]
         split = SPELLINGS[top.lower()]
         sides.setdefault(split, set()).update(images)
         rows += [(path, name, split) for name, paths in images.items() for path in paths]
+    others = [
+        path
+        for top, files in found.items()
+        for path in files.others
+        if top not in tops or path.count("/") > 1
+    ]
     notes += _left_out(root, others)
     return build("folder", root, rows, notes=[*notes, *shared_classes(sides)])
 
@@ -126,15 +134,16 @@ def _without_empty(root: Path, images: dict[str, list[str]]) -> list[str]:
         )
     for name in empty:
         del images[name]
-    folders = "1 folder" if len(empty) == 1 else f"{len(empty):,} folders"
+    folders = counted(len(empty), "folder")
     return [f"{root}: {folders} without images left out: {listed(empty)}."] if empty else []
 
 
-def _left_out(root: Path, others: Counter[str]) -> list[str]:
+def _left_out(root: Path, others: Sequence[str]) -> list[str]:
     """A note about files that are no images by their suffix, such as photographs in HEIC."""
     if not others:
         return []
-    kinds = listed(f"{number:,} {suffix}" for suffix, number in others.most_common())
+    suffixes = Counter(_suffix(os.path.basename(path)) or "without a suffix" for path in others)
+    kinds = listed(f"{number:,} {suffix}" for suffix, number in suffixes.most_common())
     return [f"{root}: files left out because of their suffix: {kinds}."]
 
 
@@ -148,32 +157,45 @@ def _loose(root: Path) -> list[str]:
 
 
 def _folders(root: Path) -> list[str]:
-    """Folders by name, without hidden ones and what unzipping on a Mac leaves behind."""
+    """Folders that are read, by name."""
     try:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries if entry.is_dir()]
     except OSError as error:
         raise layout.unreadable(root, error) from error
+    return _read(names)
+
+
+def _read(names: Iterable[str]) -> list[str]:
+    """Sort names of folders, without hidden ones and what unzipping on a Mac leaves behind."""
     return sorted(name for name in names if not name.startswith(".") and name != "__MACOSX")
 
 
-def _images(root: Path, inside: str, others: Counter[str]) -> Iterator[str]:
-    """Image files in a folder and below, sorted, relative to root.
+class Files(NamedTuple):
+    """Files in a folder and below, sorted, relative to the root; none that are hidden."""
 
-    others: counts the suffixes of files that are not images.
-    """
+    images: list[str]
+    others: list[str]
+
+
+def _files(root: Path, inside: str) -> Files:
+    """List a folder. Class folders of a split may be links; others are not followed."""
 
     def refuse(error: OSError) -> None:
         raise layout.unreadable(Path(error.filename), error) from error
 
-    for folder, below, files in os.walk(root / inside, onerror=refuse):
-        below[:] = sorted(name for name in below if not name.startswith("."))
+    found, top = Files([], []), str(root / inside)
+    for folder, below, files in os.walk(top, onerror=refuse, followlinks=True):
+        follow = folder == top and inside.lower() in SPELLINGS
+        below[:] = _read(
+            name for name in below if follow or not os.path.islink(os.path.join(folder, name))
+        )
         parent = Path(folder).relative_to(root).as_posix()
         for file in sorted(files):
-            if _suffix(file) in SUFFIXES:
-                yield f"{parent}/{file}"
-            elif not file.startswith("."):
-                others[_suffix(file) or "without a suffix"] += 1
+            if not file.startswith("."):
+                images = _suffix(file) in SUFFIXES
+                (found.images if images else found.others).append(f"{parent}/{file}")
+    return found
 
 
 def _suffix(file: str) -> str:

@@ -167,8 +167,3 @@ def listed(names: Iterable[str], limit: int = LISTED) -> str:
     names = list(names)
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
-
-
-def counted(number: int, noun: str, nouns: str = "") -> str:
-    """`1 class`, `2,000 classes`"""
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import DmlError
-from trainer.data.datasets.records import SPLITS, DataSet, counted, listed
+from retrieval.number_format import counted
+from trainer.data.datasets.records import SPLITS, DataSet, listed
 
 # With a single class every answer is right, and with a single training class nothing is learnt.
 FEWEST = 2

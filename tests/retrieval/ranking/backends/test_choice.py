@@ -44,11 +44,12 @@ def test_auto_leaves_out_a_gpu_whose_trial_is_wrong_and_says_so(gpus):
     assert found.note.startswith("Ranks are counted on the CPU: cuda:0 is left out, a trial")
 
 
-def test_auto_counts_little_on_the_cpu_unless_torch_is_there_already(gpus, monkeypatch):
-    assert SMALL > 1000
-    assert choose("auto", 10, 10, 10).devices  # tests have imported torch
+def test_auto_counts_little_on_the_cpu_and_less_if_torch_is_there_already(gpus, monkeypatch):
+    assert SMALL > 5000 * 5000 * 512
+    assert choose("auto", 5000, 5000, 512).devices  # tests have imported torch
+    assert choose("auto", 1000, 1000, 2048) == ((), "")  # as an export compares
     monkeypatch.delitem(sys.modules, "torch")
-    assert choose("auto", 10, 10, 10) == ((), "")
+    assert choose("auto", 5000, 5000, 512) == ((), "")
 
 
 def test_auto_says_nothing_on_a_machine_without_gpu(monkeypatch):

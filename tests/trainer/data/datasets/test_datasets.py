@@ -1,5 +1,6 @@
 """The table of data sets, the columns, held-out classes, and one's own folders and tables."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -343,6 +344,34 @@ def test_folders_named_as_splits_are_the_splits(tmp_path):
     assert (
         "1 image beside the class folders left out: loose.png." in load("folder", tmp_path).notes[0]
     )
+
+
+def test_class_folders_of_a_split_may_be_links(tmp_path):
+    for name in ("elsewhere/a/1.png", "elsewhere/b/1.png", "root/test/c/1.png"):
+        picture(tmp_path / name)
+    root = tmp_path / "root"
+    (root / "train").mkdir()
+    for name in "ab":
+        (root / "train" / name).symlink_to(tmp_path / "elsewhere" / name)
+    (root / "test" / "c" / "below").symlink_to(tmp_path / "elsewhere")  # not followed
+    (root / "test" / "labels.txt").write_text("beside the class folders")
+    for notes in ([], [f"{root}: 1 folder without images left out: docs."]):
+        data = load("folder", root)
+        assert data.paths == ("test/c/1.png", "train/a/1.png", "train/b/1.png")
+        assert splits_of(data) == {"train": {"a", "b"}, "test": {"c"}}
+        assert list(data.notes) == notes
+        (root / "docs").mkdir(exist_ok=True)
+
+
+def test_splits_beside_another_folder_are_listed_once(tmp_path, monkeypatch):
+    walked = []
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda top, **how: walked.append(str(top)) or walk(top, **how))
+    for name in ("train/a/1.png", "test/b/1.png"):
+        picture(tmp_path / name)
+    (tmp_path / "docs").mkdir()
+    assert len(load("folder", tmp_path)) == 2
+    assert walked == [str(tmp_path / name) for name in ("docs", "test", "train")]
 
 
 def test_folders_beside_the_splits_do_not_make_them_classes_without_a_word(tmp_path):
