@@ -51,15 +51,19 @@ class Copy:
 
     def missing(self, wanted: Sequence[Range]) -> list[Range]:
         """The ranges of whole blocks that are not there, in order, each of at most a piece."""
-        found = [np.empty(0, np.int64)]
+        found = []
         for start, stop in wanted:
             first = max(start, 0) // BLOCK
-            found.append(first + np.flatnonzero(self.marks[first : -(-stop // BLOCK)] == 0))
+            blocks = self.marks[first : -(-stop // BLOCK)]
+            if not blocks.all():
+                found.append(first + np.flatnonzero(blocks == 0))
+        if not found:
+            return []
         absent = np.unique(np.concatenate(found))
         runs = np.split(absent, np.flatnonzero(np.diff(absent) > 1) + 1)
         return [
             (at, min(at + PIECE, last * BLOCK + BLOCK, self.size))
-            for first, last in ((int(run[0]), int(run[-1])) for run in runs if len(run))
+            for first, last in ((int(run[0]), int(run[-1])) for run in runs)
             for at in range(first * BLOCK, last * BLOCK + BLOCK, PIECE)
         ]
 

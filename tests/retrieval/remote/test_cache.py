@@ -4,12 +4,10 @@ server."""
 import gzip
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -18,33 +16,12 @@ from retrieval.console import next_step
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading import load
-from retrieval.remote import cache
 from retrieval.remote.address import parse, without_secrets
 from retrieval.remote.cache import Entry
 from retrieval.remote.store import Found, Store
 from retrieval.sources import Sources, locate
 from tests.conftest import call
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
-    monkeypatch.setenv(cache.SIZE, "64MB")
-    yield tmp_path / "cache"
-    forget_use()
-
-
-@pytest.fixture
-def server():
-    found = fsspec.filesystem("memory")
-    yield found
-    found.rm("/", recursive=True)
-
-
-def npy(array):
-    out = io.BytesIO()
-    np.save(out, array)
-    return out.getvalue()
+from tests.retrieval.remote.conftest import npy
 
 
 @pytest.fixture
@@ -181,6 +158,22 @@ def test_a_file_is_downloaded_again_only_if_it_has_changed(server, downloads):
     assert downloads == ["x.npy"] * 2
 
 
+def test_of_files_that_are_up_to_date_only_the_version_is_read_once(server, monkeypatch):
+    for n in range(3):
+        server.pipe(f"/b/{n}.npy", npy(np.ones((2, 2))))
+    locate("memory://b")
+    real, read = Path.read_text, []
+
+    def read_text(self, *args, **options):
+        read.append(self.name)
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(Entry, "_clear_way", None)
+    locate("memory://b")
+    assert read == ["0.npy", "1.npy", "2.npy"]
+
+
 def test_a_file_without_a_version_is_downloaded_each_time(server, downloads, monkeypatch):
     monkeypatch.setattr("retrieval.remote.store.VERSIONS", ())
     server.pipe("/b/x.npy", npy(np.ones((2, 2))))
@@ -201,12 +194,6 @@ def test_a_file_without_a_version_is_evaluated_and_a_change_of_it_noticed(server
         sources.check_unchanged()
 
 
-def test_a_file_that_changes_often_takes_no_more_room_each_time(server):
-    for n in range(4):  # 24 MiB each, and room for two
-        server.pipe("/b/x.npy", npy(np.full((3 << 20, 2), n, np.float32)))
-        locate("memory://b/x.npy")
-
-
 def test_a_change_between_two_looks_is_noticed(server):
     server.pipe("/b/x.npy", npy(np.ones((2, 2))))
     sources = Sources("memory://b/x.npy")
@@ -223,54 +210,6 @@ def test_copies_of_files_that_are_gone_are_removed(server):
     server.rm("/b/2.npy")
     assert locate("memory://b").files == (copy,)
     assert not gone.exists()
-
-
-def test_the_least_recently_used_copies_make_room(server, folder, monkeypatch):
-    for name in "abc":
-        server.pipe(f"/b/{name}.npy", npy(np.ones((3 << 20, 2), np.float32)))  # 24 MiB each
-    copies = {}
-    for name in "ab":
-        copies[name] = locate(f"memory://b/{name}.npy").files[0]
-    forget_use()
-    for name, when in (("a", 200), ("b", 100)):
-        os.utime(copies[name].parents[1] / "used", (when, when))
-    locate("memory://b/c.npy")
-    assert copies["a"].exists()
-    assert not copies["b"].exists()
-    assert sum(file.stat().st_size for file in folder.rglob("*.npy")) <= cache.limit()
-
-
-def forget_use():
-    """As if the process that used the copies had ended."""
-    for descriptor in cache._held.values():
-        os.close(descriptor)
-    cache._held.clear()
-
-
-def test_copies_in_use_are_kept_and_what_does_not_fit_beside_them_is_an_error(server, monkeypatch):
-    for name in "abc":
-        server.pipe(f"/b/{name}.npy", npy(np.ones((3 << 20, 2), np.float32)))
-    held = [locate(f"memory://b/{name}.npy").files[0] for name in "ab"]
-    with pytest.raises(DmlError, match=r"c\.npy needs 0\.0 GB in the cache") as error:
-        locate("memory://b/c.npy")
-    assert "are in use" in error.value.why
-    assert all(file.exists() for file in held)
-    with pytest.raises(DmlError) as error:
-        locate("memory://b/*.npy")
-    assert f"{cache.SIZE}=2GB" in error.value.fix
-
-
-def test_a_wrong_limit_and_a_folder_that_cannot_be_written_are_named(server, monkeypatch, tmp_path):
-    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
-    monkeypatch.setenv(cache.SIZE, "many")
-    with pytest.raises(DmlError, match=f"{cache.SIZE} is wrong"):
-        load("memory://b/x.npy")
-    monkeypatch.setenv(cache.SIZE, "1GB")
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "file"))
-    with pytest.raises(DmlError, match="cannot be written") as error:
-        load("memory://b/x.npy")
-    assert cache.FOLDER in error.value.fix
 
 
 def test_a_transfer_that_is_cut_short_leaves_no_copy(server, folder, monkeypatch):
@@ -381,20 +320,6 @@ def test_a_file_that_is_also_a_folder_is_named_and_one_that_becomes_a_folder_is_
     server.rm("/b/a.npy")
     server.pipe("/b/a.npy/b.npy", npy(np.ones((3, 2))))
     assert load("memory://b/**/*.npy").splits["test"].vectors.shape == (3, 2)
-
-
-def test_where_there_are_no_locks_a_folder_that_cannot_be_renamed_is_kept(server, monkeypatch):
-    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
-    entry = locate("memory://b/x.npy").files[0].parents[1]
-
-    def refuse(self, target):
-        raise PermissionError  # as Windows does while a process has a file in it open
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", refuse)
-        assert not cache._remove(entry, locks=False)
-    assert cache._remove(entry, locks=False)
-    assert not list(entry.parent.glob(f"{entry.name}*"))
 
 
 def test_addresses_in_all_their_parts():

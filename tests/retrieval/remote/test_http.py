@@ -8,14 +8,8 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.loading import load
-from retrieval.remote import cache
 
 pytest.importorskip("aiohttp")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading import load
-from retrieval.remote import cache, ranges
+from retrieval.remote import ranges, room
+from retrieval.remote.store import Store
 from retrieval.sources import Sources, locate
 from tests.conftest import call
 
@@ -28,7 +29,7 @@ MOST = (5 << 20) // SMALLER  # of a file of 47 and more
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """A cache whose name h5py cannot tell of a file object."""
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "größe"))
+    monkeypatch.setenv(room.FOLDER, str(tmp_path / "größe"))
     for name in ("BLOCK", "LEAST", "PIECE"):
         monkeypatch.setattr(ranges, name, getattr(ranges, name) // SMALLER)
     yield tmp_path / "größe"
@@ -43,6 +44,7 @@ class Server:
 
     def send(self, handler, body):
         path = self.root / handler.path.lstrip("/")
+        path = path / "index.html" if path.is_dir() else path
         data = path.read_bytes()
         asked = (
             None if self.plain else re.match(r"bytes=(\d+)-(\d+)", handler.headers["Range"] or "")
@@ -196,7 +198,40 @@ def test_what_is_missing_is_added_later_and_then_the_copy_is_whole(server, files
 def test_holes_take_no_room_in_the_cache(server, files, folder):
     (copy,) = locate(f"{server.address}/own.h5").files
     assert copy.stat().st_size == (files[0] / "own.h5").stat().st_size
-    assert cache._on_disk(folder) < MOST
+    assert room.on_disk(folder) < MOST
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_copies_with_holes_of_several_files_begin_at_the_same_time(
+    server, files, monkeypatch, plain
+):
+    """A server without ranges sends all of them whole."""
+    several, checked = files[0] / "several", Store.check_unchanged
+    several.mkdir(exist_ok=True)
+    for n in range(4):
+        (several / f"{n}.h5").write_bytes((files[0] / "own.h5").read_bytes())
+    links = "".join(f'<a href="{n}.h5">x</a>' for n in range(4))
+    (several / "index.html").write_text(links)
+    together = threading.Barrier(4)
+
+    def check(self, file):
+        together.wait(5)
+        checked(self, file)
+
+    monkeypatch.setattr(Store, "check_unchanged", check)
+    server.plain = plain
+    found = locate(f"{server.address}/several/").files
+    assert [file.name for file in found] == [f"{n}.h5" for n in range(4)]
+    assert [bool(ranges.find(file)) for file in found] == [not plain] * 4
+    if plain:
+        assert found[3].read_bytes() == (files[0] / "own.h5").read_bytes()
+
+
+def test_what_has_come_meanwhile_is_not_asked_for_again(server):
+    copy = ranges.find(locate(f"{server.address}/own.h5").files[0])
+    server.forget()
+    copy.download(copy, [(0, 1)])
+    assert server.requests == 0
 
 
 def test_a_server_without_ranges_sends_the_whole_file(server, files):

@@ -11,7 +11,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading import load
-from retrieval.remote import cache
+from retrieval.remote import room
 from retrieval.sources import locate
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
@@ -45,11 +45,6 @@ def bucket():
     server.stop()
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("name", ["s3://bucket/x/*.npy", "s3://bucket/x", "s3://bucket/x/"])
 def test_patterns_and_folders_are_read_with_labels(bucket, name):
     found = load(name, labels="s3://bucket/y/part-*.npy").splits["test"]
@@ -73,7 +68,7 @@ def test_only_the_split_that_is_scored_is_downloaded(bucket, tmp_path):
     found = load("s3://bucket/x.h5", train=False).splits["test"].vectors
     np.testing.assert_array_equal(found, test)
     (copy,) = locate("s3://bucket/x.h5").files
-    assert cache._on_disk(copy.parent) < copy.stat().st_size / 8
+    assert room.on_disk(copy.parent) < copy.stat().st_size / 8
 
 
 @pytest.mark.parametrize("name", ["s3://bucket/nothing.npy", "s3://nothing/x.npy"])

@@ -1,0 +1,246 @@
+"""Keep the folder of the cache within its limit: the least recently used entries make room.
+
+A process that uses an entry holds a lock on it. Entries that nobody holds are removed when room is
+wanted. What is left of the limit stands in a file, from which all processes take, so that the sizes
+of all files are added up only when that is used up.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from retrieval.errors import DmlError
+from retrieval.files import is_at, lock, write_text
+from retrieval.resources import Progress
+
+FOLDER, SIZE = "DMLTOOL_CACHE", "DMLTOOL_CACHE_SIZE"  # environment variables
+DEFAULT_SIZE = "20GB"
+WAIT = 0.2  # seconds between looks at a lock
+EXPECTED = "size"  # a file with the bytes that an entry will take, while it is fetched
+LEFT = "room"  # a file with the limit and what is left of it
+
+if sys.platform != "win32":
+    import fcntl
+
+_held: dict[Path, int] = {}  # entries that this process uses, with the descriptors it locked
+_guard = threading.Lock()
+
+
+def folder() -> Path:
+    """Where copies are kept."""
+    given = os.environ.get(FOLDER)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dmltool" / "remote"
+    return Path(given or base).expanduser().absolute()
+
+
+def limit() -> int:
+    """Bytes that all copies may take together."""
+    import click
+
+    from retrieval.options import Size
+
+    given = os.environ.get(SIZE) or DEFAULT_SIZE
+    try:
+        return Size().convert(given, None, None)
+    except click.BadParameter as error:
+        raise DmlError(
+            f"The environment variable {SIZE} is wrong.",
+            f"{error.message}",
+            f"Set it to a size: {SIZE}={DEFAULT_SIZE}",
+        ) from error
+
+
+class Room:
+    """The room of one entry, which this process holds from now on."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        """path: the folder of the entry; name: what it holds, for messages."""
+        self.path, self.name = path, name
+        self.expected = path / EXPECTED
+        self.taken: int | None = None  # bytes, once they have been added up
+        _hold(path)
+
+    @contextmanager
+    def expecting(self, total: int, progress: Progress | None) -> Iterator[Bytes]:
+        """Make room for what is downloaded inside the block, and add it up."""
+        self._make(total)
+        come = Bytes(progress, total, limit())
+        try:
+            yield come
+        finally:
+            self.expected.unlink(missing_ok=True)
+            if come.done > total:  # of a server that does not tell sizes
+                with alone(folder() / LEFT) as file:
+                    file.truncate(0)
+
+    def _make(self, wanted: int) -> None:
+        """Remove the least recently used entries that no process holds, until `wanted` fits."""
+        most = limit()
+        with alone(folder() / LEFT) as file:
+            left = _left(file, most)
+            fits = wanted <= min(left, shutil.disk_usage(self.path).free)
+            if fits and self.taken is not None:
+                self.taken, left = self.taken + wanted, left - wanted
+            else:
+                self.taken, left = self._add_up(wanted, most)
+            file.truncate(0)
+            file.write(f"{most} {left}".encode())
+            # Counted from now on, so that another process does not give the same room away.
+            write_text(self.expected, str(self.taken), force=True)
+
+    def _add_up(self, wanted: int, most: int) -> tuple[int, int]:
+        """Bytes that this entry will take, and those that are then left of the limit."""
+        entries = [path for path in folder().iterdir() if path.is_dir() and path != self.path]
+        sizes, own = {path: _size(path) for path in entries}, on_disk(self.path)
+        taken = own + wanted + sum(sizes.values())
+        for path in sorted(sizes, key=_last_use):
+            if taken > most and _remove(path):
+                taken -= sizes[path]
+        free = shutil.disk_usage(self.path).free
+        if taken > most or wanted > free:
+            raise _too_large(self.name, own + wanted, most, taken, free)
+        return own + wanted, most - taken
+
+
+def _left(file: BinaryIO, most: int) -> int:
+    """What is left of the limit, as the file tells; -1 if it tells of another one, or nothing."""
+    file.seek(0)
+    with suppress(ValueError):
+        of, left = map(int, file.read().split())
+        return left if of == most else -1
+    return -1
+
+
+class Bytes:
+    """Adds up what several downloads write, and reports it."""
+
+    def __init__(self, progress: Progress | None, total: int, most: int) -> None:
+        self.progress, self.total, self.most = progress, total, most
+        self.done, self.stopped = 0, False
+        self.guard = threading.Lock()
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def add(self, count: int) -> None:
+        with self.guard:
+            self.done += count
+            if self.progress:
+                self.progress(self.done, max(self.total, self.done))
+        if self.stopped:
+            raise DmlError("The download was stopped.", "Another one failed.", "See that error.")
+        if self.done > max(self.total, self.most):
+            raise DmlError(
+                "A server sends more bytes than the cache may hold.",
+                f"The cache holds {self.most:,}.",
+                f"Raise the limit: {SIZE}=100GB",
+            )
+
+
+@contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """Say what to do where the folder of the cache cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise DmlError(
+            f"The cache {path.parent} cannot be written.",
+            f"{error.strerror or error}.",
+            f"Choose another folder: {FOLDER}=/folder/on/a/large/disk",
+        ) from error
+
+
+def _too_large(name: str, own: int, most: int, taken: int, free: int) -> DmlError:
+    needs = f"{name} needs {own / 1e9:.1f} GB in the cache {folder()}."
+    if taken <= most:
+        return DmlError(
+            needs,
+            f"Its disk has {free / 1e9:.1f} GB left.",
+            f"Make room, or choose another folder: {FOLDER}=/folder/on/a/large/disk",
+        )
+    others = f", and {(taken - own) / 1e9:.1f} GB are in use" if taken - own > most / 100 else ""
+    return DmlError(
+        needs,
+        f"The limit is {most / 1e9:.1f} GB{others}.",
+        f"Raise the limit: {SIZE}={-(-taken // 10**9) + 1}GB",
+    )
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[BinaryIO]:
+    """Hold the lock of the file of this name, after whoever has it."""
+    with path.open("a+b") as file:
+        while True:
+            with suppress(BlockingIOError):
+                lock(file)
+                break
+            time.sleep(WAIT)
+        yield file
+
+
+def _hold(path: Path) -> None:
+    """Lock an entry against removal until this process ends."""
+    with _guard, writable(path):
+        while path not in _held:
+            path.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # removed by another process just now
+                file = os.open(path / "used", os.O_RDWR | os.O_CREAT, 0o666)
+                if sys.platform != "win32":
+                    with suppress(OSError):  # some network file systems have no locks
+                        fcntl.flock(file, fcntl.LOCK_SH)
+                if is_at(file, path / "used"):
+                    _held[path] = file
+                else:
+                    os.close(file)
+        os.utime(path / "used")
+
+
+def _remove(path: Path, locks: bool = sys.platform != "win32") -> bool:
+    """Remove an entry unless a process holds it, or that cannot be told.
+
+    Without locks, Windows refuses to rename a folder in which a process has a file open.
+    """
+    with suppress(OSError), (path / "used").open("ab") if locks else nullcontext() as file:
+        if file is None or lock(file):
+            gone = path.with_name(f"{path.name}-gone")
+            path.rename(gone)  # first: whoever waits for the lock makes a new entry
+            shutil.rmtree(gone)
+            return True
+    return False
+
+
+def files_below(path: Path) -> Iterable[Path]:
+    """The files in a folder and in those below it."""
+    return (file for file in path.rglob("*") if file.is_file())
+
+
+def _size(path: Path) -> int:
+    """Bytes that an entry takes, or will take once it is fetched."""
+    with suppress(OSError, ValueError):
+        return max(int((path / EXPECTED).read_text()), on_disk(path))
+    return on_disk(path)
+
+
+def on_disk(path: Path) -> int:
+    """Bytes that the files below a folder take; a file with holes takes less than its size."""
+    sizes = 0
+    for file in files_below(path):
+        with suppress(FileNotFoundError):
+            found = file.stat()
+            blocks = getattr(found, "st_blocks", None)  # Windows does not tell
+            sizes += found.st_size if blocks is None else min(found.st_size, 512 * blocks)
+    return sizes
+
+
+def _last_use(path: Path) -> float:
+    with suppress(OSError):
+        return (path / "used").stat().st_mtime
+    return 0.0

@@ -1,0 +1,38 @@
+"""A cache for each test, and fsspec's memory as a server."""
+
+import io
+import os
+
+import fsspec
+import numpy as np
+import pytest
+
+from retrieval.remote import ranges, room
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(room.FOLDER, str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    forget_use()
+    ranges._copies.clear()
+
+
+def forget_use():
+    """As if the process that used the copies had ended."""
+    for descriptor in room._held.values():
+        os.close(descriptor)
+    room._held.clear()
+
+
+@pytest.fixture
+def server():
+    found = fsspec.filesystem("memory")
+    yield found
+    found.rm("/", recursive=True)
+
+
+def npy(array):
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()

@@ -1,0 +1,143 @@
+"""How copies of files behind addresses are kept within a limit."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval.errors import DmlError
+from retrieval.loading import load
+from retrieval.remote import room
+from retrieval.remote.room import Room
+from retrieval.sources import locate
+from tests.retrieval.remote.conftest import forget_use, npy
+
+MOST = 640_000
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A limit below what a user may set."""
+    monkeypatch.setattr(room, "limit", lambda: MOST)
+
+
+def serve(server, *names):
+    """Files of which two fit in the cache."""
+    for name in names:
+        server.pipe(f"/b/{name}.npy", name.encode() * 240_000)
+
+
+def test_a_file_that_changes_often_takes_no_more_room_each_time(server, small):
+    for n in range(4):
+        server.pipe("/b/x.npy", str(n).encode() * 240_000)
+        locate("memory://b/x.npy")
+
+
+def test_the_least_recently_used_copies_make_room(server, folder, small):
+    serve(server, *"abc")
+    copies = {}
+    for name in "ab":
+        copies[name] = locate(f"memory://b/{name}.npy").files[0]
+    forget_use()
+    for name, when in (("a", 200), ("b", 100)):
+        os.utime(copies[name].parents[1] / "used", (when, when))
+    locate("memory://b/c.npy")
+    assert copies["a"].exists()
+    assert not copies["b"].exists()
+    assert room.on_disk(folder) <= MOST
+
+
+def test_copies_in_use_are_kept_and_what_does_not_fit_beside_them_is_an_error(server, small):
+    serve(server, *"abc")
+    held = [locate(f"memory://b/{name}.npy").files[0] for name in "ab"]
+    with pytest.raises(DmlError, match=r"c\.npy needs 0\.0 GB in the cache") as error:
+        locate("memory://b/c.npy")
+    assert "are in use" in error.value.why
+    assert all(file.exists() for file in held)
+    with pytest.raises(DmlError) as error:
+        locate("memory://b/*.npy")
+    assert f"{room.SIZE}=2GB" in error.value.fix
+
+
+def test_a_wrong_limit_and_a_folder_that_cannot_be_written_are_named(server, monkeypatch, tmp_path):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    monkeypatch.setenv(room.SIZE, "many")
+    with pytest.raises(DmlError, match=f"{room.SIZE} is wrong"):
+        load("memory://b/x.npy")
+    monkeypatch.setenv(room.SIZE, "1GB")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(room.FOLDER, str(tmp_path / "file"))
+    with pytest.raises(DmlError, match="cannot be written") as error:
+        load("memory://b/x.npy")
+    assert room.FOLDER in error.value.fix
+
+
+def test_where_there_are_no_locks_a_folder_that_cannot_be_renamed_is_kept(server, monkeypatch):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    entry = locate("memory://b/x.npy").files[0].parents[1]
+
+    def refuse(self, target):
+        raise PermissionError  # as Windows does while a process has a file in it open
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        assert not room._remove(entry, locks=False)
+    assert room._remove(entry, locks=False)
+    assert not list(entry.parent.glob(f"{entry.name}*"))
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """The folders whose sizes were added up."""
+    found, real = [], room.on_disk
+
+    def on_disk(path):
+        found.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(room, "on_disk", on_disk)
+    return found
+
+
+def fill(entry, name, size, told=None):
+    with entry.expecting(size if told is None else told, None) as come:
+        (entry.path / name).write_bytes(b"x" * size)
+        come.add(size)
+
+
+def test_sizes_are_added_up_again_only_once_the_room_is_used_up(folder, small, walks):
+    first, second = Room(folder / "a", "a"), Room(folder / "b", "b")
+    for n in range(6):
+        fill(first, str(n), 50_000)
+    fill(second, "0", 50_000)
+    fill(second, "1", 250_000)
+    assert sorted(walks) == ["a", "a", "b", "b"]  # both, once by each entry
+    with pytest.raises(DmlError, match=r"a needs"):  # what the other has taken counts
+        fill(first, "6", 50_000)
+    forget_use()
+    second = Room(folder / "b", "b")
+    fill(second, "2", 50_000)
+    assert not first.path.exists()
+
+
+def test_bytes_that_a_server_did_not_tell_of_are_counted(folder, small, walks):
+    entry = Room(folder / "a", "a")
+    fill(entry, "0", 1000)
+    fill(entry, "1", 500_000, told=0)
+    with pytest.raises(DmlError, match=r"a needs"):
+        fill(entry, "2", 200_000)
+
+
+def test_another_limit_and_a_file_that_tells_nothing_are_no_reason_to_trust_it(
+    folder, small, walks, monkeypatch
+):
+    entry = Room(folder / "a", "a")
+    fill(entry, "0", 1000)
+    (folder / room.LEFT).write_text("all of it")
+    fill(entry, "1", 1000)
+    monkeypatch.setattr(room, "limit", lambda: 4000)
+    fill(entry, "2", 1000)
+    assert walks == ["a"] * 3
+    with pytest.raises(DmlError, match=r"a needs"):
+        fill(entry, "3", 2000)
