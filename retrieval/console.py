@@ -180,6 +180,7 @@ def end_interrupted(left: str) -> NoReturn:
 @contextmanager
 def on_interrupt(left: Callable[[], str]) -> Iterator[None]:
     """Say on Ctrl-C what `left()` returns: what is there to go on from."""
+    before, signals.left = signals.left, left  # said there if an import does not let Ctrl-C through
     try:
         yield
     except click.exceptions.Exit:
@@ -188,6 +189,8 @@ def on_interrupt(left: Callable[[], str]) -> Iterator[None]:
         if not isinstance(error, KeyboardInterrupt) and not signals.happened():
             raise  # else a library has made another error of Ctrl-C
         end_interrupted(left())
+    finally:
+        signals.left = before
 
 
 def resumable(*files: Path, resume: bool) -> Callable[[], str]:

@@ -32,6 +32,11 @@ _patience = AGAIN  # seconds that Ctrl-C waits for the end of an import
 _main = _thread.get_ident()  # of the thread that runs commands
 
 
+def left() -> str:
+    """What a command leaves behind that Ctrl-C ends; `console.on_interrupt` replaces this."""
+    return ""
+
+
 def end_on_interrupt(name: str) -> None:
     """End without a traceback on Ctrl-C. `name`: the __name__ of the command line's module.
 
@@ -121,13 +126,20 @@ def _wait() -> None:
         time.sleep(EVERY)
         while _waiting and not _ended:
             if time.monotonic() - _when > _patience:
-                os.write(2, b"\nInterrupted.\n")
-                os._exit(INTERRUPTED)
+                _tell_and_end()
             _looking = True
             signal.pthread_kill(_main, signal.SIGINT)  # also wakes what sleeps
             time.sleep(EVERY)
 
     _thread.start_new_thread(wait, ())
+
+
+def _tell_and_end() -> None:
+    try:
+        found = left()
+        os.write(2, f"\nInterrupted{': ' if found else ''}{found}.\n".encode())
+    finally:
+        os._exit(INTERRUPTED)
 
 
 def _unraisable(args: sys.UnraisableHookArgs) -> None:

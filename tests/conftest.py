@@ -19,6 +19,8 @@ from retrieval.world import SLURM, VARIABLES
 from trainer.run import metrics_log
 
 ROOT = Path(__file__).parent
+X = np.random.default_rng(0).standard_normal((12, 5))
+Y = np.arange(12) // 3
 # Tests are too small to gain from threads, and their numbers should not depend on a trial of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Processes that tests start would else compile our sources again, each of them.
@@ -122,6 +124,32 @@ def environment(monkeypatch):
     for name in (*VARIABLES, *SLURM):
         monkeypatch.delenv(name, raising=False)
     return lambda **given: [monkeypatch.setenv(name, value) for name, value in given.items()]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of small pictures, one folder for each class."""
+    from tests.trainer.conftest import draw_pictures  # imports torch
+
+    return draw_pictures(tmp_path / "photos")
+
+
+@pytest.fixture
+def dmltool(tmp_path, monkeypatch):
+    """Runs a command in this process, in a folder and with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def table(tmp_path):
+    """X and Y as a CSV table with a header and a column beside them."""
+    import pandas as pd
+
+    frame = pd.DataFrame(X, columns=[f"d{n}" for n in range(5)]).assign(label=Y, width=0.5)
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    return tmp_path / "x.csv"
 
 
 def call(*args):

@@ -2,23 +2,7 @@
 
 import os
 
-import pytest
-from click.testing import CliRunner
-
-from cli import main
-from tests.trainer.conftest import SMALL, draw_pictures
-
-
-@pytest.fixture
-def photos(tmp_path):
-    return draw_pictures(tmp_path / "photos")
-
-
-@pytest.fixture
-def dmltool(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
+from tests.trainer.conftest import SMALL
 
 
 def test_names_that_are_not_utf8_come_through_to_the_scores(dmltool, photos):

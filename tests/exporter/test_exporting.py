@@ -283,10 +283,11 @@ def test_an_export_of_nothing_is_an_error(run):
     assert "nothing to export" in done.stderr
 
 
-def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
 
+
+def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
     monkeypatch.setattr("exporter.exporting.embed", interrupt)
     done = invoke("export", run)
     assert done.exit_code == 130
@@ -297,9 +298,6 @@ def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
 
 
 def test_an_export_stopped_before_anything_was_written_does_not_name_resume(run, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr("exporter.exporting.load_member", interrupt)
     done = invoke("export", run)
     assert done.exit_code == 130

@@ -3,20 +3,9 @@
 import json
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from tests.conftest import call
-
-X = np.random.default_rng(0).standard_normal((12, 5))
-Y = np.arange(12) // 3
-
-
-@pytest.fixture
-def table(tmp_path):
-    frame = pd.DataFrame(X, columns=[f"d{n}" for n in range(5)]).assign(label=Y, width=0.5)
-    frame.to_csv(tmp_path / "x.csv", index=False)
-    return tmp_path / "x.csv"
+from tests.conftest import X, Y, call
 
 
 def test_inspect_tells_what_is_inside(files):

@@ -10,21 +10,17 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from cli import main
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
-from tests.conftest import call
+from tests.conftest import X, Y, call
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"
 
 QUICK = ("--no-nmi", "--no-map")
-
-X = np.random.default_rng(0).standard_normal((12, 5))
-Y = np.arange(12) // 3
 
 
 def test_eval_prints_a_table_with_both_distances(files):
@@ -233,13 +229,6 @@ def test_merge_writes_only_to_names_of_hdf5_files(tmp_path, name):
     assert f"{name} is not the name of an embedding file" in done.stderr
     assert ".h5, .hdf5, .he5" in done.stderr
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def table(tmp_path):
-    frame = pd.DataFrame(X, columns=[f"d{n}" for n in range(5)]).assign(label=Y, width=0.5)
-    frame.to_csv(tmp_path / "x.csv", index=False)
-    return tmp_path / "x.csv"
 
 
 def test_eval_says_which_columns_it_took(table):

@@ -108,9 +108,13 @@ def test_ctrl_c_inside_an_import_that_catches_everything_ends_the_command(tmp_pa
     code = f"""
 import sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+from pathlib import Path
 from retrieval import signals
 signals.end_on_interrupt("__main__")
-with signals.raised():
+from retrieval.console import on_interrupt, resumable
+partial = Path({str(tmp_path / "x.h5.partial")!r})
+with signals.raised(), on_interrupt(resumable(partial, resume=False)):
+    partial.touch()
     print("here", flush=True)
     import stubborn
     time.sleep(60)
@@ -128,7 +132,7 @@ with signals.raised():
     began = time.monotonic()
     told = process.communicate(timeout=60)[1]
     assert time.monotonic() - began < 10  # a second where nothing else runs
-    assert (process.returncode, told) == (130, "\nInterrupted.\n")
+    assert (process.returncode, told) == (130, "\nInterrupted: add --resume to go on.\n")
 
 
 def test_ctrl_c_inside_an_import_is_raised_at_its_end(tmp_path):

@@ -13,25 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from cli import main
 from tests.forks import Forked
-from tests.trainer.conftest import SMALL, draw_pictures
+from tests.trainer.conftest import SMALL
 from trainer.commands import listing
-
-
-@pytest.fixture
-def photos(tmp_path):
-    return draw_pictures(tmp_path / "photos")
-
-
-@pytest.fixture
-def dmltool(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
 
 
 def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, tmp_path):

@@ -184,6 +184,7 @@ def test_a_config_is_frozen():
         (["phase.optimizer.lr=fast"], "phase.optimizer.lr = 'fast': a number belongs here"),
         (["phase.optimizer.lr=-1"], "phase.optimizer.lr = -1.0: from 0"),
         (["optimizer.decoupled=true", "optimizer.name=sgd"], "sgd has no such weight decay"),
+        (["optimizer.momentum=0.9", "optimizer.name=adam"], "adam has no such setting"),
         (["batches.sampling=evenly"], "one of images, classes"),
         (["lr=1"], "did you mean optimizer.lr?"),
         (["optimizer.lr"], "table.key=value"),
