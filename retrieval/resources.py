@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from retrieval.number_format import counted
 
@@ -24,14 +24,14 @@ StageProgress = Callable[[str, int, int], None]  # stage, done, total
 TRIALS = 3
 
 _blas_lock = threading.Lock()
-_blas_users: list[threadpool_limits] = []
+_blas_users: list[Any] = []  # threadpoolctl has no public name for the type of limits
 
 
 @contextmanager
 def single_blas_thread() -> Iterator[None]:
     """BLAS on the calling thread alone; calls may overlap, the last one out restores."""
     with _blas_lock:
-        _blas_users.append(_blas_users[0] if _blas_users else threadpool_limits(1, "blas"))
+        _blas_users.append(_blas_users[0] if _blas_users else _limited_blas())
     try:
         yield
     finally:
@@ -39,6 +39,16 @@ def single_blas_thread() -> Iterator[None]:
             limits = _blas_users.pop()
             if not _blas_users:
                 limits.restore_original_limits()
+
+
+def _limited_blas() -> Any:
+    # A BLAS comes with an import; to look for it among all loaded libraries takes milliseconds.
+    return _loaded_libraries(len(sys.modules)).limit(limits=1, user_api="blas")
+
+
+@lru_cache(maxsize=1)
+def _loaded_libraries(modules: int) -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def stage(progress: StageProgress | None, name: str) -> Progress | None:

@@ -1,6 +1,7 @@
 """How many threads are used: as asked for within reason, or the faster number in a trial."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,23 @@ def test_tiles_fit_the_cache_and_are_shared_by_the_threads(monkeypatch, tmp_path
     assert resources.tile_rows(5924, 2) == 741  # eight columns of tiles for two threads
     assert resources.tile_rows(10**6, 16) == 512  # two megabytes a thread, half of them
     assert resources.tile_rows(100, 2) == 256
+
+
+def test_libraries_are_looked_for_again_only_after_an_import(monkeypatch):
+    """A BLAS that is imported later, such as that of scipy, is limited too."""
+    looked, honest = [], resources.ThreadpoolController
+
+    def noted():
+        looked.append(True)
+        return honest()
+
+    monkeypatch.setattr(resources, "ThreadpoolController", noted)
+    resources._loaded_libraries.cache_clear()
+    for _ in range(2):
+        with resources.single_blas_thread():
+            pass
+    assert len(looked) == 1
+    monkeypatch.setitem(sys.modules, "a_module_imported_now", resources)
+    with resources.single_blas_thread():
+        pass
+    assert len(looked) == 2
