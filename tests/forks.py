@@ -22,7 +22,6 @@ FORKS.set_forkserver_preload(
     [
         "cli",
         "torch._dynamo",  # the first optimizer of a process imports it
-        "matplotlib.backends.backend_agg",
         "sklearn.metrics",
         "trainer.commands",
         "trainer.run.train",
@@ -30,6 +29,7 @@ FORKS.set_forkserver_preload(
         "exporter.tool_commands",
         "exporter.exporting",
         "exporter.onnx.session",
+        "tests.warm",
     ]
 )
 

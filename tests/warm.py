@@ -1,0 +1,20 @@
+"""Do once what each process would do first: load compiled loops, image formats and fonts.
+
+The process that forks the others imports this module (tests/forks.py).
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from PIL import Image
+
+from retrieval.evaluation import evaluate
+from trainer.run.metrics_log import draw_curves
+
+RECORD = {"epoch": 1, "loss": 1.0, "parts": {}, "monitor": {}, "scores": {}}
+
+Image.init()
+evaluate(np.eye(8, dtype=np.float32).repeat(2, axis=0), np.arange(8).repeat(2), seeds=1)
+with TemporaryDirectory() as folder:
+    draw_curves(Path(folder), [RECORD])
