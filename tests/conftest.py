@@ -1,6 +1,7 @@
 """Small data that several test files use."""
 
 import ctypes
+import gc
 import os
 import signal
 from contextlib import suppress
@@ -16,6 +17,7 @@ from retrieval.errors import DmlError
 from retrieval.files import whole_file
 from retrieval.formats.hdf5.writing import write
 from retrieval.world import SLURM, VARIABLES
+from tests import traces
 from trainer.run import metrics_log
 
 ROOT = Path(__file__).parent
@@ -46,11 +48,28 @@ def freed_memory():
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def pytest_collection_finish():
+    """Let the collector of garbage look at what tests make, not at all that was imported."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
     """Tests, and the processes they start, leave nothing in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_traces(tmp_path_factory):
+    """A folder for the graphs of exported networks, shared by the processes of pytest -n."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "traces"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(traces.FOLDER, str(folder))
         yield
 
 

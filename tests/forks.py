@@ -30,6 +30,7 @@ FORKS.set_forkserver_preload(
         "exporter.exporting",
         "exporter.onnx.session",
         "tests.warm",
+        "tests.traces",
     ]
 )
 

@@ -1,13 +1,9 @@
 """A small network and its model file, exported once for all tests of the folder."""
 
-import copy
-import hashlib
-
 import pytest
 import torch
 
 from exporter.networks import Together
-from exporter.onnx import trace
 from exporter.onnx.trace import write_model
 from tests.exporter.networks import properties, settled
 
@@ -16,33 +12,6 @@ from tests.exporter.networks import properties, settled
 def one_thread():
     """Networks this small gain nothing from more, and wait for each other on a busy machine."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def traces():
-    """The graphs that `traced_once` has made."""
-    return {}
-
-
-@pytest.fixture
-def traced_once(traces, monkeypatch):
-    """Trace a network once and copy the graph after that: test_trace.py shows that it is the same.
-
-    Tracing takes longer than the rest of an export.
-    """
-
-    def copied(network, size, input):
-        unit = [getattr(module, "normalize", None) for module in network.modules()]
-        key = (repr(network), unit, size, input)
-        digest = hashlib.sha256(repr(key).encode())
-        for tensor in network.state_dict().values():
-            digest.update(tensor.cpu().numpy().tobytes())
-        if digest.digest() not in traces:
-            traces[digest.digest()] = traced(network, size, input)
-        return copy.deepcopy(traces[digest.digest()])
-
-    traced = trace.traced
-    monkeypatch.setattr(trace, "traced", copied)
 
 
 @pytest.fixture(scope="session")

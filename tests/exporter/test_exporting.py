@@ -31,8 +31,6 @@ from trainer.run import checkpoint, train
 from trainer.run.device import CHOSEN
 from trainer.run.setup import load_data
 
-pytestmark = pytest.mark.usefixtures("traced_once")
-
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):

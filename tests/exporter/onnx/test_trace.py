@@ -15,8 +15,9 @@ from exporter.networks import Together
 from exporter.onnx import trace
 from exporter.onnx.model import describe
 from exporter.onnx.session import Session
-from exporter.onnx.trace import copy_with, traced, write_model
+from exporter.onnx.trace import copy_with, write_model
 from retrieval.errors import DmlError
+from tests import traces
 from tests.exporter.networks import properties, settled, stripes
 from trainer.networks import bninception
 from trainer.networks.backbones import BACKBONES
@@ -40,6 +41,12 @@ REST = pytest.mark.skipif(
     not ALL,
     reason="takes long to export; all backbones with DMLTOOL_ALL_BACKBONES=1",
 )
+
+
+@pytest.fixture(autouse=True)
+def traced_anew(monkeypatch):
+    """Not the graph that another test has traced."""
+    monkeypatch.setattr(trace, "traced", traces.anew)
 
 
 @pytest.mark.parametrize(
@@ -181,5 +188,5 @@ def test_an_interrupt_that_the_exporter_swallows_is_still_one(ends, embedder, mo
 
     monkeypatch.setattr(torch.onnx, "export", swallow)
     with pytest.raises(KeyboardInterrupt):
-        traced(embedder, 16, "uint8-nhwc")
+        traces.anew(embedder, 16, "uint8-nhwc")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
