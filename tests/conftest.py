@@ -15,6 +15,7 @@ from cli import main
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.files import whole_file
+from retrieval.formats import trial
 from retrieval.formats.hdf5.writing import write
 from retrieval.world import SLURM, VARIABLES
 from tests import traces
@@ -71,6 +72,23 @@ def shared_traces(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(traces.FOLDER, str(folder))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def untried():
+    """Read files at once: a fork of this large process, for each file, takes a tenth of all tests.
+
+    Tests of damaged files and of whole commands try them: the fixture `tried`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(trial.SWITCH, "0")
+        yield
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Files are tried in a child process before they are read, as for every user."""
+    monkeypatch.delenv(trial.SWITCH)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,6 +18,8 @@ from retrieval.console import warn
 from retrieval.errors import DmlError
 from tests.conftest import call
 
+pytestmark = pytest.mark.usefixtures("tried")
+
 DMLTOOL = Path(sys.executable).parent / "dmltool"
 
 QUICK = ("--no-nmi", "--no-map")

@@ -1,6 +1,7 @@
 """The harnesses of tests/fuzz notice what they are for, and repeat themselves."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval.formats import FORMATS
+from retrieval.formats import FORMATS, trial
 from tests.fuzz import mutate, seeds, targets
 
 ROOT = Path(__file__).parents[1]
@@ -18,7 +19,10 @@ ROOT = Path(__file__).parents[1]
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     """A process of its own: one that forks should have no threads, and pytest's has some."""
     command = [sys.executable, "-m", *args]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    environment = {name: value for name, value in os.environ.items() if name != trial.SWITCH}
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment
+    )
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.usefixtures("tried")
+
 ROOT = Path(__file__).parents[2]
 COMMANDS = {
     "list": ["list", "losses"],

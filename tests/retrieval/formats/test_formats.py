@@ -22,6 +22,8 @@ from retrieval.formats import FORMATS, arrays, sniff
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 
+pytestmark = pytest.mark.usefixtures("tried")
+
 ROUND = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

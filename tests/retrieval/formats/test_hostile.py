@@ -25,6 +25,8 @@ from retrieval.formats import FORMATS
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 
+pytestmark = pytest.mark.usefixtures("tried")
+
 X = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)
 Y = np.arange(300) // 3
 HUGE = 10**12

@@ -26,6 +26,8 @@ from retrieval.formats import arrays
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 
+pytestmark = pytest.mark.usefixtures("tried")
+
 ROOT = Path(__file__).parents[3]
 N, LONG = 5000, "b" * 500_000  # padded, 10 GB
 X = np.zeros((N, 2), np.float32)

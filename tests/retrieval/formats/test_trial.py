@@ -15,6 +15,8 @@ from retrieval.errors import DmlError
 from retrieval.formats import trial
 from retrieval.loading import load
 
+pytestmark = pytest.mark.usefixtures("tried")
+
 
 @pytest.fixture
 def file(tmp_path):
