@@ -221,7 +221,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sound", action="store_true", help="every seed once, undamaged")
+    parser.add_argument("--sound", action="store_true", help="first every seed, undamaged")
     parser.add_argument("--only", help="names of targets, with commas between them")
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="for findings")
     parser.add_argument("--file", type=Path, help="one kept file again")
@@ -232,20 +232,22 @@ def main() -> int:
         if given.file:
             print(again(given.file, given.kind, folder))
             return 0
-        campaign = Campaign(given.seed, given.keep)
+        campaign, sound = (Campaign(given.seed, given.keep) for _ in range(2))
         try:
             only = given.only.split(",") if given.only else None
-            run(campaign, None if given.sound else given.files, only, folder)
+            run(campaign, sound if given.sound else None, given.files, only, folder)
         except KeyboardInterrupt:
             print("Interrupted: this is what there was so far.", file=sys.stderr)
-    summary = campaign.summary()
+    summary = campaign.summary() | {"sound": sound.summary()["outcomes"]}
     print(markdown(summary), json.dumps(summary), sep="\n\n")
-    return 1 if campaign.findings else 0
+    return 1 if campaign.findings or sound.findings else 0
 
 
-def run(campaign: Campaign, files: int | None, only: list[str] | None, folder: Path) -> None:
-    """First what needs no torch: a smaller parent forks faster. None: every seed as it is."""
-    offset, left = 0, files or 0
+def run(
+    campaign: Campaign, sound: Campaign | None, files: int, only: list[str] | None, folder: Path
+) -> None:
+    """First what needs no torch: a smaller parent forks faster. sound: of files as they are."""
+    offset, left = 0, files
     for part, share in zip(PARTS, (2 / 3, 1.0), strict=True):
         heavy = part is targets.heavy
         if only and not any((name in targets.HEAVY) == heavy for name in only):
@@ -254,9 +256,8 @@ def run(campaign: Campaign, files: int | None, only: list[str] | None, folder: P
         place = Place(folder / "work", folder / "seeds" if heavy else None)
         gc.collect()
         gc.freeze()  # pages that the collector does not touch stay shared with the children
-        if files is None:
-            open_seeds(campaign, chosen, place)
-            continue
+        if sound:
+            open_seeds(sound, chosen, place)
         count = round(left * share)
         attack(campaign, chosen, count, offset, place)
         offset, left = offset + count, left - count
