@@ -47,7 +47,7 @@ def assert_exact_positions(*args, self_ids=None, **options):
     [
         {"block": 16, "sort": False},
         {"block": 64, "threads": 1, "sort": False},
-        {"block": 16, "memory": 120_000, "sort": False},
+        {"block": 16, "memory": 240_000, "sort": False},
         {"sort": True},
         {"block": 16, "threads": 3, "sort": False, "waiting": 1, "large": 0},
     ],

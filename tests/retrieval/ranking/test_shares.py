@@ -46,8 +46,12 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(sorted_rows, "_NUMBERS", 1)
 
 
-@pytest.mark.parametrize("sort", [False, True])
-@pytest.mark.parametrize("name", DATA)
+SORTED = ("duplicates", "ties", "large classes", "zero rows", "collapsed", "one outlier")
+
+
+@pytest.mark.parametrize(
+    ("name", "sort"), [(name, False) for name in DATA] + [(name, True) for name in SORTED]
+)
 def test_ranks_of_several_processes_are_those_of_one(name, sort, small_chunks):
     X, labels = DATA[name]()
     both = from_arrays(X, labels), from_arrays(X[:20], labels[:20], X[15:], labels[15:])
