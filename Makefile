@@ -5,19 +5,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format docs bench fuzz kill clean
+.PHONY: demo test lint compiled format docs bench fuzz kill clean
 
 demo: $(STAMP)
 	$(BIN)/dmltool demo
 
 # One thread each: most tests are too small to gain from threads. Three processes, because many wait.
-test: lint
+test: $(STAMP)
+	$(MAKE) -j2 lint compiled
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The loops in machine code, once: else each process of the tests would compile them.
+compiled: $(STAMP)
+	$(BIN)/python -m tests.compile
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
