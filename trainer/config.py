@@ -250,10 +250,6 @@ class Optimizer:
             keys = ("optimizer.decoupled", "optimizer.name")
             yield Problem(keys, "optimizer.decoupled = True: sgd has no such weight decay")
         yield from within("optimizer.momentum", self.momentum, 0, 0.9999)
-        if self.momentum and self.name in ("adam", "radam", "adamw"):
-            keys = ("optimizer.momentum", "optimizer.name")
-            text = f"optimizer.momentum = {self.momentum:g}: {self.name} has no such setting"
-            yield Problem(keys, text, "Use --set optimizer.momentum=0, or optimizer.name=sgd.")
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,13 @@ def test_options_of_a_miner_are_dropped_with_it(tmp_path):
     assert other.loss.miner_options == {}
 
 
+def test_momentum_is_dropped_with_sgd_and_runs_that_ignored_it_are_read():
+    config, _ = resolve("inshop-ce", None, {}, ["optimizer.name=adam"])
+    assert (config.optimizer.name, config.optimizer.momentum) == ("adam", 0)
+    earlier = {"optimizer": {"name": "adam", "momentum": 0.9}}
+    assert from_dict(earlier, "The checkpoint").optimizer.name == "adam"
+
+
 def test_all_problems_are_told_together():
     with pytest.raises(DmlError) as caught:
         resolve("glyphs-ce", None, {}, ["optimizer.lr=-1", "schedule.epochs=0", "data.cache=x"])
