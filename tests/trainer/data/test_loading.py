@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from random import Random
@@ -15,6 +13,7 @@ import torch
 from retrieval import resources
 from retrieval.errors import DmlError
 from tests import ranks
+from tests.forks import Forked
 from tests.trainer.data.pictures import SPEC, epochs
 from trainer.data import loading, sampling, transforms
 from trainer.data.loading import Loader
@@ -176,16 +175,12 @@ def test_ctrl_c_ends_all_processes_without_a_word(data, tmp_path):
         except KeyboardInterrupt:
             print("interrupted")
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(data.root), *data.paths]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    pids = [int(pid) for pid in process.stdout.readline().split()]
+    process = Forked("-c", textwrap.dedent(script), data.root, *data.paths, lines=True)
+    pids = [int(pid) for pid in process.line().split()]
     assert len(pids) == 2
     time.sleep(0.3)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (out, err, process.returncode) == ("interrupted\n", "", 0)
+    process.send(signal.SIGINT)
+    assert process.end(60) == (0, "interrupted\n", "")
     assert not any(alive(pid) for pid in pids)
 
 
