@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from retrieval.errors import DmlError
+from tests.forks import Forked
 from trainer.run import half_precision, train
 from trainer.run.half_precision import LIMIT, VARIABLE, allow_half, fault_of, train_layers
 from trainer.run.watch import Watch
@@ -92,7 +90,8 @@ def test_a_run_is_refused_before_anything_is_written(config, tmp_path, monkeypat
     with pytest.raises(DmlError, match="cannot compute in bf16"):
         train.train(half, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    train.train(replace(config, schedule=replace(config.schedule, epochs=1)), tmp_path / "full")
+    one = replace(config, schedule=replace(config.schedule, epochs=1))
+    train.train(one, tmp_path / "full", test=False)
 
 
 def test_a_run_says_that_it_is_limited(config, tmp_path, monkeypatch):
@@ -109,7 +108,7 @@ def test_a_run_says_that_it_is_limited(config, tmp_path, monkeypatch):
         run=replace(config.run, precision="bf16"),
         schedule=replace(config.schedule, epochs=1),
     )
-    train.train(half, tmp_path / "run", watch)
+    train.train(half, tmp_path / "run", watch, test=False)
     monkeypatch.delenv(VARIABLE)
     assert any(f"limited to {LIMIT}" in text for text in texts)
 
@@ -121,17 +120,11 @@ os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
 with torch.no_grad():
     torch.nn.Conv2d(16, 16, 3)(torch.rand(2, 16, 8, 8))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[3],
-        text=True,
-        capture_output=True,
-        env=os.environ | {"ONEDNN_VERBOSE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    if "isa:" not in done.stdout:
+    ended, told, errors = Forked("-c", code, env={"ONEDNN_VERBOSE": "1"}).end()
+    assert ended == 0, errors
+    if "isa:" not in told:
         pytest.skip("torch without oneDNN")
-    assert "avx512" not in done.stdout
+    assert "avx512" not in told
 
 
 def test_a_trial_that_ends_without_an_answer_is_a_fault():

@@ -15,16 +15,24 @@ from retrieval.errors import DmlError
 from retrieval.files import sha256
 from retrieval.inspection import inspect, with_entropy
 from retrieval.tables import inspection_table
+from tests.trainer.conftest import small_config
 from trainer.config import Loss
 from trainer.run import checkpoint, train
 from trainer.run.head import head_information, load_head, with_head
 
 
-@pytest.fixture(params=[0.0, 4.0])
-def run(request, change, tmp_path):
-    config = change(loss=Loss("ce", length=request.param), schedule={"epochs": 1})
-    train.train(config, tmp_path / "run")
-    return tmp_path / "run"
+@pytest.fixture(scope="module", params=[0.0, 4.0])
+def run(request, pictures, tmp_path_factory):
+    """The folder of a run, to read only."""
+    config = small_config(pictures)
+    config = replace(
+        config,
+        loss=Loss("ce", length=request.param),
+        schedule=replace(config.schedule, epochs=1),
+    )
+    folder = tmp_path_factory.mktemp("head") / "run"
+    train.train(config, folder, test=False)
+    return folder
 
 
 def embeddings(labels, label_names=None, dim=None, attrs=None):
@@ -156,10 +164,10 @@ def test_what_a_head_cannot_be_applied_to_is_an_error(run):
             head_information(head, unit, unit.splits["train"])
 
 
-def test_a_run_without_a_head_is_named(run):
+def test_a_run_without_a_head_is_named(run, tmp_path):
     state = checkpoint.load(run / "best.pt")
     state["loss"] = {}
-    torch.save(state, run / "best.pt")
+    torch.save(state, tmp_path / "best.pt")
     with pytest.raises(DmlError) as caught:
-        load_head(run)
+        load_head(tmp_path / "best.pt")
     assert "ce, pce, group, center" in caught.value.why

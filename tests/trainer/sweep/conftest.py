@@ -22,7 +22,7 @@ def plan(pictures):
                 "network.backbone": "smallcnn",
                 "network.weights": "none",
                 "batches.size": 16,
-                "schedule.epochs": 2,
+                "schedule.epochs": 1,
                 "run.device": "cpu",
                 "data.workers": 0,
             },
