@@ -132,10 +132,11 @@ def test_input_and_output_have_their_names_and_types(exported, unit):
 
 
 def test_grey_networks_with_normed_embeddings_are_exported(tmp_path):
-    network = settled(channels=1, batchnorm=True, dim=0)
+    size = 40  # maps of 5 x 5, which do not halve
+    network = settled(size=size, channels=1, batchnorm=True, dim=0)
     path = tmp_path / "model.onnx"
-    write_model(network, path, size=16, properties=properties(network))
-    images, labels = stripes(12)
+    write_model(network, path, size=size, properties=properties(network, size))
+    images, labels = stripes(12, size=size)
     found = parity.check(network, Session(describe(path), "cpu", 1), images, labels)
     assert found.max_rel < 1e-5
 

@@ -1,4 +1,4 @@
-"""The embedder: normalisation, projection, BatchNorm, precision, and its way to ONNX."""
+"""The embedder: normalisation, projection, BatchNorm and precision."""
 
 import copy
 
@@ -140,31 +140,3 @@ def test_the_seed_decides_the_weights():
 @pytest.mark.parametrize("size", [16, 28, 31, 64])
 def test_smallcnn_takes_many_sizes(size):
     assert small().eval()(torch.rand(1, 3, size, size)).shape == (1, small().dim)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("size", [28, 40])  # maps of 4 x 4, and of 5 x 5 that do not halve
-def test_onnx_of_any_batch_gives_the_same_embeddings(tmp_path, size):
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    embedder = small(dim=16, batchnorm=True, channels=1)
-    embedder(torch.rand(32, 3, size, size))  # statistics other than 0 and 1
-    embedder.eval()
-    torch.onnx.export(
-        embedder,
-        (torch.rand(2, 3, size, size),),
-        tmp_path / "model.onnx",
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-        dynamic_shapes=({0: "batch"},),
-        input_names=["images"],
-    )
-    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    for batch in (1, 5):
-        pixels = torch.rand(batch, 3, size, size)
-        [found] = session.run(None, {"images": pixels.numpy()})
-        with torch.no_grad():
-            torch.testing.assert_close(
-                torch.from_numpy(found), embedder(pixels), atol=1e-4, rtol=1e-4
-            )
