@@ -188,7 +188,8 @@ def test_a_finished_run_can_be_given_more_epochs(dmltool, photos, tmp_path):
 
 
 def test_a_run_that_is_being_trained_is_not_resumed(dmltool, photos, tmp_path):
-    assert dmltool("train", "--data", photos, *SMALL, "--out", "run").exit_code == 0
+    words = ("train", "--data", photos, *SMALL, "--epochs=1", "--out", "run")
+    assert dmltool(*words).exit_code == 0
     from trainer.run.folder import locked
 
     with locked(tmp_path / "run"):
@@ -207,7 +208,7 @@ def test_a_broken_image_is_named_before_the_first_epoch(dmltool, photos, tmp_pat
     Image.new("RGB", (16, 16), "red").save(photos / "class3" / "red.jpg")
     whole = (photos / "class3" / "red.jpg").read_bytes()
     (photos / "class3" / "red.jpg").write_bytes(whole[: len(whole) // 2])
-    args = ("train", "--dataset", "folder", "--data", photos, *SMALL)
+    args = ("train", "--dataset", "folder", "--data", photos, *SMALL, "--epochs=1")
     done = dmltool(*args)
     assert done.exit_code == 1
     assert "class3/red.jpg" in done.stderr
@@ -251,6 +252,7 @@ def test_group_and_spce_choose_batches_that_own_photos_can_fill(dmltool, photos,
         "--data",
         photos,
         *small,
+        "--epochs=1",
         "--select",
         "last",
         "--set",
@@ -269,7 +271,7 @@ def test_group_and_spce_choose_batches_that_own_photos_can_fill(dmltool, photos,
     batches = tomllib.loads((tmp_path / "spce" / "config.toml").read_text())["batches"]
     assert (batches["classes"], batches["images"]) == (8, 4)
     assert "repeated" not in done.stderr
-    again = dmltool("train", "--resume", "spce", "--epochs", "3")
+    again = dmltool("train", "--resume", "spce", "--epochs", "2")
     assert again.exit_code == 0, again.output
 
 
