@@ -122,7 +122,8 @@ class Entry:
     def _download_all(self, store: Store, files: Sequence[Found]) -> None:
         total = sum(file.size or 0 for file in files)
         report = stage(self.progress, f"downloading {_listed(files)}")
-        with self.room.expecting(total, report) as come:
+        exact = all(file.size is not None for file in files)
+        with self.room.expecting(total, report, exact) as come:
             # Tasks in order, so that Ctrl-C leaves the first ones complete.
             tasks = [(partial(self._download, store, file, come), 1) for file in files]
             run_all(tasks, DOWNLOADS, stop=come.stop)
@@ -133,7 +134,10 @@ class Entry:
         return self.path / "marks" / name
 
     def _begin_all(self, store: Store, files: Sequence[Found]) -> list[Found]:
-        """Start copies that are all holes, and fetch their ends; returns those that cannot be."""
+        """Start copies that are all holes, and fetch their ends.
+
+        Returns the files that the server sends only whole.
+        """
         refused: list[Found] = []
         total = sum(2 * ranges.BLOCK + (file.size or 0) % ranges.BLOCK for file in files)
         report = stage(self.progress, f"downloading parts of {_listed(files)}")

@@ -24,7 +24,7 @@ from retrieval.resources import StageProgress
 BLOCK = 1 << 18  # bytes that are marked as present together
 LEAST = 32 * BLOCK  # smaller files are downloaded whole: one request is faster than several
 PIECE = 64 * BLOCK  # bytes of one request
-REQUESTS = 4  # of one load, after which a reader gets twice as much each time, up to a piece
+REQUESTS = 4  # of one load, after which the width of a request doubles, up to a piece
 IN_PARTS = " in parts"  # ends the version of a copy with holes: others must not take it as whole
 
 Range = tuple[int, int]

@@ -60,6 +60,7 @@ def test_zarr_codecs_that_are_not_listed_links_and_bombs_are_refused(tmp_path):
         load(store)
 
 
+@pytest.mark.usefixtures("tried")
 @pytest.mark.parametrize("version", [2, 3])
 def test_damaged_zarr_stores_are_errors_or_arrays(tmp_path, clustered, version):
     zarr = pytest.importorskip("zarr")

@@ -21,6 +21,7 @@ from retrieval.sources import Sources, locate
 from tests.conftest import call
 
 pytest.importorskip("aiohttp")
+pytestmark = pytest.mark.usefixtures("tried")
 SMALLER = 16  # all sizes, so that the tests are quick; 1 for those of docs/files.md
 ROWS, DIM, LARGE = 8000 // SMALLER, 32, (24 << 20) // SMALLER
 MOST = (5 << 20) // SMALLER  # of a file of 47 and more

@@ -10,6 +10,7 @@ from retrieval.errors import DmlError
 from retrieval.loading import load
 from retrieval.remote import room
 from retrieval.remote.room import Room
+from retrieval.remote.store import Store
 from retrieval.sources import locate
 from tests.retrieval.remote.conftest import forget_use, npy
 
@@ -100,10 +101,13 @@ def walks(monkeypatch):
     return found
 
 
-def fill(entry, name, size, told=None):
-    with entry.expecting(size if told is None else told, None) as come:
-        (entry.path / name).write_bytes(b"x" * size)
-        come.add(size)
+def write(entry, name, size):
+    (entry.path / name).write_bytes(b"x" * size)
+
+
+def fill(entry, name, size):
+    with entry.expecting(size, None):
+        write(entry, name, size)
 
 
 def test_sizes_are_added_up_again_only_once_the_room_is_used_up(folder, small, walks):
@@ -112,7 +116,8 @@ def test_sizes_are_added_up_again_only_once_the_room_is_used_up(folder, small, w
         fill(first, str(n), 50_000)
     fill(second, "0", 50_000)
     fill(second, "1", 250_000)
-    assert sorted(walks) == ["a", "a", "b", "b"]  # both, once by each entry
+    # Its own folder each time, the other one once: it may have been filled before.
+    assert walks == ["a", "b", *["a"] * 5, "b", "a", "b"]
     with pytest.raises(DmlError, match=r"a needs"):  # what the other has taken counts
         fill(first, "6", 50_000)
     forget_use()
@@ -121,23 +126,76 @@ def test_sizes_are_added_up_again_only_once_the_room_is_used_up(folder, small, w
     assert not first.path.exists()
 
 
-def test_bytes_that_a_server_did_not_tell_of_are_counted(folder, small, walks):
+def test_two_that_fill_one_entry_count_what_the_other_has_filled(folder, small):
+    first, same = Room(folder / "a", "a"), Room(folder / "a", "a")
+    fill(first, "0", 10_000)
+    fill(same, "1", 250_000)
+    with first.expecting(250_000, None):
+        other = Room(folder / "b", "b")
+        with pytest.raises(DmlError, match=r"b needs"):  # 510,000 are taken or expected
+            fill(other, "0", 200_000)
+        fill(other, "0", 100_000)
+        write(first, "2", 250_000)
+    with pytest.raises(DmlError, match=r"b needs"):
+        fill(other, "1", 50_000)
+    assert room.on_disk(folder) <= MOST
+
+
+def test_bytes_that_a_server_did_not_tell_of_are_counted(folder, small):
     entry = Room(folder / "a", "a")
     fill(entry, "0", 1000)
-    fill(entry, "1", 500_000, told=0)
+    with entry.expecting(0, None, exact=False):
+        write(entry, "1", 500_000)
     with pytest.raises(DmlError, match=r"a needs"):
         fill(entry, "2", 200_000)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_while_files_of_unknown_size_come_all_others_add_up(folder, small, killed, monkeypatch):
+    entry, other, third = (Room(folder / name, name) for name in "abc")
+    for each in (entry, other, third):
+        fill(each, "0", 1000)
+    with monkeypatch.context() as patch, entry.expecting(1000, None, exact=False):
+        write(entry, "1", 200_000)
+        fill(other, "1", 100_000)  # adds up what has come by now, and more comes afterwards
+        write(entry, "2", 250_000)
+        with pytest.raises(DmlError, match=r"c needs"):
+            fill(third, "1", 200_000)
+        if killed:
+            patch.setattr(Path, "unlink", lambda *_, **__: None)
+    with pytest.raises(DmlError, match=r"c needs"):
+        fill(third, "1", 200_000)
+    fill(third, "1", 50_000)
+
+
+def test_a_download_without_a_size_lets_others_add_up(server, folder, small, monkeypatch):
+    serve(server, "a")
+    told, real = [], Store.download  # what the file `room` tells while the bytes come
+
+    def download(self, file, out, wrote):
+        told.append((folder / room.LEFT).read_text())
+        real(self, file, out, wrote)
+
+    monkeypatch.setattr(Store, "download", download)
+    locate("memory://b/a.npy")
+    assert told.pop() == f"{MOST} {MOST - 240_000}"
+    server.pipe("/b/a.npy", b"b" * 240_000)
+    info = server.info
+    monkeypatch.setattr(server, "info", lambda *a, **k: info(*a, **k) | {"size": None})
+    locate("memory://b/a.npy")
+    assert told == [f"{MOST} {room.UNKNOWN}"]
 
 
 def test_another_limit_and_a_file_that_tells_nothing_are_no_reason_to_trust_it(
     folder, small, walks, monkeypatch
 ):
     entry = Room(folder / "a", "a")
+    Room(folder / "b", "b")
     fill(entry, "0", 1000)
     (folder / room.LEFT).write_text("all of it")
     fill(entry, "1", 1000)
     monkeypatch.setattr(room, "limit", lambda: 4000)
     fill(entry, "2", 1000)
-    assert walks == ["a"] * 3
+    assert walks == ["a", "b"] * 3
     with pytest.raises(DmlError, match=r"a needs"):
         fill(entry, "3", 2000)

@@ -61,6 +61,7 @@ def test_a_new_version_is_noticed_by_its_etag(bucket):
         assert load(name).splits["test"].vectors[0, 0] == value
 
 
+@pytest.mark.usefixtures("tried")
 def test_only_the_split_that_is_scored_is_downloaded(bucket, tmp_path):
     train, test = (np.full((rows, 64), n, np.float32) for n, rows in ((1, 1 << 16), (2, 100)))
     write(tmp_path / "x.h5", {"train": Split(train), "test": Split(test)})
