@@ -39,7 +39,7 @@ from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
 from retrieval.processes import agree
-from retrieval.ranking.backends.choice import require
+from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
@@ -141,7 +141,7 @@ def export(
             "--no-onnx and --no-embeddings exclude both files.",
             "Leave one of them out.",
         )
-    require(settings.device)
+    require_device(settings.device)
     folder = output_folder(paths, None if out is None else Path(out))
     first = world.rank == 0  # the others would find its files
     if first and folder.exists() and all(path.exists() for path in paths):

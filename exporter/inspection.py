@@ -14,7 +14,7 @@ from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model, describe, describe_graph, printable, shown
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
-from retrieval.ranking.backends.choice import require
+from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def check_model(
 
     `passed` says for each check whether it succeeded.
     """
-    require(device)
+    require_device(device)
     model = describe(path)
     session = Session(model, "cpu", preprocessing=model.preprocessing or _some_preprocessing(model))
     found = _on_random_images(model, session, progress)

@@ -104,7 +104,8 @@ def ami(labels: np.ndarray, assignment: np.ndarray) -> float:
     by_chance = information_by_chance(classes, clusters)
     shares = (classes / len(labels), clusters / len(labels))
     most = -np.mean([np.dot(share, np.log(share)) for share in shares])
-    return float((mutual_info_score(labels, assignment) - by_chance) / (most - by_chance))
+    found = (mutual_info_score(labels, assignment) - by_chance) / (most - by_chance)
+    return min(1.0, float(found))  # rounding may exceed it
 
 
 def _within_r(found: PositivePositions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -50,7 +50,7 @@ def add_nmi(
 
 
 def left_out(problem: Problem, settings: Settings) -> str:
-    """Why NMI is left out though nobody has said so: it would take long. Empty: it is not."""
+    """Return a note why NMI is left out, because k-means would take long; empty if it is not."""
     seconds = 0.0 if settings.nmi else estimated_seconds(problem, settings)
     if seconds <= clustering.LONG:
         return ""

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def freed_memory():
 
 
 def pytest_collection_finish():
-    """Let the collector of garbage look at what tests make, not at all that was imported."""
+    """Share traces; let the collector of garbage look at what tests make, not at all imports."""
+    if "exporter.onnx.trace" in sys.modules:
+        traces.share()
     gc.collect()
     gc.freeze()
 
@@ -78,7 +81,8 @@ def shared_traces(tmp_path_factory):
 def untried():
     """Read files at once: a fork of this large process, for each file, takes a tenth of all tests.
 
-    Tests of damaged files and of whole commands try them: the fixture `tried`.
+    This holds for processes that tests start, too. Tests of damaged files, and some of whole
+    commands, try files as users do: the fixture `tried`.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(trial.SWITCH, "0")

@@ -30,7 +30,6 @@ FORKS.set_forkserver_preload(
         "exporter.exporting",
         "exporter.onnx.session",
         "tests.warm",
-        "tests.traces",
     ]
 )
 

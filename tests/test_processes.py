@@ -1,5 +1,10 @@
 """Commands in two and three processes: the bytes of one process, and errors told once."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -48,6 +53,19 @@ def alone(folder, tmp_path_factory):
 def notes(result):
     """What it tells beside its progress, which a slow machine shows."""
     return [line for line in result.stderr.splitlines() if not line.endswith("s left")]
+
+
+def test_torchrun_starts_a_command_as_the_readme_says(folder, alone):
+    words = ["--standalone", "--nproc-per-node=2", "-m", "cli", "eval"]
+    options = ["--no-nmi", "--no-map", "--json"]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("torchrun"), *words, folder / "ties.npz", *options],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(alone[1][3].stdout)
 
 
 @pytest.mark.parametrize("size", [2, 3])

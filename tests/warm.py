@@ -10,10 +10,12 @@ import numpy as np
 from PIL import Image
 
 from retrieval.evaluation import evaluate
+from tests import traces
 from trainer.run.metrics_log import draw_curves
 
 RECORD = {"epoch": 1, "loss": 1.0, "parts": {}, "monitor": {}, "scores": {}}
 
+traces.share()
 Image.init()
 evaluate(np.eye(8, dtype=np.float32).repeat(2, axis=0), np.arange(8).repeat(2), seeds=1)
 with TemporaryDirectory() as folder:

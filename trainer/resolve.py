@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 from retrieval.errors import DmlError
 from retrieval.registry import unknown
 from trainer import losses, toml
-from trainer.config import BadSettings, Config, Data, Optimizer, Problem
+from trainer.config import BadSettings, Config, Data
 from trainer.data.datasets import DATASETS
-from trainer.validate import FIX, blamed, from_dict, unknown_key
+from trainer.validate import blamed, from_dict, unknown_key
 
 PRESETS = Path(__file__).parent / "presets"
 ANY_TIME = (
@@ -75,9 +75,6 @@ def adapt(tables: dict, flags: Mapping[str, Any], settings: Iterable[str], named
             tables.setdefault("batches", {})["balance"] = True
     elif isinstance(own, dict) and given.get("loss.miner", own.get("miner")) != own.get("miner"):
         own.pop("miner_options", None)  # they belong to another miner
-    optimizer = tables.get("optimizer", {})
-    if isinstance(optimizer, dict) and given.get("optimizer.name", "sgd") != "sgd":
-        optimizer.pop("momentum", None)  # it belongs to sgd
     if given.get("network.weights") == "none" and isinstance(tables.get("network", {}), dict):
         # Statistics that were never learnt are not worth keeping.
         tables.setdefault("network", {})["freeze_batchnorm"] = False
@@ -98,20 +95,9 @@ def combined(
         if isinstance(tables.setdefault(name, {}), dict):
             tables[name][last] = value
     try:
-        config = from_dict(with_settings(tables, settings), source)
-        require_effect(config.optimizer, source)
+        return from_dict(with_settings(tables, settings), source)
     except BadSettings as error:
         raise blamed(error, options) from None
-    return config
-
-
-def require_effect(optimizer: Optimizer, source: str) -> None:
-    """Raise if a new run would ignore a setting; earlier runs that did so are read as they are."""
-    if optimizer.momentum and optimizer.name != "sgd":
-        keys = ("optimizer.momentum", "optimizer.name")
-        text = f"optimizer.momentum = {optimizer.momentum:g}: {optimizer.name} has no such setting"
-        fix = "Use --set optimizer.momentum=0, or optimizer.name=sgd."
-        raise BadSettings(f"{source} cannot be used.", [Problem(keys, text, fix)], FIX)
 
 
 def with_data_set(flags: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:

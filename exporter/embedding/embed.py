@@ -18,7 +18,7 @@ from exporter.onnx.model import describe
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import check_name
-from retrieval.ranking.backends.choice import require
+from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 from retrieval.world import ALONE, World
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load, options_of
@@ -65,7 +65,7 @@ def embed(
     described = describe(model, output_name)
     given = Given(**{f.name: options.pop(f.name) for f in fields(Given) if f.name in options})
     settings = EmbedSettings(**options)
-    require(settings.device)
+    require_device(settings.device)
     prepared = foreign_preprocessing(described, given)
     images = find_data(data, settings.skip_bad).on(prepared.background)
     inputs = [model, *described.beside, Path(data)]

@@ -57,7 +57,7 @@ class EmbedSettings:
 
     @property
     def ranking_device(self) -> str:
-        """The CPU if the model runs only there and no device is given."""
+        """The device that counts ranks: the CPU if only that runs the model, unless given."""
         on_cpu = self.provider == "cpu" and self.device == "auto"
         return "cpu" if on_cpu else self.device
 

@@ -82,6 +82,7 @@ class TileCounter:
             run_all(tasks, self.backend.workers, progress, self.stop.set)
         rest = [(task, 1) for d in self.positions for task in self._postponed_tasks(d)]
         run_all(rest, self.prepared.threads, stop=self.stop.set)
+        del self.backend  # its vectors take memory, on GPUs too, that sorting may need
         self.world.add(*self.counts.values(), *self.ties.values())
         for positions in self.positions.values():
             positions.join(self.world)

@@ -176,7 +176,7 @@ def attack(campaign: Campaign, chosen: list[Target], files: int, offset: int, pl
 
 
 def open_seeds(campaign: Campaign, chosen: list[Target], place: Place) -> None:
-    sound = ((t, name, data, "0-0") for t in chosen for name, data in t.seeds.items())
+    sound = ((t, name, data, "sound-0") for t in chosen for name, data in t.seeds.items())
     while some := list(islice(sound, BATCH)):
         for (target, name, data, way), found in zip(some, place.run(some), strict=True):
             campaign.add(target.name, name, data, way, found)
@@ -239,8 +239,9 @@ def main() -> int:
         except KeyboardInterrupt:
             print("Interrupted: this is what there was so far.", file=sys.stderr)
     summary = campaign.summary() | {"sound": sound.summary()["outcomes"]}
+    summary["findings"] += sound.findings
     print(markdown(summary), json.dumps(summary), sep="\n\n")
-    return 1 if campaign.findings or sound.findings else 0
+    return 1 if summary["findings"] else 0
 
 
 def run(

@@ -105,6 +105,10 @@ def test_clustering_scores_reach_their_bounds():
     labels = np.repeat(np.arange(20), 10)
     assert metrics.nmi(labels, 19 - labels) == pytest.approx(1)
     assert metrics.ami(labels, 19 - labels) == pytest.approx(1)
+    for seed in range(40):
+        labels = np.random.default_rng(seed).integers(0, 30, 500)
+        assert metrics.ami(labels, 30 - labels) <= 1
+    labels = np.repeat(np.arange(20), 10)
     assert metrics.nmi(labels, np.zeros(200, int)) == 0
     shuffled = np.random.default_rng(0).permutation(labels)
     # NMI rewards many clusters even at random; AMI is adjusted for that.

@@ -184,7 +184,6 @@ def test_a_config_is_frozen():
         (["phase.optimizer.lr=fast"], "phase.optimizer.lr = 'fast': a number belongs here"),
         (["phase.optimizer.lr=-1"], "phase.optimizer.lr = -1.0: from 0"),
         (["optimizer.decoupled=true", "optimizer.name=sgd"], "sgd has no such weight decay"),
-        (["optimizer.momentum=0.9", "optimizer.name=adam"], "adam has no such setting"),
         (["batches.sampling=evenly"], "one of images, classes"),
         (["lr=1"], "did you mean optimizer.lr?"),
         (["optimizer.lr"], "table.key=value"),
@@ -206,13 +205,6 @@ def test_options_of_a_miner_are_dropped_with_it(tmp_path):
     assert same.loss.miner_options == {"epsilon": 0.2}
     other, _ = resolve(None, file, {"loss.miner": "semihard"})
     assert other.loss.miner_options == {}
-
-
-def test_momentum_is_dropped_with_sgd_and_runs_that_ignored_it_are_read():
-    config, _ = resolve("inshop-ce", None, {}, ["optimizer.name=adam"])
-    assert (config.optimizer.name, config.optimizer.momentum) == ("adam", 0)
-    earlier = {"optimizer": {"name": "adam", "momentum": 0.9}}
-    assert from_dict(earlier, "The checkpoint").optimizer.name == "adam"
 
 
 def test_all_problems_are_told_together():

@@ -16,7 +16,7 @@ from retrieval.world import from_environment
 PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
 # Multiplications that a CPU does sooner than torch is imported and a GPU set up.
 SMALL = 10**11
-# Those that it does sooner than a GPU is tried, where torch is imported: 1,000 items among them.
+# Those that it does sooner than a GPU is tried, once torch is imported: of 1,000 items, say.
 TINY = 1 << 32
 # Tests set it to "torch", which then counts on the CPU.
 VARIABLE = "DMLTOOL_BACKEND"
@@ -55,7 +55,7 @@ def choose(device: str, queries: int, gallery: int, dim: int) -> Choice:
     return _automatic(dim)
 
 
-def require(device: str) -> None:
+def require_device(device: str) -> None:
     """Raise if a device that was asked for cannot be used, before the long work."""
     if device != "auto":
         choose(device, 1, 1, 1)

@@ -15,9 +15,8 @@ from exporter.networks import Together
 from exporter.onnx import trace
 from exporter.onnx.model import describe
 from exporter.onnx.session import Session
-from exporter.onnx.trace import copy_with, write_model
+from exporter.onnx.trace import copy_with, traced, write_model
 from retrieval.errors import DmlError
-from tests import traces
 from tests.exporter.networks import properties, settled, stripes
 from trainer.networks import bninception
 from trainer.networks.backbones import BACKBONES
@@ -46,7 +45,7 @@ REST = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def traced_anew(monkeypatch):
     """Not the graph that another test has traced."""
-    monkeypatch.setattr(trace, "traced", traces.anew)
+    monkeypatch.setattr(trace, "traced", traced)
 
 
 @pytest.mark.parametrize(
@@ -189,5 +188,5 @@ def test_an_interrupt_that_the_exporter_swallows_is_still_one(ends, embedder, mo
 
     monkeypatch.setattr(torch.onnx, "export", swallow)
     with pytest.raises(KeyboardInterrupt):
-        traces.anew(embedder, 16, "uint8-nhwc")
+        traced(embedder, 16, "uint8-nhwc")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

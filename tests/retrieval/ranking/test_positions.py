@@ -49,14 +49,20 @@ def assert_exact_positions(*args, self_ids=None, **options):
         {"block": 64, "threads": 1, "sort": False},
         {"block": 16, "memory": 240_000, "sort": False},
         {"sort": True},
-        {"block": 16, "threads": 3, "sort": False, "waiting": 1, "large": 0},
+        {"block": 16, "threads": 3, "sort": False, "postponed": 1, "large": 0},
     ],
-    ids=["tiles", "one tile", "chunks of queries", "sorted", "nothing waits, products of classes"],
+    ids=[
+        "tiles",
+        "one tile",
+        "chunks of queries",
+        "sorted",
+        "nothing postponed, products of classes",
+    ],
 )
 @pytest.mark.parametrize("name", HARD)
 def test_positions_of_positives_are_those_of_exact_arithmetic(name, options, rng, monkeypatch):
     options = dict(options)
-    monkeypatch.setattr(tiles, "_POSTPONED", options.pop("waiting", tiles._POSTPONED))
+    monkeypatch.setattr(tiles, "_POSTPONED", options.pop("postponed", tiles._POSTPONED))
     monkeypatch.setattr(nearest_positive, "_LARGE", options.pop("large", nearest_positive._LARGE))
     assert_exact_positions(HARD[name], rng.integers(0, 4, len(HARD[name])), **options)
 

@@ -1,5 +1,7 @@
 """Counting by tiles: any tile, in float32 or float64, gives the exact ranks."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -129,3 +131,12 @@ def test_rows_of_different_lengths_are_counted_by_each_distance(rng):
     problem = from_arrays(X, np.arange(20) % 4)
     counter = TileCounter(prepare(problem, ("l2", "cos"), 1 << 20, 1), False)
     assert counter.backend.joint is None
+
+
+def test_memory_of_products_is_free_when_all_is_counted(rng):
+    X = rng.standard_normal((40, 4)).astype(np.float32)
+    problem = from_arrays(X, np.arange(40) % 4)
+    counter = TileCounter(prepare(problem, ("cos",), 1 << 20, 1), False)
+    backend = weakref.ref(counter.backend)
+    counter.count(None)
+    assert backend() is None

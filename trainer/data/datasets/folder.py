@@ -179,7 +179,7 @@ class Files(NamedTuple):
 
 
 def _files(root: Path, inside: str) -> Files:
-    """List a folder. Class folders of a split may be links; others are not followed."""
+    """List a folder. It and the class folders of a split may be links; others are not followed."""
 
     def refuse(error: OSError) -> None:
         raise layout.unreadable(Path(error.filename), error) from error
