@@ -122,8 +122,7 @@ class Entry:
     def _download_all(self, store: Store, files: Sequence[Found]) -> None:
         total = sum(file.size or 0 for file in files)
         report = stage(self.progress, f"downloading {_listed(files)}")
-        exact = all(file.size is not None for file in files)
-        with self.room.expecting(total, report, exact) as come:
+        with self.room.expecting(total, report) as come:
             # Tasks in order, so that Ctrl-C leaves the first ones complete.
             tasks = [(partial(self._download, store, file, come), 1) for file in files]
             run_all(tasks, DOWNLOADS, stop=come.stop)

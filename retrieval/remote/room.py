@@ -1,8 +1,7 @@
 """Keep the folder of the cache within its limit: the least recently used entries make room.
 
 A process that uses an entry holds a lock on it. Entries that nobody holds are removed when room is
-wanted. What is left of the limit stands in a file, from which all processes take, so that the sizes
-of all files are added up only when that is used up, or while files of unknown size are downloaded.
+wanted, for which the sizes of all files are added up.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ FOLDER, SIZE = "DMLTOOL_CACHE", "DMLTOOL_CACHE_SIZE"  # environment variables
 DEFAULT_SIZE = "20GB"
 WAIT = 0.2  # seconds between looks at a lock
 EXPECTED = "size"  # a file with the bytes that an entry will take, while it is fetched
-MORE = " or more"  # follows them if a server did not tell the size of each file
-LEFT = "room"  # a file with the limit and what is left of it
-UNKNOWN = -1  # left of the limit: sizes must be added up
+LOCK = "room"  # the file that a process locks while it makes room
 
 if sys.platform != "win32":
     import fcntl
@@ -67,62 +64,36 @@ class Room:
         """path: the folder of the entry; name: what it holds, for messages."""
         self.path, self.name = path, name
         self.expected = path / EXPECTED
-        self.added_up = False  # what is left, by this object at least once
         _hold(path)
 
     @contextmanager
-    def expecting(
-        self, total: int, progress: Progress | None, exact: bool = True
-    ) -> Iterator[Bytes]:
+    def expecting(self, total: int, progress: Progress | None) -> Iterator[Bytes]:
         """Make room for what is downloaded inside the block, and add it up.
 
-        exact: False if more than `total` may come, since a server did not tell all sizes. Only one
-        process at a time may download to an entry.
+        Only one process at a time may download to an entry.
         """
-        self._make(total, exact)
+        self._make(total)
         try:
             yield Bytes(progress, total, limit())
         finally:
             self.expected.unlink(missing_ok=True)
 
-    def _make(self, wanted: int, exact: bool) -> None:
+    def _make(self, wanted: int) -> None:
         """Remove the least recently used entries that no process holds, until `wanted` fits."""
         most = limit()
-        with alone(folder() / LEFT) as file:
-            # Not remembered: another process may have downloaded to this entry since.
-            own, left = on_disk(self.path), _left(file, most)
-            if self.added_up and wanted <= min(left, shutil.disk_usage(self.path).free):
-                left -= wanted
-            else:
-                left = self._add_up(own, wanted, most)
-                self.added_up = True
-            file.truncate(0)
-            file.write(f"{most} {left if exact else UNKNOWN}".encode())
+        with alone(folder() / LOCK):
+            own = on_disk(self.path)
+            others = (path for path in folder().iterdir() if path.is_dir() and path != self.path)
+            sizes = {path: _size(path) for path in others}
+            taken = own + wanted + sum(sizes.values())
+            for path in sorted(sizes, key=_last_use):
+                if taken > most and _remove(path):
+                    taken -= sizes[path]
+            free = shutil.disk_usage(self.path).free
+            if taken > most or wanted > free:
+                raise _too_large(self.name, own + wanted, most, taken, free)
             # Counted from now on, so that another process does not give the same room away.
-            write_text(self.expected, f"{own + wanted}{'' if exact else MORE}", force=True)
-
-    def _add_up(self, own: int, wanted: int, most: int) -> int:
-        """What is left of the limit once this entry, of `own` bytes, has those that it wants."""
-        entries = [path for path in folder().iterdir() if path.is_dir() and path != self.path]
-        exact = not any(map(_may_grow, entries))  # before sizes: what ends now is whole in them
-        sizes = {path: _size(path) for path in entries}
-        taken = own + wanted + sum(sizes.values())
-        for path in sorted(sizes, key=_last_use):
-            if taken > most and _remove(path):
-                taken -= sizes[path]
-        free = shutil.disk_usage(self.path).free
-        if taken > most or wanted > free:
-            raise _too_large(self.name, own + wanted, most, taken, free)
-        return most - taken if exact else UNKNOWN
-
-
-def _left(file: BinaryIO, most: int) -> int:
-    """What is left of the limit, as the file tells, unless it tells of another one, or nothing."""
-    file.seek(0)
-    with suppress(ValueError):
-        of, left = map(int, file.read().split())
-        return left if of == most else UNKNOWN
-    return UNKNOWN
+            write_text(self.expected, f"{own + wanted}", force=True)
 
 
 class Bytes:
@@ -231,16 +202,8 @@ def files_below(path: Path) -> Iterable[Path]:
 def _size(path: Path) -> int:
     """Bytes that an entry takes, or will take once it is fetched."""
     with suppress(OSError, ValueError):
-        expected = int((path / EXPECTED).read_text().removesuffix(MORE))
-        return max(expected, on_disk(path))
+        return max(int((path / EXPECTED).read_text()), on_disk(path))
     return on_disk(path)
-
-
-def _may_grow(path: Path) -> bool:
-    """Whether an entry may come to take more bytes than it expects."""
-    with suppress(OSError):
-        return (path / EXPECTED).read_text().endswith(MORE)
-    return False
 
 
 def on_disk(path: Path) -> int:

@@ -10,7 +10,6 @@ from retrieval.errors import DmlError
 from retrieval.loading import load
 from retrieval.remote import room
 from retrieval.remote.room import Room
-from retrieval.remote.store import Store
 from retrieval.sources import locate
 from tests.retrieval.remote.conftest import forget_use, npy
 
@@ -88,17 +87,11 @@ def test_where_there_are_no_locks_a_folder_that_cannot_be_renamed_is_kept(server
     assert not list(entry.parent.glob(f"{entry.name}*"))
 
 
-@pytest.fixture
-def walks(monkeypatch):
-    """The folders whose sizes were added up."""
-    found, real = [], room.on_disk
-
-    def on_disk(path):
-        found.append(path.name)
-        return real(path)
-
-    monkeypatch.setattr(room, "on_disk", on_disk)
-    return found
+def test_a_copy_that_is_current_needs_no_room(server, monkeypatch):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    locate("memory://b/x.npy")
+    monkeypatch.setattr(room, "on_disk", None)  # sizes are not added up
+    locate("memory://b/x.npy")
 
 
 def write(entry, name, size):
@@ -110,19 +103,14 @@ def fill(entry, name, size):
         write(entry, name, size)
 
 
-def test_sizes_are_added_up_again_only_once_the_room_is_used_up(folder, small, walks):
+def test_what_other_entries_have_taken_counts_until_nobody_uses_them(folder, small):
     first, second = Room(folder / "a", "a"), Room(folder / "b", "b")
-    for n in range(6):
-        fill(first, str(n), 50_000)
-    fill(second, "0", 50_000)
-    fill(second, "1", 250_000)
-    # Its own folder each time, the other one once: it may have been filled before.
-    assert walks == ["a", "b", *["a"] * 5, "b", "a", "b"]
-    with pytest.raises(DmlError, match=r"a needs"):  # what the other has taken counts
-        fill(first, "6", 50_000)
+    fill(first, "0", 300_000)
+    fill(second, "0", 300_000)
+    with pytest.raises(DmlError, match=r"a needs"):
+        fill(first, "1", 50_000)
     forget_use()
-    second = Room(folder / "b", "b")
-    fill(second, "2", 50_000)
+    fill(Room(folder / "b", "b"), "1", 50_000)
     assert not first.path.exists()
 
 
@@ -144,20 +132,20 @@ def test_two_that_fill_one_entry_count_what_the_other_has_filled(folder, small):
 def test_bytes_that_a_server_did_not_tell_of_are_counted(folder, small):
     entry = Room(folder / "a", "a")
     fill(entry, "0", 1000)
-    with entry.expecting(0, None, exact=False):
+    with entry.expecting(0, None):
         write(entry, "1", 500_000)
     with pytest.raises(DmlError, match=r"a needs"):
         fill(entry, "2", 200_000)
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_while_files_of_unknown_size_come_all_others_add_up(folder, small, killed, monkeypatch):
+def test_files_of_unknown_size_count_as_they_come(folder, small, killed, monkeypatch):
     entry, other, third = (Room(folder / name, name) for name in "abc")
     for each in (entry, other, third):
         fill(each, "0", 1000)
-    with monkeypatch.context() as patch, entry.expecting(1000, None, exact=False):
+    with monkeypatch.context() as patch, entry.expecting(1000, None):
         write(entry, "1", 200_000)
-        fill(other, "1", 100_000)  # adds up what has come by now, and more comes afterwards
+        fill(other, "1", 100_000)
         write(entry, "2", 250_000)
         with pytest.raises(DmlError, match=r"c needs"):
             fill(third, "1", 200_000)
@@ -168,34 +156,9 @@ def test_while_files_of_unknown_size_come_all_others_add_up(folder, small, kille
     fill(third, "1", 50_000)
 
 
-def test_a_download_without_a_size_lets_others_add_up(server, folder, small, monkeypatch):
-    serve(server, "a")
-    told, real = [], Store.download  # what the file `room` tells while the bytes come
-
-    def download(self, file, out, wrote):
-        told.append((folder / room.LEFT).read_text())
-        real(self, file, out, wrote)
-
-    monkeypatch.setattr(Store, "download", download)
-    locate("memory://b/a.npy")
-    assert told.pop() == f"{MOST} {MOST - 240_000}"
-    server.pipe("/b/a.npy", b"b" * 240_000)
-    info = server.info
-    monkeypatch.setattr(server, "info", lambda *a, **k: info(*a, **k) | {"size": None})
-    locate("memory://b/a.npy")
-    assert told == [f"{MOST} {room.UNKNOWN}"]
-
-
-def test_another_limit_and_a_file_that_tells_nothing_are_no_reason_to_trust_it(
-    folder, small, walks, monkeypatch
-):
+def test_another_limit_holds_at_once(folder, small, monkeypatch):
     entry = Room(folder / "a", "a")
-    Room(folder / "b", "b")
-    fill(entry, "0", 1000)
-    (folder / room.LEFT).write_text("all of it")
-    fill(entry, "1", 1000)
+    fill(entry, "0", 3000)
     monkeypatch.setattr(room, "limit", lambda: 4000)
-    fill(entry, "2", 1000)
-    assert walks == ["a", "b"] * 3
     with pytest.raises(DmlError, match=r"a needs"):
-        fill(entry, "3", 2000)
+        fill(entry, "1", 2000)
