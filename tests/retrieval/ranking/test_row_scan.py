@@ -5,7 +5,7 @@ import pytest
 
 from retrieval import evaluate
 from retrieval.problem import from_arrays
-from retrieval.ranking import row_scan
+from retrieval.ranking import row_kernels, row_scan
 from retrieval.ranking.row_scan import NARROW, scan, units
 
 
@@ -69,3 +69,10 @@ def test_dropped_rows_leave_the_scan_of_the_others(rng):
     wanted = row_scan.scan(np.delete(X, [2, 5], axis=0))
     np.testing.assert_array_equal(found.gallery_scan.hashes, wanted.hashes)
     assert found.query_rows.tolist() == [0, 1, 3, 4, 6, 7, 8, 9]
+
+
+def test_rows_are_widened_without_compiled_loops_too():
+    for row in (np.float16([1.5, -2.0, 6e-8, np.inf]), np.float32([1.5, -2.0]), np.int8([3, -4])):
+        out = np.empty(len(row), np.float32)
+        row_kernels._widen(row.view(np.uint16) if row.dtype == np.float16 else row, out)
+        assert (out == row.astype(np.float32)).all()
