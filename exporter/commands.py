@@ -18,6 +18,7 @@ from retrieval.console import (
     tell,
     warn,
 )
+from retrieval.embeddings import SPLITS
 from retrieval.options import (
     Numbers,
     device_option,
@@ -25,7 +26,6 @@ from retrieval.options import (
     json_option,
     options,
 )
-from retrieval.splits import SPLITS
 
 if TYPE_CHECKING:
     from retrieval.world import World

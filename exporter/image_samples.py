@@ -8,8 +8,8 @@ import numpy as np
 
 from exporter.embedding.decoding import read_image
 from exporter.onnx.metadata import Preprocessing
+from retrieval.embeddings import HELD_OUT
 from retrieval.errors import DmlError
-from retrieval.splits import HELD_OUT
 from trainer.data.datasets import DataSet
 
 COMPARED = {"fp32": 500, "fp16": 1000, "int8": 1000}

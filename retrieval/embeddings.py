@@ -1,21 +1,40 @@
-"""Embeddings and Split: what an embedding file holds, once read, and notes on reading it."""
+"""Embeddings and Split: what an embedding file holds; names of splits; notes on reading it.
+
+Loads no NumPy: the help of commands names the splits.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
+from retrieval.errors import DmlError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from retrieval.results import Source
 
-_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
+T = TypeVar("T")
+SPLITS = ("train", "val", "test", "query", "gallery")
+HELD_OUT = ("test", "query", "gallery")
+"""What scores are computed on: one test set, or queries and a gallery."""
+SPELLINGS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("query", "queries", "probe"), "query"),
+    "gallery": "gallery",
+}
+
+_notes: ContextVar[list[str]] = ContextVar("notes")
+# No parameter: it would have to pass through the reader of every format.
+_no_train: ContextVar[bool] = ContextVar("no_train", default=False)
 
 
 @dataclass(frozen=True)
@@ -62,30 +81,57 @@ def provenance(data: Embeddings) -> Source:
 
 def plain(value: object) -> object:
     """A metadata value as JSON knows it."""
-    if isinstance(value, np.ndarray):
-        return [plain(item) for item in value.tolist()]
-    if isinstance(value, np.generic):
-        return plain(value.item())
+    if hasattr(value, "tolist"):  # of NumPy
+        value = value.tolist()
+    if isinstance(value, list):
+        return [plain(item) for item in value]
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if isinstance(value, str | int | float | bool | list | None) else str(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+@contextmanager
+def setting(variable: ContextVar[T], value: T) -> Iterator[T]:
+    """Inside the block, a context variable has this value."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
 
 
 def note(text: str) -> None:
     """Add a remark, such as on a file's encoding, to those that `collected` gathers."""
-    notes = _notes.get()
-    if notes is not None and text not in notes:
+    notes = _notes.get([])
+    if text not in notes:
         notes.append(text)
 
 
-@contextmanager
-def collected() -> Iterator[list[str]]:
+def collected() -> AbstractContextManager[list[str]]:
     """The list of remarks made inside the block."""
-    notes: list[str] = []
-    token = _notes.set(notes)
-    try:
-        yield notes
-    finally:
-        _notes.reset(token)
+    return setting(_notes, [])
+
+
+@contextmanager
+def renamed(change: Callable[[str], str]) -> Iterator[None]:
+    """Change the texts of errors and remarks of the block, such as names in them."""
+    with collected() as notes:
+        try:
+            yield
+        except DmlError as error:
+            raise DmlError(*map(change, vars(error).values())) from error
+    for text in notes:
+        note(change(text))
+
+
+def leaving_out_train(on: bool = True) -> AbstractContextManager[bool]:
+    """Inside the block, the split `train` is not read where there are others to score."""
+    return setting(_no_train, on)
+
+
+def to_read(splits: Collection[str]) -> list[str]:
+    """These splits, without `train` where that is left out and there are others to score."""
+    scored = "test" in splits or {"query", "gallery"} <= set(splits)
+    return [split for split in splits if split != "train" or not (_no_train.get() and scored)]

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
 from retrieval import signals
-from retrieval.embeddings import Embeddings, Split, collected
+from retrieval.embeddings import Embeddings, Split, collected, leaving_out_train, to_read
 from retrieval.errors import DmlError, install
-from retrieval.formats import Format, Wanted, find_format, shards
+from retrieval.formats import Wanted, find_format
 from retrieval.formats import labels as label_arrays
-from retrieval.formats.arrays import budget, file_size
-from retrieval.remote import ranges
-from retrieval.remote.cache import addresses_in_errors, shown
+from retrieval.formats.arrays import budget, copies, file_size
 from retrieval.resources import StageProgress
-from retrieval.sources import Place, locate
-from retrieval.splits import leaving_out_train, to_read
+from retrieval.sources import Place, addresses_in_errors, locate
 
-T = TypeVar("T")
 Find = Callable[[str | Path], Place]
 
 
@@ -68,14 +64,15 @@ def load(
 
     def find(name: str | Path) -> Place:
         place = (places or {}).get(str(name)) or locate(name, progress)
-        for copy in filter(None, map(ranges.find, place.files)):
+        for copy in filter(None, map(copies.get, place.files)):
             copy.progress, copy.requests = progress, 0
         return place
 
-    with collected() as notes, addresses_in_errors(), leaving_out_train(not train):
-        found = _load(source, labels, gallery, gallery_labels, find)
+    names = source, labels, gallery, gallery_labels
+    with collected() as notes, addresses_in_errors(*names), leaving_out_train(not train):
+        found = _load(*names, find)
         splits = {split: found.splits[split] for split in to_read(found.splits)}
-    return replace(found, splits=splits, notes=tuple(map(shown, notes)))
+    return replace(found, splits=splits, notes=tuple(notes))
 
 
 def loaded(data: Embeddings | str | Path) -> Embeddings:
@@ -197,7 +194,7 @@ def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locat
             f"Every item of {split} needs exactly one.",
             "Give a file of labels with one for each vector, in the same order.",
         )
-    part = replace(part, labels=values, taken=part.taken | {"labels": shown(str(source))})
+    part = replace(part, labels=values, taken=part.taken | {"labels": str(place)})
     return replace(data, label_names=None, splits=data.splits | {split: part})
 
 
@@ -207,57 +204,44 @@ def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locat
 def read(place: Place, with_labels: bool = True) -> Embeddings:
     """The `Embeddings` in one file or set of shards."""
     if with_labels and place.labels:
-        found = _read_file(place.files[0], place.key, False)
+        found = _read_file(place.files[0], place.key, "vectors")
         return replace(_attach(found, _main_split(found, "test"), place.labels), source=place.name)
-    if place.is_set:
-        return shards.join(
-            place.name, place.files, lambda file: _read_file(file, place.key, with_labels)
-        )
-    return _read_file(place.files[0], place.key, with_labels)
-
-
-def _read_file(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    format = find_format(path)
-    if format.labels_only:
-        from retrieval.formats.refused import json_records
-
-        raise json_records(path) or DmlError(
-            f"{path} is a {format.suffixes[0]} file.",
-            f"Such a file holds labels only: {format.summary}.",
-            f"Give both: dmltool eval embeddings.npy --labels {shlex.quote(str(path))}",
-        )
     wanted: Wanted = "all" if with_labels else "vectors"
-    return _call(format, path, key, wanted, lambda: format.read(path, key, with_labels))
+    if place.is_set:
+        from retrieval.formats import shards
+
+        read_shard = partial(_read_file, key=place.key, wanted=wanted)
+        return shards.join(place.name, place.files, read_shard)
+    return _read_file(place.files[0], place.key, wanted)
 
 
 def read_labels(place: Place) -> np.ndarray:
     """The labels in one file or set of files."""
     if place.is_set:
-        return shards.join_labels(
-            place.name, place.files, lambda file: _read_label_file(file, place.key)
-        )
-    return _read_label_file(place.files[0], place.key)
+        from retrieval.formats import shards
+
+        read_shard = partial(_read_file, key=place.key, wanted="labels")
+        return shards.join_labels(place.name, place.files, read_shard)
+    return _read_file(place.files[0], place.key, "labels")
 
 
-def _read_label_file(path: Path, key: str | None) -> np.ndarray:
+def _read_file(path: Path, key: str | None, wanted: Wanted) -> Any:
+    """`Embeddings`, or an array of labels where only those are wanted."""
     format = find_format(path)
-    return _call(format, path, key, "labels", lambda: format.read_labels(path, key))
+    if format.labels_only and wanted != "labels":
+        from retrieval.formats.refused import labels_only
 
-
-def _call(
-    format: Format, path: Path, key: str | None, wanted: Wanted, function: Callable[[], T]
-) -> T:
+        raise labels_only(path)
     # A damaged file may fail anywhere inside a library: whatever it raises, the user is told
     # which file it was. The cause stays attached for --debug.
     try:
-        module = format.load()
         signals.expect_size(str(path), file_size(path))
-        if hasattr(module, "trial"):
+        if work := format.trial(path, key, wanted):
             from retrieval.formats import trial
 
-            trial.attempt(module.trial(path, key, wanted), path, format.name)
+            trial.attempt(work, path, format.name)
         with budget(path):
-            return function()
+            return format.read(path, key, wanted)
     except (DmlError, MemoryError):
         raise
     except ModuleNotFoundError as error:

@@ -1,43 +1,41 @@
 """The table of embedding formats, and which of them a file has.
 
-A module is imported when a file of its kind is read. One of named arrays has `catalogue(path) ->
-dict of Entry`. Others have `read(path, key, with_labels) -> Embeddings` and `read_labels(path, key)
--> array`; one that holds labels only has just the second. One that rests on a library in C++ also
-has `trial(path, key, wanted)`, which returns what a child process is to try before the file is
-opened here. One whose files are read in parts calls `ensure` of `retrieval.remote.ranges` first.
+A module is imported when a file of its kind is read. It has one of these functions:
+
+    catalogue(path)          named arrays: a dict of `named_arrays.Entry`
+    table(path, wanted)      columns: a `columns.Table`
+    read(path, key, wanted)  anything else: Embeddings, or an array if wanted is "labels"
+
+One that rests on a library in C++ also has `trial(path, key, wanted)`, which returns what a child
+process is to try before the file is opened here. One whose files are read in parts calls `ensure`
+of `formats.arrays` first.
 """
 
 from __future__ import annotations
 
 import shlex
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from retrieval import registry
 from retrieval.errors import DmlError
-from retrieval.registry import Registry, nearest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import numpy as np
-
-    from retrieval.embeddings import Embeddings
-
 
 Wanted = Literal["all", "vectors", "labels"]
 """What is read of a file: vectors and labels, or only one of them; paths come with vectors."""
 
 
 @dataclass(frozen=True)
-class Format(registry.Entry):
-    """A format: its path is that of the module that reads it."""
-
-    suffixes: tuple[str, ...] = ()
+class Format:
+    name: str
+    summary: str
+    suffixes: tuple[str, ...]
     magic: Mapping[bytes, str] = field(default_factory=dict)
     """How such files begin -> the suffix that this proves; "" if other files begin so too."""
+    module: str = ""
+    """The module of this package that reads it, if that has another name."""
     offsets: tuple[int, ...] = (0,)
     """Where the magic bytes may stand in a file whose suffix says nothing."""
     labels_only: bool = False
@@ -50,59 +48,49 @@ class Format(registry.Entry):
     in_parts: tuple[str, ...] = ()
     """Suffixes of files of which, behind an address, only what is read is downloaded."""
 
-    def read(self, path: Path, key: str | None, with_labels: bool) -> Embeddings:
-        """Read a file; `key` is what follows its name after `::`."""
+    def load(self) -> Any:
+        """Import the module."""
+        return import_module(f"retrieval.formats.{self.module or self.name}")
+
+    def trial(self, path: Path, key: str | None, wanted: Wanted) -> Callable[[], object] | None:
+        """What to try in a child process before the file is read, for some formats."""
         module = self.load()
-        if not hasattr(module, "catalogue"):
-            return module.read(path, key, with_labels)
-        from retrieval.formats import named_arrays
+        return module.trial(path, key, wanted) if hasattr(module, "trial") else None
 
-        return named_arrays.read(module.catalogue(path), key, path, with_labels, self.name)
-
-    def read_labels(self, path: Path, key: str | None) -> np.ndarray:
-        """Read a file of labels."""
+    def read(self, path: Path, key: str | None, wanted: Wanted) -> Any:
+        """Read `Embeddings`, or labels alone; `key` is what follows the name after `::`."""
         module = self.load()
-        if not hasattr(module, "catalogue"):
-            return module.read_labels(path, key)
-        from retrieval.formats import named_arrays
+        if hasattr(module, "catalogue"):
+            from retrieval.formats import named_arrays
 
-        return named_arrays.read_labels(module.catalogue(path), key, path)
+            return named_arrays.read(module.catalogue(path), key, path, wanted, self.name)
+        if hasattr(module, "table"):
+            from retrieval.formats import columns
+
+            table = module.table(path, wanted)
+            return columns.read(table, key, path, wanted, self.name)
+        return module.read(path, key, wanted)
 
 
-FORMATS = Registry(
-    "format",
+FORMATS = (
     Format(
         "hdf5",
-        "retrieval.formats.hdf5.reading",
         "embedding files of dmltool, ann-benchmarks files, other vectors with labels",
         (".h5", ".hdf5", ".he5"),
         {b"\x89HDF\r\n\x1a\n": ".h5"},
+        module="hdf5.reading",
         offsets=(0, 512, 1024, 2048),
         in_parts=(".h5", ".hdf5", ".he5"),
     ),
-    Format(
-        "npy",
-        "retrieval.formats.npy",
-        "one NumPy array; labels in a separate file",
-        (".npy",),
-        {b"\x93NUMPY": ".npy"},
-    ),
-    Format(
-        "npz",
-        "retrieval.formats.npz",
-        "named NumPy arrays, compressed or not",
-        (".npz",),
-        {b"PK": ""},
-    ),
+    Format("npy", "one NumPy array; labels in a separate file", (".npy",), {b"\x93NUMPY": ".npy"}),
+    Format("npz", "named NumPy arrays, compressed or not", (".npz",), {b"PK": ""}),
     Format(
         "csv",
-        "retrieval.formats.csv",
         "one column per dimension, or one column of [lists]; header optional",
         (".csv", ".tsv"),
     ),
     Format(
         "arrow",
-        "retrieval.formats.arrow",
         "Parquet and Arrow tables: one list column, or one column per dimension",
         (".parquet", ".pq", ".arrow", ".feather"),
         {b"PAR1": ".parquet", b"ARROW1": ".arrow"},
@@ -112,106 +100,91 @@ FORMATS = Registry(
     ),
     Format(
         "jsonl",
-        "retrieval.formats.jsonl",
         "one JSON object per line, with a list of numbers and a label",
         (".jsonl", ".ndjson"),
     ),
     Format(
         "torch",
-        "retrieval.formats.torch_files",
         "tensors and NumPy arrays from torch.save, alone or in dicts; no code in them is run",
         (".pt", ".pth"),
+        module="torch_files",
         needs="torch",
         extra="cpu",
     ),
-    Format(
-        "safetensors",
-        "retrieval.formats.safetensors",
-        "named tensors",
-        (".safetensors",),
-        in_parts=(".safetensors",),
-    ),
-    Format(
-        "vecs",
-        "retrieval.formats.vecs",
-        "TEXMEX vectors; labels in a separate file",
-        (".fvecs", ".bvecs"),
-    ),
+    Format("safetensors", "named tensors", (".safetensors",), in_parts=(".safetensors",)),
+    Format("vecs", "TEXMEX vectors; labels in a separate file", (".fvecs", ".bvecs")),
     Format(
         "faiss",
-        "retrieval.formats.faiss_flat",
         "flat FAISS index, with or without ids; labels in a separate file",
         (".faiss", ".index"),
         {b"IxF": "", b"IxM": ""},
+        module="faiss_flat",
     ),
     Format(
         "gzip",
-        "retrieval.formats.compressed",
         "`.npy.gz`, `.csv.gz`, `.tsv.gz`, `.jsonl.gz`, and labels in `.txt.gz`",
         (".gz",),
         {b"\x1f\x8b\x08": ".gz"},
+        module="compressed",
         offsets=(),  # the name says what is inside: without one, it is not read
     ),
     Format(
         "zstd",
-        "retrieval.formats.compressed",
         "`.npy.zst`, `.csv.zst`, `.tsv.zst`, `.jsonl.zst`, and labels in `.txt.zst`",
         (".zst",),
         {b"\x28\xb5\x2f\xfd": ".zst"},
+        module="compressed",
         offsets=(),
         needs="pyarrow",
         extra="readers",
     ),
     Format(
         "zarr",
-        "retrieval.formats.zarr_store",
         "Zarr stores (folders), version 2 and 3: one array, or a group of named arrays",
         (".zarr",),
+        module="zarr_store",
         needs="zarr",
         extra="stores",
         marks=(".zarray", ".zgroup", "zarr.json"),
     ),
     Format(
         "lance",
-        "retrieval.formats.lance_table",
         "Lance tables (folders): one list column, or one column per dimension",
         (".lance",),
+        module="lance_table",
         needs="lance",
         extra="stores",
         marks=("_versions",),
     ),
-    Format("ivecs", "retrieval.formats.vecs", "TEXMEX integers", (".ivecs",), labels_only=True),
-    Format("text", "retrieval.formats.text", "one label per line", (".txt",), labels_only=True),
-    Format("json", "retrieval.formats.text", "a list of labels", (".json",), labels_only=True),
+    Format("ivecs", "TEXMEX integers", (".ivecs",), module="vecs", labels_only=True),
+    Format("text", "one label per line", (".txt",), labels_only=True),
+    Format("json", "a list of labels", (".json",), module="text", labels_only=True),
 )
 COMPRESSED = (".gz", ".zst")
 BINARY = ("vecs", "ivecs", "safetensors")  # these begin with a number, which may be any
+STAND_INS = (b"version https://git-lfs", b"<!doctype html", b"<html")
+"""How files begin that have the name of another one, but were never downloaded."""
 
 
 def find_format(path: Path) -> Format:
     """By suffix, else by the first bytes; raises for what is not a readable file."""
     if store := store_format(path):
         return store
-    check_file(path)
-    from retrieval.formats.refused import explain, explain_stand_in
-
-    if error := explain_stand_in(path):
-        raise error
-    by_suffix = {suffix: format for format in FORMATS for suffix in format.suffixes}
+    start = _first_bytes(path)
     suffix = path.suffix.lower()
-    if suffix in by_suffix:
-        _check_signature(path, by_suffix[suffix])
-        return by_suffix[suffix]
-    if error := explain(path):
+    format = next((format for format in FORMATS if suffix in format.suffixes), None)
+    if format and start.startswith(tuple(format.magic)):
+        return format
+    if format and not start.lstrip().lower().startswith(STAND_INS):
+        _refuse_other_format(path, format, start)
+        return format
+    from retrieval.formats import refused
+
+    if error := refused.explain(path):
         raise error
-    if name := sniff(path):
-        return FORMATS.find(name)
-    near = nearest(suffix, by_suffix)
-    raise DmlError(
-        f"{path} has the suffix {suffix or '(none)'}, and its first bytes are not familiar either.",
-        f"These suffixes are read: {' '.join(by_suffix)}.",
-        f"Did you mean {near}?" if near else "Convert the file to one of these formats.",
-    )
+    if found := sniff(path):
+        return found
+    raise refused.unknown(path, [suffix for format in FORMATS for suffix in format.suffixes])
 
 
 def store_format(path: Path) -> Format | None:
@@ -223,62 +196,42 @@ def store_format(path: Path) -> Format | None:
     return None
 
 
-def _check_signature(path: Path, format: Format) -> None:
-    """Raise for a file whose first bytes are those of another format than its suffix says."""
-    with path.open("rb") as file:
-        start = file.read(16)
-    for other in FORMATS:
-        for mark, suffix in other.magic.items():
-            if suffix and start.startswith(mark) and format.name not in (other.name, *BINARY):
-                new = path.with_name(
-                    path.name + suffix if suffix in COMPRESSED else path.stem + suffix
-                )
-                raise DmlError(
-                    f"{path} is a {suffix} file, not a {path.suffix} file.",
-                    "Its first bytes are not those that its suffix promises.",
-                    f"Rename it: mv {shlex.quote(str(path))} {shlex.quote(str(new))}",
-                )
-
-
-def sniff(path: Path) -> str | None:
-    """Return the name of the format whose first bytes the file has."""
-    with path.open("rb") as file:
-        start = file.read(2056)
-    found = [
-        format.name
-        for format in FORMATS
-        if any(start[at:].startswith(tuple(format.magic)) for at in format.offsets)
-    ]
-    if found == ["npz"] and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-        return "torch" if any(name.endswith("/data.pkl") for name in names) else "npz"
-    return found[0] if found else None
-
-
-def check_file(path: Path) -> None:
-    """Raise for whatever is not a regular file with something in it that may be read."""
-    if path.suffix == ".partial":
-        raise DmlError(
-            f"{path} is half-written.",
-            "Whoever wrote it has not finished; rows may be missing.",
-            "Run the command that writes it again; export and embed go on with --resume.",
-        )
+def _first_bytes(path: Path) -> bytes:
+    """How a file begins; raises for whatever is not a regular file with something in it."""
     try:
-        if not path.exists() or path.is_dir():
-            from retrieval.formats.refused import explain
+        if path.is_file() and path.suffix != ".partial":
+            with path.open("rb") as file:
+                if start := file.read(2056):
+                    return start
+        from retrieval.formats import refused
 
-            if error := explain(path):
-                raise error
-        if not path.is_file():
-            raise DmlError(
-                f"{path} is not a regular file.",
-                "Pipes and devices are not read.",
-                "Save the data as a file first.",
-            )
-        if path.stat().st_size == 0:
-            raise DmlError(f"{path} is empty.", "It has no bytes at all.", "Write it again.")
-        with path.open("rb"):
-            pass
+        raise refused.unreadable(path)
     except (OSError, ValueError) as why:
         raise DmlError(f"{path} cannot be opened.", f"{why}.", "Check its permissions.") from why
+
+
+def _refuse_other_format(path: Path, format: Format, start: bytes) -> None:
+    """Raise for a file whose first bytes are those of another format than its suffix says."""
+    for mark, suffix in {m: s for other in FORMATS for m, s in other.magic.items()}.items():
+        if suffix and start.startswith(mark) and format.name not in BINARY:
+            new = path.with_name(path.name + suffix if suffix in COMPRESSED else path.stem + suffix)
+            raise DmlError(
+                f"{path} is a {suffix} file, not a {path.suffix} file.",
+                "Its first bytes are not those that its suffix promises.",
+                f"Rename it: mv {shlex.quote(str(path))} {shlex.quote(str(new))}",
+            )
+
+
+def sniff(path: Path) -> Format | None:
+    """Return the format whose first bytes the file has."""
+    start = _first_bytes(path)
+    found = {
+        format.name: format
+        for format in FORMATS
+        if any(start[at:].startswith(tuple(format.magic)) for at in format.offsets)
+    }
+    if list(found) == ["npz"] and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/data.pkl") for name in archive.namelist()):
+                return next(format for format in FORMATS if format.name == "torch")
+    return next(iter(found.values()), None)

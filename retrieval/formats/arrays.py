@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from retrieval.embeddings import setting
 from retrieval.errors import DmlError, damaged
-from retrieval.remote.ranges import ensure
 from retrieval.resources import available_memory
+
+if TYPE_CHECKING:
+    from retrieval.remote.ranges import Copy
 
 KEPT = ("float16", "float32", "float64", "int8", "uint8")
 BLOCK_BYTES = 1 << 26
@@ -25,7 +29,11 @@ ROOM_RATIO, ROOM_BYTES = 8, 1 << 27
 EXACT = 2**53  # float64 holds every whole number up to here
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16; ml_dtypes saves it under this name
 
-_compressed: ContextVar[int | None] = ContextVar("compressed", default=None)
+Range = tuple[int, int]
+"""The first byte, and the one after the last."""
+
+copies: dict[Path, Copy] = {}
+"""Files of which only parts have been downloaded; their holes read as zeros."""
 _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
@@ -38,14 +46,9 @@ class Budget:
     taken: int = 0
 
 
-@contextmanager
-def budget(path: Path) -> Iterator[None]:
+def budget(path: Path) -> AbstractContextManager[Budget | None]:
     """Inside the block, `reserve` counts what is taken for the arrays of this file."""
-    token = _budget.set(Budget(path, file_size(path)))
-    try:
-        yield
-    finally:
-        _budget.reset(token)
+    return setting(_budget, Budget(path, file_size(path)))
 
 
 def file_size(path: Path) -> int:
@@ -67,8 +70,8 @@ def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """An uninitialised array: in memory, or in an unlinked temporary file when it is large."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
+    reserve(size)
     if size <= available_memory() // 4:
-        reserve(size)
         return np.empty(shape, dtype)
     try:
         with tempfile.TemporaryFile() as file:
@@ -115,21 +118,6 @@ class Growing:
         self._file.close()
 
 
-@contextmanager
-def inflated_from(size: int) -> Iterator[None]:
-    """Inside the block `stored_size` tells `size`, of the compressed file that is being read."""
-    token = _compressed.set(size)
-    try:
-        yield
-    finally:
-        _compressed.reset(token)
-
-
-def stored_size(path: Path) -> int:
-    """Bytes that the user's file has: those of `path`, or of what it was inflated from."""
-    return _compressed.get() or os.path.getsize(path)
-
-
 def rounded(where: str) -> DmlError:
     """The error about a whole number that float64 does not hold."""
     return DmlError(
@@ -158,6 +146,12 @@ def refuse_overrun(where: str, claimed: int, present: int) -> None:
             f"{where} claims {claimed:,} bytes of data but only {present:,} are there.",
             "The file is truncated or its header is damaged.",
         )
+
+
+def ensure(path: Path, wanted: Iterable[Range] | None = None) -> None:
+    """Before these ranges, or all of a file, are read: download what is missing of them."""
+    if copy := copies.get(path):
+        copy.ensure([(0, copy.size)] if wanted is None else list(wanted))
 
 
 def mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:

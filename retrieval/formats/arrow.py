@@ -13,19 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import Wanted, labels
-from retrieval.formats.arrays import EXACT, allocate, file_size, refuse_bomb, rounded
+from retrieval.formats.arrays import EXACT, Range, ensure, refuse_bomb, reserve, rounded
 from retrieval.formats.arrow_sizes import sizes
-from retrieval.formats.columns import Column, Roles, assemble, label_column, roles
-from retrieval.remote.ranges import Range, ensure
+from retrieval.formats.columns import Column, Roles, Table, chosen
 
 BATCH_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Table:
+class Source:
     """An open file: its columns, how many rows it claims, and batches of chosen columns."""
 
     schema: Any
@@ -36,37 +34,39 @@ class Table:
         return [Column(field.name, _kind(field.type)) for field in self.schema]
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+def table(path: Path, wanted: Wanted) -> Table:
     with _damage(path):
-        return read_table(path, _open(path), key, with_labels, "arrow")
+        return as_table(path, _open(path))
 
 
-def read_table(
-    path: Path, table: Table, key: str | None, with_labels: bool, format: str
-) -> Embeddings:
-    with _damage(path):
-        columns = table.columns()
-        found = roles(columns, key, path, with_labels)
-        rows = _vectors(path, table, [columns[n].name for n in found.vectors], found)
-        beside = {
-            role: _text_or_numbers(path, table, columns[at].name)
-            for role, at in found.beside.items()
-        }
-    if "labels" in beside:
-        beside["labels"] = labels.labels(beside["labels"], str(path))
-    return assemble(path, format, rows, beside, found.taken)
+def as_table(path: Path, source: Source) -> Table:
+    columns = source.columns()
 
+    def blocks(found: Roles) -> Iterator[tuple[np.ndarray | None, dict[str, Any]]]:
+        names = [columns[n].name for n in found.vectors]
+        beside = {role: columns[n].name for role, n in found.beside.items()}
+        count, dim = 0, 0
+        with _damage(path):
+            for batch in source.batches([*names, *beside.values()]):
+                kept = {role: _text_or_numbers(path, batch, name) for role, name in beside.items()}
+                vectors = None
+                if names and batch.num_rows:
+                    vectors = _vectors(path, batch, names, found.is_list, count)
+                    dim = dim or vectors.shape[1]
+                    if vectors.shape[1] != dim:
+                        raise _ragged(path, count, vectors.shape[1], dim)
+                count += batch.num_rows
+                yield vectors, kept
+        if not count:
+            raise DmlError(f"{path} has no rows.", "There is nothing to read.", "Write it again.")
+        if count != source.rows:
+            raise damaged(f"{path} claims {source.rows:,} rows and holds {count:,}.")
 
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    with _damage(path):
-        return read_table_labels(path, _open(path), key)
+    def convert(role: str, parts: list) -> np.ndarray:
+        array = np.concatenate(parts)
+        return (labels.labels if role == "labels" else labels.strings)(array, str(path))
 
-
-def read_table_labels(path: Path, table: Table, key: str | None) -> np.ndarray:
-    with _damage(path):
-        columns = table.columns()
-        name = columns[label_column(columns, key, path)].name
-        return labels.labels(_text_or_numbers(path, table, name), f"{path}::{name}")
+    return Table(columns, lambda dim: source.rows, blocks, convert)
 
 
 def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
@@ -74,20 +74,16 @@ def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
 
     def work() -> None:
         pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they use
-        table = _open(path)
-        columns = table.columns()
-        if wanted == "labels":
-            chosen = [label_column(columns, key, path)]
-        else:
-            found = roles(columns, key, path, wanted == "all")
-            chosen = [*found.vectors, *found.beside.values()]
-        for _ in table.batches([columns[n].name for n in chosen]):
+        source = _open(path)
+        found = chosen(source.columns(), key, path, wanted)
+        names = source.schema.names
+        for _ in source.batches([names[n] for n in (*found.vectors, *found.beside.values())]):
             pass
 
     return work
 
 
-def _open(path: Path) -> Table:
+def _open(path: Path) -> Source:
     with path.open("rb") as file:
         start = file.read(4)
     return _open_parquet(path) if start == b"PAR1" else _open_ipc(path, start)
@@ -106,7 +102,7 @@ def _damage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _open_parquet(path: Path) -> Table:
+def _open_parquet(path: Path) -> Source:
     _fetch_footer(path)
     with pq.ParquetFile(path, memory_map=True) as first:
         schema, metadata = first.schema_arrow, first.metadata
@@ -119,7 +115,7 @@ def _open_parquet(path: Path) -> Table:
         ensure(path, _extents(metadata, names))
         return file.iter_batches(BATCH_ROWS, columns=names)
 
-    return Table(schema, metadata.num_rows, batches)
+    return Source(schema, metadata.num_rows, batches)
 
 
 def _fetch_footer(path: Path) -> None:
@@ -148,7 +144,7 @@ def _extents(metadata: Any, names: list[str]) -> Iterator[Range]:
             yield start, start + column.total_compressed_size + 100
 
 
-def _open_ipc(path: Path, start: bytes) -> Table:
+def _open_ipc(path: Path, start: bytes) -> Source:
     """Batches of an Arrow file or stream; only the columns that are asked for are inflated."""
     ensure(path)
     source = pa.memory_map(str(path)).read_buffer()
@@ -168,7 +164,7 @@ def _open_ipc(path: Path, start: bytes) -> Table:
             batch.validate(full=True)
             yield batch
 
-    return Table(schema, rows, batches)
+    return Source(schema, rows, batches)
 
 
 def _values(metadata: Any) -> int:
@@ -208,44 +204,19 @@ def _storage(type: pa.DataType) -> Any:
     return type.storage_type if isinstance(type, pa.BaseExtensionType) else type
 
 
-def _vectors(path: Path, table: Table, names: list[str], found: Roles) -> np.ndarray:
-    """(N, D). One uncompressed Arrow batch is used where it lies in the file."""
-    parts = _parts(path, table, names, found.is_list)
-    first = next(parts, None)
-    if first is None:
-        raise DmlError(f"{path} has no rows.", "There is nothing to read.", "Write it again.")
-    if len(first) == table.rows:
-        return first
-    size = table.rows * first.shape[1] * first.itemsize
-    refuse_bomb(str(path), file_size(path), size)
-    out = allocate((table.rows, first.shape[1]), first.dtype)
-    out[: len(first)] = first
-    at = len(first)
-    for part in parts:
-        if part.shape[1] != first.shape[1]:
-            raise _ragged(path, at, part.shape[1], first.shape[1])
-        out[at : at + len(part)] = part
-        at += len(part)
-    if at != table.rows:
-        raise damaged(f"{path} claims {table.rows:,} rows and holds {at:,}.")
-    return out
-
-
-def _parts(path: Path, table: Table, names: list[str], is_list: bool) -> Iterator[np.ndarray]:
-    at = 0
-    for batch in table.batches(names):
-        columns = [batch.column(name) for name in names]
-        for column, name in zip(columns, names, strict=True):
-            if column.null_count and is_list:  # a null number is read as NaN
-                row = at + column.is_null().to_numpy(zero_copy_only=False).argmax()
-                raise DmlError(
-                    f"{path}, row {row}: {name} is null.",
-                    "Every item needs its vector.",
-                    "Fill in the value or remove the row.",
-                )
-        if batch.num_rows:
-            yield _lists(path, columns[0], at) if is_list else _wide(path, columns, names)
-        at += batch.num_rows
+def _vectors(path: Path, batch: Any, names: list[str], is_list: bool, at: int) -> np.ndarray:
+    """(n, D), of the rows from `at` on."""
+    if not is_list:
+        return _wide(path, [batch.column(name) for name in names], names)
+    column = batch.column(names[0])
+    if column.null_count:
+        row = at + column.is_null().to_numpy(zero_copy_only=False).argmax()
+        raise DmlError(
+            f"{path}, row {row}: {names[0]} is null.",
+            "Every item needs its vector.",
+            "Fill in the value or remove the row.",
+        )
+    return _lists(path, column, at)
 
 
 def _wide(path: Path, columns: list, names: list[str]) -> np.ndarray:
@@ -295,35 +266,27 @@ def _ragged(path: Path, row: int, found: int, first: int) -> DmlError:
     )
 
 
-def _text_or_numbers(path: Path, table: Table, name: str) -> np.ndarray:
-    kind = _kind(table.schema.field(name).type)
-    refuse_bomb(f"{path}::{name}", file_size(path), table.rows * 8)
-    chunks: list[np.ndarray] = []
-    texts: list[str] = []
-    known: dict[str, str] = {}
-    for batch in table.batches([name]):
-        column = batch.column(name)
-        if column.null_count:
-            raise DmlError(
-                f"{path}::{name} has empty cells.",
-                "Every item needs a value.",
-                "Fill them in, or remove these rows.",
-            )
-        if kind != "text":
-            decoded = isinstance(column, pa.DictionaryArray)
-            column = column.dictionary_decode() if decoded else column
-            chunks.append(column.to_numpy(zero_copy_only=False))
-            continue
-        if not isinstance(column, pa.DictionaryArray):
-            column = column.dictionary_encode()
-        values = [known.setdefault(value, value) for value in column.dictionary.to_pylist()]
-        texts += [values[index] for index in column.indices.to_pylist()]
-    if kind == "text":
-        return labels.strings(np.array(texts, object), f"{path}::{name}")
-    if kind not in ("integer", "number") or not chunks:
+def _text_or_numbers(path: Path, batch: Any, name: str) -> np.ndarray:
+    """(n,) numbers, or text as objects, of which rows with the same text share one."""
+    column = batch.column(name)
+    kind = _kind(column.type)
+    if kind not in ("text", "integer", "number"):
         raise DmlError(
-            f"{path}::{name} has type {table.schema.field(name).type}.",
+            f"{path}::{name} has type {column.type}.",
             "Labels are integers or strings.",
             "Choose another column: --labels FILE::COLUMN",
         )
-    return np.concatenate(chunks)
+    if column.null_count:
+        raise DmlError(
+            f"{path}::{name} has empty cells.",
+            "Every item needs a value.",
+            "Fill them in, or remove these rows.",
+        )
+    reserve(8 * len(column))
+    if kind != "text":
+        decoded = isinstance(column, pa.DictionaryArray)
+        return (column.dictionary_decode() if decoded else column).to_numpy(zero_copy_only=False)
+    if not isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_encode()
+    texts = np.array(column.dictionary.to_pylist(), object)
+    return texts[column.indices.to_numpy(zero_copy_only=False)]

@@ -1,20 +1,21 @@
-"""Find out which columns of a table are the vectors, the label, the path and the split."""
+"""Find out which columns of a table are vectors, label, path and split, and read them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split, note
+from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, note, to_read
 from retrieval.errors import DmlError
+from retrieval.formats import Wanted
 from retrieval.formats.arrays import allocate, blocks, vectors
 from retrieval.formats.named_arrays import LABEL_NAMES, LISTED, PATH_NAMES, VECTOR_NAMES
-from retrieval.splits import SPELLINGS, SPLITS, to_read
 
 NUMBERS = ("number", "integer")
 SPLIT_COLUMNS = frozenset(["split", "subset", "partition", "evaluation_status"])
@@ -41,6 +42,19 @@ class Roles:
     is_list: bool
     beside: dict[str, int]  # labels, paths and split, as far as there are such columns
     taken: dict[str, str]  # role -> names, for people
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of a file, and how to read some of them."""
+
+    columns: list[Column]
+    rows: Callable[[int], int]
+    """How many rows there are at most, if their vectors have so many numbers."""
+    blocks: Callable[[Roles], Iterator[tuple[np.ndarray | None, dict[str, Any]]]]
+    """Vectors (n, D), None if only labels are read, and the values of the roles beside them."""
+    convert: Callable[[str, list], np.ndarray]
+    """A role and its parts of all blocks -> (N,) values."""
 
 
 NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
@@ -81,13 +95,18 @@ def describe(columns: Sequence[Column]) -> str:
     return "Its columns are:\n" + "\n".join(lines)
 
 
-def roles(
-    columns: Sequence[Column], key: str | None, source: Path, with_labels: bool = True
-) -> Roles:
+def chosen(columns: Sequence[Column], key: str | None, source: Path, wanted: Wanted) -> Roles:
+    """The columns that are read; whatever can be read in two ways is an error, not a guess."""
+    if wanted == "labels":
+        return Roles([], False, {"labels": _label_column(columns, key, source)}, {})
+    return _roles(columns, key, source, wanted == "all")
+
+
+def _roles(columns: Sequence[Column], key: str | None, source: Path, with_labels: bool) -> Roles:
     wanted, _, label_key = (key or "").partition(",")
     label = None
     if label_key:
-        label = find(columns, label_key, source)
+        label = _find(columns, label_key, source)
     elif with_labels:
         label = _known_label(columns, source)
     known = {label} | {
@@ -123,7 +142,7 @@ def bad_line(path: Path, line: int, what: str, why: str) -> DmlError:
     return DmlError(f"{path}, line {line}: {what}.", f"{why}.", "Mend the line or remove it.")
 
 
-def find(columns: Sequence[Column], name: str, source: Path) -> int:
+def _find(columns: Sequence[Column], name: str, source: Path) -> int:
     for number, column in enumerate(columns):
         if column.name == name:
             return number
@@ -132,10 +151,10 @@ def find(columns: Sequence[Column], name: str, source: Path) -> int:
     )
 
 
-def label_column(columns: Sequence[Column], key: str | None, source: Path) -> int:
+def _label_column(columns: Sequence[Column], key: str | None, source: Path) -> int:
     """The one column of a labels file."""
     if key:
-        return find(columns, key, source)
+        return _find(columns, key, source)
     known = _known_label(columns, source)
     if known is not None:
         return known
@@ -275,13 +294,31 @@ def _refuse_gaps(columns: Sequence[Column], free: list[int], source: Path) -> No
                 )
 
 
-def assemble(
-    source: Path,
-    format: str,
-    rows: np.ndarray,
-    beside: dict[str, np.ndarray],
-    taken: dict[str, str],
-) -> Embeddings:
+def read(table: Table, key: str | None, source: Path, wanted: Wanted, format: str) -> Any:
+    """Read the columns that are wanted: `Embeddings`, or labels alone."""
+    found = chosen(table.columns, key, source, wanted)
+    kept: dict[str, list] = {role: [] for role in found.beside}
+    rows, count = np.empty((0, 0)), 0
+    for block, beside in table.blocks(found):
+        if block is not None:
+            if not count:
+                shape = table.rows(block.shape[1]), block.shape[1]
+                # A file that is one block is used where it lies.
+                rows = block if block.shape == shape else allocate(shape, block.dtype)
+            if rows is not block:
+                rows[count : count + len(block)] = block
+            count += len(block)
+        for role, values in beside.items():
+            kept[role].append(values)
+    columns = {role: table.convert(role, parts) for role, parts in kept.items()}
+    if wanted == "labels":
+        return columns["labels"]
+    return Embeddings(source, format, _splits(source, rows[:count], columns, found.taken))
+
+
+def _splits(
+    source: Path, rows: np.ndarray, beside: dict[str, np.ndarray], taken: dict[str, str]
+) -> dict[str, Split]:
     """One split called test, or those that the split column names.
 
     beside: (N,) labels, paths and split, as far as there are such columns.
@@ -289,7 +326,7 @@ def assemble(
     rows = vectors(rows, str(source))
     split = beside.pop("split", None)
     if split is None:
-        return Embeddings(source, format, {"test": Split(rows, **beside, taken=taken)})
+        return {"test": Split(rows, **beside, taken=taken)}
     names: dict[str, list[str]] = {}  # a split can be called `test` here and `Test` there
     for name in sorted(set(split.tolist())):
         if name.strip().lower() not in SPELLINGS:
@@ -304,7 +341,7 @@ def assemble(
         at = np.flatnonzero(np.isin(split, names[known]))
         parts = {role: values[at] for role, values in beside.items()}
         splits[known] = Split(_gather(rows, at), **parts, taken=taken)
-    return Embeddings(source, format, splits)
+    return splits
 
 
 def _gather(rows: np.ndarray, at: np.ndarray) -> np.ndarray:

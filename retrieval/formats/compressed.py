@@ -16,12 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from retrieval.embeddings import Embeddings, collected, note
+from retrieval.embeddings import Embeddings, renamed
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import FORMATS, Format
-from retrieval.formats.arrays import inflated_from
+from retrieval.formats import FORMATS, Format, Wanted
+from retrieval.formats.refused import labels_only
 
 INSIDE = (".npy", ".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
 BLOCK = 1 << 20
@@ -30,23 +28,13 @@ UNNAMED = Path("/proc/self/fd")  # of Linux
 ROOM_RATIO, ROOM_BYTES = 8, 1 << 25
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+def read(path: Path, key: str | None, wanted: Wanted) -> Any:
     format = _format(path)
-    if format.labels_only:
-        raise DmlError(
-            f"{path} holds labels only.",
-            "A file of embeddings comes first.",
-            f"Give both: dmltool eval embeddings.npy --labels {shlex.quote(str(path))}",
-        )
+    if format.labels_only and wanted != "labels":
+        raise labels_only(path)
     with inflated(path) as file:
-        found = format.read(file, key, with_labels)
-    return replace(found, source=path)
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    format = _format(path)
-    with inflated(path) as file:
-        return format.read_labels(file, key)
+        found = format.read(file, key, wanted)
+    return replace(found, source=path) if isinstance(found, Embeddings) else found
 
 
 def _format(path: Path) -> Format:
@@ -83,14 +71,8 @@ def inflated(path: Path) -> Iterator[Path]:
     """The content as a file that exists inside the block; messages name the original."""
     with _temporary(path.stem) as target:
         _inflate(path, target)
-        try:
-            with collected() as notes, inflated_from(os.path.getsize(path)):
-                yield target
-        except DmlError as error:
-            parts = (part.replace(str(target), str(path)) for part in vars(error).values())
-            raise DmlError(*parts) from error
-        for text in notes:
-            note(text.replace(str(target), str(path)))
+        with renamed(lambda text: text.replace(str(target), str(path))):
+            yield target
 
 
 @contextmanager

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.formats import labels
-from retrieval.formats.arrays import EXACT, allocate, refuse_bomb, rounded, stored_size
-from retrieval.formats.columns import (
-    SPLIT_COLUMNS,
-    Column,
-    Roles,
-    assemble,
-    bad_line,
-    label_column,
-    roles,
-)
+from retrieval.formats import Wanted, labels
+from retrieval.formats.arrays import EXACT, rounded
+from retrieval.formats.columns import SPLIT_COLUMNS, Column, Roles, Table, bad_line
 from retrieval.formats.named_arrays import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES
-from retrieval.formats.text import open_text
+from retrieval.formats.text import most_rows, open_text
 
 NUMBER = re.compile(
     r"\s*[-+]?(?:(?:[0-9]++\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf|infinity)\s*\Z", re.I
@@ -47,72 +38,81 @@ Row = tuple[int, list[str]]  # line number and cells
 
 
 @dataclass(frozen=True)
-class _Table:
-    """An open file: its columns, the first rows and the rest."""
+class _Layout:
+    """How a file is written."""
 
-    columns: list[Column]
-    sample: list[Row]
-    rest: Iterator[Row]
+    path: Path
+    encoding: str
+    delimiter: str
+    header: bool
     comma: bool  # numbers are written 0,5
+    columns: list[Column]
+    first_line: int
 
-    @property
     def rows(self) -> Iterator[Row]:
-        return chain(self.sample, self.rest)
+        with self.path.open(encoding=self.encoding, newline="") as file:
+            rows = _rows(csv.reader(file, delimiter=self.delimiter), self.path)
+            for line, row in islice(rows, int(self.header), None):
+                _check_width(row, len(self.columns), self.path, line)
+                yield line, row
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    with open_text(path, newline="") as file:
-        table = _open(file, path, with_labels)
-        _refuse_other_separators(table, path)
-        found = roles(table.columns, key, path, with_labels)
-        reader = _Reader(path, table, found)
-        rows, height = table.rows, _height(len(table.columns), BLOCK_ROWS)
+def table(path: Path, wanted: Wanted) -> Table:
+    layout = _layout(path, wanted)
+
+    def blocks(found: Roles) -> Iterator[tuple[np.ndarray | None, dict[str, list[str]]]]:
+        rows, height = layout.rows(), _height(len(layout.columns), BLOCK_ROWS)
+        vectors = _Vectors(layout, found) if found.vectors else None
+        known: dict[str, str] = {}  # one object for each distinct text
         while block := list(islice(rows, height)):
-            reader.add(block)
-    return reader.result()
+            beside = {
+                role: [known.setdefault(row[at], row[at]) for _, row in block]
+                for role, at in found.beside.items()
+            }
+            yield vectors.read(block) if vectors else None, beside
+
+    def convert(role: str, parts: list[list[str]]) -> np.ndarray:
+        cells = list(chain.from_iterable(parts))
+        if role == "labels":
+            return labels.parsed(cells, str(path), layout.first_line)
+        return labels.text(cells, str(path))
+
+    return Table(layout.columns, partial(most_rows, path), blocks, convert)
 
 
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    with open_text(path, newline="") as file:
-        table = _open(file, path)
-        at = label_column(table.columns, key, path)
-        cells = []
-        for line, row in table.rows:
-            _check_width(row, len(table.columns), path, line)
-            cells.append(row[at])
-    return labels.parsed(cells, str(path), table.sample[0][0])
-
-
-def _open(file: TextIO, path: Path, with_labels: bool = True) -> _Table:
+def _layout(path: Path, wanted: Wanted) -> _Layout:
     csv.field_size_limit(FIELD_CHARS)
-    first = file.readline(FIELD_CHARS)
-    file.seek(0)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(first)
-    rows = _rows(csv.reader(file, delimiter=delimiter), path)
-    sample = list(islice(rows, 2))
-    if not sample:
-        raise DmlError(f"{path} has no rows.", "It holds blank lines only.", "Write it again.")
-    sample += islice(rows, _height(len(sample[-1][1]), SAMPLE_ROWS))
+    with open_text(path, newline="") as file:
+        first = file.readline(FIELD_CHARS)
+        delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(first)
+        file.seek(0)
+        rows = _rows(csv.reader(file, delimiter=delimiter), path)
+        sample = list(islice(rows, 2))
+        if sample:
+            sample += islice(rows, _height(len(sample[-1][1]), SAMPLE_ROWS))
     comma = _decimal_comma(sample)
-    names = _header(sample, comma)
+    names = _header(sample, comma) if sample else None
     body = sample[1:] if names else sample
     if not body:
-        raise DmlError(f"{path} has no rows.", "It holds a header only.", "Write it again.")
+        only = "a header" if names else "blank lines"
+        raise DmlError(f"{path} has no rows.", f"It holds {only} only.", "Write it again.")
     width = len(body[0][1])
     for line, row in sample:
         _check_width(row, width, path, line)
+    if wanted != "labels":
+        _refuse_other_separators(body, path)
     kinds = [_kind([row[n] for _, row in body], comma) for n in range(width)]
     if names:
         columns = [Column(names[n], kind, body[0][1][n]) for n, kind in enumerate(kinds)]
     else:
-        columns = _name_columns(kinds, with_labels)
-    return _Table(columns, body, rows, comma)
+        columns = _name_columns(kinds, wanted != "vectors")
+    return _Layout(path, file.encoding, delimiter, bool(names), comma, columns, body[0][0])
 
 
-def _refuse_other_separators(table: _Table, path: Path) -> None:
+def _refuse_other_separators(sample: list[Row], path: Path) -> None:
     """Raise for a table whose cells are separated by blanks or bars."""
-    cells = [row[0].strip() for _, row in table.sample if len(row) == 1]
-    if len(cells) < len(table.sample):
+    cells = [row[0].strip() for _, row in sample if len(row) == 1]
+    if len(cells) < len(sample):
         return
     for separator, name in (("|", "bars (|)"), (" ", "blanks")):
         parts = [part for part in cells[-1].split(separator) if part.strip()]
@@ -153,7 +153,7 @@ def _decimal_comma(sample: list[Row]) -> bool:
     return found
 
 
-def _pointed(cells: list[str], comma: bool) -> list[str]:
+def _pointed(cells: Sequence[str], comma: bool) -> Sequence[str]:
     if not comma:
         return cells
     return [cell.replace(",", ".") if COMMA.match(cell) else cell for cell in cells]
@@ -169,7 +169,7 @@ def _rows(reader: Any, path: Path) -> Iterator[Row]:
         raise bad_line(path, reader.line_num, what, why) from error
 
 
-def _header(sample: list[Row], comma: bool) -> list[str] | None:
+def _header(sample: list[Row], comma: bool) -> Sequence[str] | None:
     """The first row if it holds names, which may be pandas' 0, 1, 2..."""
     first = _pointed(sample[0][1], comma)
     known = LABEL_NAMES | PATH_NAMES | VECTOR_NAMES | SPLIT_COLUMNS
@@ -190,7 +190,7 @@ def _header(sample: list[Row], comma: bool) -> list[str] | None:
     return None
 
 
-def _kind(cells: list[str], comma: bool) -> str:
+def _kind(cells: Sequence[str], comma: bool) -> str:
     cells = _pointed(cells, comma)
     if all(map(WHOLE.match, cells)):
         return "integer"
@@ -232,51 +232,38 @@ def _check_width(row: list[str], width: int, path: Path, line: int) -> None:
         )
 
 
-class _Reader:
-    """Collects blocks of rows; the vectors go straight to where they stay."""
+class _Vectors:
+    """Turns cells into the numbers of vectors."""
 
-    def __init__(self, path: Path, table: _Table, found: Roles) -> None:
-        self.path, self.columns, self.comma = path, table.columns, table.comma
-        self.roles, self.count = found, 0
+    def __init__(self, layout: _Layout, found: Roles) -> None:
+        self.path, self.columns, self.comma = layout.path, layout.columns, layout.comma
+        self.roles, self.dim = found, 0
         at = found.vectors
         span = at == list(range(at[0], at[0] + len(at)))
-        self.cells = itemgetter(slice(at[0], at[-1] + 1)) if span else itemgetter(*at)
-        first = table.sample[0][1]
-        self.dim = len(_numbers(first[at[0]])) if found.is_list else len(at)
-        # A value takes a digit and a separator: this bounds the rows before any are read.
-        rows = os.path.getsize(path) // max(1, 2 * self.dim - 1) + 1
-        lines = _count_lines(path)
-        # float64: how many digits a later line has cannot be known, and float32 could lose some.
-        rows = min(rows, lines)
-        refuse_bomb(str(path), stored_size(path), 8 * rows * self.dim)
-        self.out = allocate((rows, self.dim), np.float64)
-        self.kept: dict[str, list[str]] = {role: [] for role in found.beside}
-        self.seen: dict[str, str] = {}  # one object for each distinct label
-        self.first_line = table.sample[0][0]
+        self.taken = itemgetter(slice(at[0], at[-1] + 1)) if span else itemgetter(*at)
 
-    def add(self, block: list[Row]) -> None:
-        for line, row in block:
-            _check_width(row, len(self.columns), self.path, line)
+    def read(self, block: list[Row]) -> np.ndarray:
+        """(n, D) float64: how many digits a later line has cannot be known."""
+        self.dim = self.dim or len(self._texts(block[0][1]))
         try:
-            values = [self._floats(line, row) for line, row in block]
+            values = np.array([self._floats(line, row) for line, row in block])
         except ValueError:
-            values = [self._checked_floats(line, row) for line, row in block]
-        target = self.out[self.count : self.count + len(block)]
-        target[:] = values
-        if (np.abs(target) >= EXACT).any():
-            self._refuse_rounded(block, target)
-        self.count += len(block)
-        for role, at in self.roles.beside.items():
-            self.kept[role].extend(self.seen.setdefault(row[at], row[at]) for _, row in block)
+            values = np.array([self._checked_floats(line, row) for line, row in block])
+        if (np.abs(values) >= EXACT).any():
+            self._refuse_rounded(block, values)
+        return values
+
+    def _cells(self, row: list[str]) -> Sequence[str]:
+        cells = self.taken(row)
+        return _numbers(cells[0]) if self.roles.is_list else cells
 
     def _texts(self, row: list[str]) -> Sequence[str]:
         """The numbers of a row as text, with decimal points."""
-        if self.roles.is_list:
-            return _numbers(row[self.roles.vectors[0]])
-        return _pointed(self.cells(row), self.comma)
+        cells = self._cells(row)
+        return cells if self.roles.is_list else _pointed(cells, self.comma)
 
     def _floats(self, line: int, row: list[str]) -> list[float]:
-        if self.comma and not self.roles.is_list and "." in "".join(self.cells(row)):
+        if self.comma and not self.roles.is_list and "." in "".join(self._cells(row)):
             raise ValueError
         texts = self._texts(row)
         joined = "".join(texts)
@@ -290,10 +277,8 @@ class _Reader:
 
     def _checked_floats(self, line: int, row: list[str]) -> list[float]:
         """The numbers of a row, NaN for empty cells, which pandas leaves; raises for other text."""
-        is_list = self.roles.is_list
-        raw = _numbers(row[self.roles.vectors[0]]) if is_list else self.cells(row)
-        texts = self._texts(row)
-        for n, (text, pointed) in enumerate(zip(raw, texts, strict=True)):
+        is_list, texts = self.roles.is_list, self._texts(row)
+        for n, (text, pointed) in enumerate(zip(self._cells(row), texts, strict=True)):
             mixed = self.comma and "." in text and not is_list
             if text.strip() and (mixed or not NUMBER.match(pointed)):
                 at = self.roles.vectors[0 if is_list else n]
@@ -314,28 +299,7 @@ class _Reader:
             if WHOLE.match(text) and (np.isinf(value) or int(text) != int(value)):
                 raise rounded(f"{self.path}, line {line}: {text[:40]}")
 
-    def result(self) -> Embeddings:
-        where = str(self.path)
-        beside = {
-            role: labels.parsed(cells, where, self.first_line)
-            if role == "labels"
-            else labels.text(cells, where)
-            for role, cells in self.kept.items()
-        }
-        return assemble(self.path, "csv", self.out[: self.count], beside, self.roles.taken)
-
 
 def _numbers(cell: str) -> list[str]:
     """`[0.1, 0.2]` and NumPy's `[0.1 0.2]`."""
     return cell.strip().strip("[]()").replace(",", " ").split()
-
-
-def _count_lines(path: Path) -> int:
-    """At least as many as there are rows; a lone carriage return ends a row as well."""
-    count, last = 1, b""
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            joined = last + block  # a pair may lie across two blocks
-            count += block.count(b"\n") + block.count(b"\r") - joined.count(b"\r\n")
-            last = block[-1:]
-    return count

@@ -10,13 +10,13 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, note
+from retrieval.embeddings import note
 from retrieval.errors import DmlError
-from retrieval.formats import labels, named_arrays
+from retrieval.formats import Wanted, labels, named_arrays
 from retrieval.formats.arrays import mapped, refuse_overrun
 from retrieval.formats.refused import python_line, quoted
 
@@ -49,27 +49,24 @@ class Index:
     ids: np.ndarray | None  # (N,) int64
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+def read(path: Path, key: str | None, wanted: Wanted) -> Any:
     index = parse(path)
+    if wanted == "labels":
+        if index.ids is None:
+            raise DmlError(
+                f"{path} holds vectors and no ids.",
+                "Labels cannot be taken from it.",
+                "Give another file.",
+            )
+        return labels.labels(index.ids, f"{path}::ids")
     entries = {"vectors": named_arrays.entry(index.vectors)}
     if index.ids is not None:
         # Ids name items; whether they are labels as well only the user knows.
         if key and "," in key:
             entries["ids"] = named_arrays.entry(index.ids)
-        elif with_labels:
+        elif wanted == "all":
             note(f"{path}: its ids are not taken as labels; {path}::vectors,ids does that")
-    return named_arrays.read(entries, key, path, with_labels, "faiss")
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    index = parse(path)
-    if index.ids is None:
-        raise DmlError(
-            f"{path} holds vectors and no ids.",
-            "Labels cannot be taken from it.",
-            "Give another file.",
-        )
-    return labels.labels(index.ids, f"{path}::ids")
+    return named_arrays.read(entries, key, path, wanted, "faiss")
 
 
 def parse(path: Path) -> Index:

@@ -5,28 +5,16 @@ No trial in a child process: Lance runs threads of its own, which a fork does no
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from retrieval.embeddings import Embeddings
-from retrieval.formats import arrow
+from retrieval.formats import Wanted, arrow
+from retrieval.formats.columns import Table
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
-    return arrow.read_table(path, _open(path), key, with_labels, "lance")
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    return arrow.read_table_labels(path, _open(path), key)
-
-
-def _open(path: Path) -> arrow.Table:
+def table(path: Path, wanted: Wanted) -> Table:
     import lance
 
-    table = lance.dataset(str(path))
-    return arrow.Table(
-        table.schema,
-        table.count_rows(),
-        lambda names: table.to_batches(columns=names, batch_size=arrow.BATCH_ROWS),
-    )
+    found = lance.dataset(str(path))
+    batches = partial(found.to_batches, batch_size=arrow.BATCH_ROWS)
+    return arrow.as_table(path, arrow.Source(found.schema, found.count_rows(), batches))

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split
+from retrieval.embeddings import SPELLINGS, Embeddings, Split, to_read
 from retrieval.errors import DmlError
-from retrieval.formats import arrays
+from retrieval.formats import Wanted, arrays
 from retrieval.formats import labels as label_arrays
 from retrieval.registry import nearest
-from retrieval.splits import SPELLINGS, to_read
 
 
 def _words(text: str) -> frozenset[str]:
@@ -63,12 +63,28 @@ class Choice:
     paths: str | None = None
 
 
+def described(shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]) -> Entry:
+    """An entry of a dtype that NumPy has."""
+    if dtype == arrays.BFLOAT16:
+        return Entry(shape, "bfloat16", "f", read)
+    kind = dtype.kind if dtype.kind in "fiub" else "S" if dtype.kind in "SUT" else "?"
+    return Entry(shape, dtype.name, kind, read)
+
+
 def entry(array: np.ndarray) -> Entry:
     """An entry for an array that is at hand."""
-    kind: str = "f" if array.dtype == arrays.BFLOAT16 else array.dtype.kind
-    kind = kind if kind in "fiub" else "S" if kind in "SUT" else "?"
-    name = "bfloat16" if array.dtype == arrays.BFLOAT16 else array.dtype.name
-    return Entry(array.shape, name, kind, lambda: array)
+    return described(array.shape, array.dtype, lambda: array)
+
+
+def refused(shape: tuple[int, ...], dtype: str, error: DmlError | None = None) -> Entry:
+    """An entry for an array that cannot be read: it fails when it is asked for."""
+
+    def fail() -> np.ndarray:
+        if error:
+            raise error
+        return np.empty(0, object)  # whose dtype is then refused
+
+    return Entry(shape, dtype, "?", fail)
 
 
 def parts(key: str) -> tuple[str | None, str]:
@@ -233,16 +249,13 @@ def choose_labels(entries: dict[str, Entry], key: str | None, source: Path) -> s
 
 
 def read(
-    entries: dict[str, Entry], key: str | None, source: Path, with_labels: bool, format: str
-) -> Embeddings:
-    """Choose the arrays of each split and read them."""
-    return read_chosen(entries, choose(entries, key, source, with_labels), source, format)
-
-
-def read_labels(entries: dict[str, Entry], key: str | None, source: Path) -> np.ndarray:
-    """Choose the one array of labels and read it."""
-    name = choose_labels(entries, key, source)
-    return label_arrays.labels(entries[name].read(), _where(source, name))
+    entries: dict[str, Entry], key: str | None, source: Path, wanted: Wanted, format: str
+) -> Any:
+    """Choose the arrays of each split and read them, or the one array of labels."""
+    if wanted == "labels":
+        name = choose_labels(entries, key, source)
+        return label_arrays.labels(entries[name].read(), _where(source, name))
+    return read_chosen(entries, choose(entries, key, source, wanted == "all"), source, format)
 
 
 def _where(source: Path, name: str) -> str:

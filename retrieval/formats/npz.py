@@ -7,7 +7,6 @@ import os
 import struct
 import zipfile
 import zlib
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +39,10 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> named
         try:
             shape, fortran, dtype = header(member, where, allow_objects=True)
         except DmlError as error:
-            # One damaged array need not spoil the others: it fails when it is asked for.
-            return named_arrays.Entry((), "object", "?", partial(_raise, error))
+            return named_arrays.refused((), "object", error)  # need not spoil the others
         offset = member.tell()
     if dtype.hasobject:
-        return named_arrays.Entry(shape, "object", "?", lambda: _raise(pickled(where)))
-    example = named_arrays.entry(np.empty(0, dtype))
+        return named_arrays.refused(shape, "object", pickled(where))
 
     def load() -> np.ndarray:
         size = math.prod(shape) * dtype.itemsize
@@ -65,11 +62,7 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> named
             data = _inflate(path, info, lay, dtype, offset, where)
         return data.T if fortran else data
 
-    return named_arrays.Entry(shape, example.dtype, example.kind, load)
-
-
-def _raise(error: DmlError) -> np.ndarray:
-    raise error
+    return named_arrays.described(shape, dtype, load)
 
 
 def _data_start(path: Path, info: zipfile.ZipInfo) -> int:

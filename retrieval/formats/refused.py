@@ -7,10 +7,12 @@ import json
 import os
 import shlex
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
 from retrieval.errors import DmlError
+from retrieval.registry import nearest
 
 RUN_FILES = ("config.toml", "best.pt", "last.pt", "metrics.jsonl")
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -60,19 +62,24 @@ def quoted(text: str | Path) -> str:
     return json.dumps(str(text), ensure_ascii=False)
 
 
-def explain(path: Path) -> DmlError | None:
-    """What a file or name is that no reader takes, and the line that converts it."""
-    if path.is_dir():
-        return explain_folder(path, os.listdir(path), [])
-    return _file(path) if path.exists() else _missing(path)
-
-
-def _missing(path: Path) -> DmlError:
+def unreadable(path: Path) -> DmlError:
+    """What a name stands for that is not a regular file with something in it."""
+    again = "Run the command that writes it again; export and embed go on with --resume."
+    if path.suffix == ".partial":
+        unfinished = "Whoever wrote it has not finished; rows may be missing."
+        return DmlError(f"{path} is half-written.", unfinished, again)
+    if path.is_file():
+        return DmlError(f"{path} is empty.", "It has no bytes at all.", "Write it again.")
+    if path.is_dir() and (error := explain_folder(path, os.listdir(path), [])):
+        return error
+    if path.exists():
+        why = "Pipes and devices are not read."
+        return DmlError(f"{path} is not a regular file.", why, "Save the data as a file first.")
     if path.with_name(path.name + ".partial").exists():
         return DmlError(
             f"{path} does not exist.",
             f"Only {path.name}.partial is there: its writer has not finished.",
-            "Run the command that writes it again; export and embed go on with --resume.",
+            again,
         )
     if path.is_symlink():
         return DmlError(
@@ -91,21 +98,60 @@ def _missing(path: Path) -> DmlError:
     )
 
 
-def explain_stand_in(path: Path) -> DmlError | None:
-    """A file that has the name of another one, but was never downloaded."""
-    with path.open("rb") as file:
-        start = file.read(64)
-    if start.startswith(b"version https://git-lfs"):
+def unknown(path: Path, known: list[str]) -> DmlError:
+    """The error about a file that nothing tells anything of; known: suffixes."""
+    near = nearest(path.suffix.lower(), known)
+    return DmlError(
+        f"{path} has the suffix {path.suffix.lower() or '(none)'}, and its first bytes are not "
+        "familiar either.",
+        f"These suffixes are read: {' '.join(known)}.",
+        f"Did you mean {near}?" if near else "Convert the file to one of these formats.",
+    )
+
+
+def labels_only(path: Path) -> DmlError:
+    """The error about a file of labels in the place of embeddings."""
+    return json_records(path) or DmlError(
+        f"{path} holds labels only.",
+        "A file of embeddings comes first.",
+        f"Give both: dmltool eval embeddings.npy --labels {shlex.quote(str(path))}",
+    )
+
+
+def explain(path: Path) -> DmlError | None:
+    """What a file is that no reader takes, and the line that converts it."""
+    if _starts(path, b"version https://git-lfs"):
         return DmlError(
             f"{path} is a pointer of Git LFS.",
             "It stands for a file that has not been downloaded.",
             f"Download it: git lfs pull --include {shlex.quote(path.name)}",
         )
-    if start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+    if _starts(path, b"<!doctype html", b"<html"):
         return DmlError(
             f"{path} is a web page.",
             "A server may have sent a page about an error or a login instead of the file.",
             "Open it in a browser to see what it says, and download the file again.",
+        )
+    suffix, here = path.suffix.lower(), shlex.quote(str(path))
+    if suffix == ".mat" and _starts(path, b"matlab 7.3"):
+        return _convertible(path, ".mat 7.3")
+    if suffix in CONVERSIONS:
+        return _convertible(path, suffix)
+    if _starts(path, b"\x80\x02", b"\x80\x04"):
+        return _convertible(path, ".pkl")
+    if suffix == ".onnx":
+        return DmlError(
+            f"{path} is an ONNX model, not embeddings.",
+            "Embeddings come from running it on images.",
+            f"Run it: dmltool embed {here} IMAGES --out embeddings.h5",
+        )
+    if suffix == ".zip" and _starts(path, b"pk"):
+        return _zip(path)
+    if suffix in ARCHIVES and not _starts(path, b"pk"):
+        return DmlError(
+            f"{path} is an archive or is compressed.",
+            "Of compressed files those of gzip and zstd are read (.npy.gz, .csv.zst, .jsonl.gz).",
+            "Unpack it first, and give the file inside.",
         )
     return None
 
@@ -141,31 +187,6 @@ def _zip(path: Path) -> DmlError | None:
     )
 
 
-def _file(path: Path) -> DmlError | None:
-    suffix, here = path.suffix.lower(), shlex.quote(str(path))
-    if suffix == ".mat" and _starts(path, b"MATLAB 7.3"):
-        return _convertible(path, ".mat 7.3")
-    if suffix in CONVERSIONS:
-        return _convertible(path, suffix)
-    if _starts(path, b"\x80\x02", b"\x80\x04"):
-        return _convertible(path, ".pkl")
-    if suffix == ".onnx":
-        return DmlError(
-            f"{path} is an ONNX model, not embeddings.",
-            "Embeddings come from running it on images.",
-            f"Run it: dmltool embed {here} IMAGES --out embeddings.h5",
-        )
-    if suffix == ".zip" and _starts(path, b"PK"):
-        return _zip(path)
-    if suffix in ARCHIVES and not _starts(path, b"PK"):
-        return DmlError(
-            f"{path} is an archive or is compressed.",
-            "Of compressed files those of gzip and zstd are read (.npy.gz, .csv.zst, .jsonl.gz).",
-            "Unpack it first, and give the file inside.",
-        )
-    return None
-
-
 def _convertible(path: Path, kind: str) -> DmlError:
     what, why, modules, code = CONVERSIONS[kind]
     names = {new: quoted(path.with_suffix(f".{new}")) for new in ("npy", "npz", "csv", "parquet")}
@@ -173,7 +194,7 @@ def _convertible(path: Path, kind: str) -> DmlError:
     return DmlError(f"{path} is {what}.", f"{why}.", f"If you trust it, convert it: {line}")
 
 
-def explain_folder(path: Path, names: list[str], shards: list[str]) -> DmlError | None:
+def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlError | None:
     """What a folder with files of these names is instead of embeddings.
 
     shards: those of them that could be embeddings.
@@ -232,4 +253,4 @@ def _some(names: list[str]) -> str:
 
 def _starts(path: Path, *marks: bytes) -> bool:
     with path.open("rb") as file:
-        return file.read(16).startswith(marks)
+        return file.read(256).lstrip().lower().startswith(marks)

@@ -14,8 +14,7 @@ import numpy as np
 
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import named_arrays
-from retrieval.formats.arrays import BFLOAT16, mapped, refuse_overrun
-from retrieval.remote.ranges import ensure
+from retrieval.formats.arrays import BFLOAT16, ensure, mapped, refuse_overrun
 
 DTYPES = {
     "F16": np.dtype("<f2"),
@@ -50,19 +49,13 @@ def _entry(path: Path, name: str, info: dict, start: int, size: int) -> named_ar
     refuse_overrun(where, end, size - start)
     dtype = DTYPES.get(info["dtype"])
     if dtype is None:
-        return named_arrays.Entry(shape, str(info["dtype"]), "?", lambda: _unsupported(where, info))
+        error = DmlError(
+            f"{where} has the dtype {info['dtype']}.",
+            f"These are read: {' '.join(DTYPES)}.",
+            "Convert it to one of these and save it again.",
+        )
+        return named_arrays.refused(shape, str(info["dtype"]), error)
     claimed = math.prod(shape) * dtype.itemsize
     if claimed != end - begin:
         raise damaged(f"{where} claims {claimed:,} bytes, its offsets enclose {end - begin:,}.")
-    example = named_arrays.entry(np.empty(0, dtype))
-    return named_arrays.Entry(
-        shape, example.dtype, example.kind, lambda: mapped(path, dtype, shape, start + begin)
-    )
-
-
-def _unsupported(where: str, info: dict) -> np.ndarray:
-    raise DmlError(
-        f"{where} has the dtype {info['dtype']}.",
-        f"These are read: {' '.join(DTYPES)}.",
-        "Convert it to one of these and save it again.",
-    )
+    return named_arrays.described(shape, dtype, lambda: mapped(path, dtype, shape, start + begin))

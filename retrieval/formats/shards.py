@@ -16,12 +16,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split, collected, note, plain
+from retrieval.embeddings import Embeddings, Split, collected, note, plain, to_read
 from retrieval.errors import DmlError
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import Growing
 from retrieval.formats.named_arrays import parts
-from retrieval.splits import to_read
 
 T = TypeVar("T")
 PADDED = 1 << 24  # bytes that text labels may take beyond twice those of the shards

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from retrieval.embeddings import note
 from retrieval.errors import DmlError
-from retrieval.formats import labels, named_arrays
+from retrieval.formats import Wanted, labels, named_arrays
 
 # UTF-32 first: its mark begins with that of UTF-16.
 MARKS = (
@@ -27,7 +28,7 @@ MARKS = (
 BLOCK = 1 << 20
 
 
-def read_labels(path: Path, key: str | None) -> np.ndarray:
+def read(path: Path, key: str | None, wanted: Wanted) -> np.ndarray:
     with open_text(path) as file:  # whatever ends a line is read as a newline
         text = file.read()
     if path.suffix.lower() != ".json":
@@ -51,6 +52,20 @@ def read_labels(path: Path, key: str | None) -> np.ndarray:
             "Write them as [1, 2, 3].",
         )
     return labels.from_values(value, str(path))
+
+
+def most_rows(path: Path, dim: int) -> int:
+    """How many rows with so many numbers there are at most in a text file, by its bytes and lines.
+
+    A number takes a digit and a separator. A lone carriage return ends a line as well.
+    """
+    lines, last = 1, b""
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            joined = last + block  # a pair may lie across two blocks
+            lines += block.count(b"\n") + block.count(b"\r") - joined.count(b"\r\n")
+            last = block[-1:]
+    return min(lines, os.path.getsize(path) // max(1, 2 * dim - 1) + 1)
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:

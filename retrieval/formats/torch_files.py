@@ -15,8 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from retrieval.errors import DmlError
 from retrieval.formats import Wanted, labels, named_arrays, torch_numpy
 from retrieval.formats.arrays import BFLOAT16, refuse_bomb, refuse_overrun
@@ -135,13 +133,11 @@ def _tensor(torch: ModuleType, tensor: Any, where: str, size: int) -> named_arra
     shape, shown = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype.is_complex:
-        return named_arrays.Entry(
-            shape, f"{tensor.layout} {shown}", "?", lambda: np.empty(0, object)
-        )
+        return named_arrays.refused(shape, f"{tensor.layout} {shown}")
     if tensor.dtype == torch.bfloat16:
         bits = tensor.view(torch.int16)
-        return named_arrays.Entry(shape, shown, "f", lambda: bits.numpy().view(BFLOAT16))
+        return named_arrays.described(shape, BFLOAT16, lambda: bits.numpy().view(BFLOAT16))
     try:
         return named_arrays.entry(tensor.numpy())
     except (TypeError, RuntimeError):  # float8 and other dtypes that NumPy lacks
-        return named_arrays.Entry(shape, shown, "?", lambda: np.empty(0, object))
+        return named_arrays.refused(shape, shown)

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from retrieval.errors import DmlError
-from retrieval.formats.arrays import file_size
-from retrieval.remote import ranges
+from retrieval.formats.arrays import Range, copies, ensure, file_size
 
 SWITCH = "DMLTOOL_TRIAL"
 MEMORY_RATIO, MEMORY_BYTES = 10, 200_000_000
@@ -37,10 +36,10 @@ def attempt(work: Callable[[], object], path: Path, format: str) -> None:
     if os.environ.get(SWITCH) == "0" or not sys.platform.startswith("linux"):
         return
     while missing := _attempt(work, path, format):
-        ranges.ensure(path, missing)
+        ensure(path, missing)
 
 
-def _attempt(work: Callable[[], object], path: Path, format: str) -> list[ranges.Range]:
+def _attempt(work: Callable[[], object], path: Path, format: str) -> list[Range]:
     """Call `work` once; return the parts of the file that it misses."""
     size = file_size(path)
     reader, writer = os.pipe()
@@ -54,7 +53,7 @@ def _attempt(work: Callable[[], object], path: Path, format: str) -> list[ranges
         return []
     if child == 0:
         os.close(reader)
-        _child(work, writer, size)
+        _child(work, writer, path, size)
     os.close(writer)
     try:
         answer = _listen(reader, WALL_SECONDS + size // BYTES_PER_SECOND)
@@ -69,7 +68,7 @@ def _attempt(work: Callable[[], object], path: Path, format: str) -> list[ranges
     return _judge(answer, status, path, format, size)
 
 
-def _child(work: Callable[[], object], writer: int, size: int) -> NoReturn:
+def _child(work: Callable[[], object], writer: int, path: Path, size: int) -> NoReturn:
     """Runs only `work`, and no clean-up of the parent's: locks of its threads may be held here."""
     try:
         gc.disable()  # a collection would copy the whole heap of the parent, page by page
@@ -80,7 +79,9 @@ def _child(work: Callable[[], object], writer: int, size: int) -> NoReturn:
         os.dup2(silent, 2)
         _limit(size)
         answer: list[Any] = []
-        missing = ranges.note_missing()
+        missing: list[Range] = []
+        if copy := copies.get(path):
+            copy.missed = missing
         try:
             work()
         except DmlError as error:
@@ -122,9 +123,7 @@ def _listen(reader: int, seconds: float) -> bytes | None:
     return None
 
 
-def _judge(
-    answer: bytes | None, status: int, path: Path, format: str, size: int
-) -> list[ranges.Range]:
+def _judge(answer: bytes | None, status: int, path: Path, format: str, size: int) -> list[Range]:
     """Raise the error that the child met, or that it did not end well; return what it missed."""
     anyway = f" To open it all the same, set {SWITCH}=0."
     what, fix = f"{path} cannot be read as {format}", DAMAGED

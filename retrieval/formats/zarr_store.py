@@ -7,6 +7,7 @@ are read here first, and a store that names any other codec is refused.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -18,7 +19,7 @@ import numpy as np
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import Wanted
 from retrieval.formats.arrays import allocate, blocks, file_size, refuse_bomb
-from retrieval.formats.named_arrays import Entry, entry
+from retrieval.formats.named_arrays import Entry, described, refused
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
 CODECS = ("bytes", "transpose", "gzip", "zlib", "zstd", "blosc", "lz4", "crc32c", "vlen-utf8")
@@ -84,18 +85,18 @@ def _entry(path: Path, name: str, meta: dict) -> Entry:
     if not all(type(n) is int and 0 <= n < 2**63 for n in shape):
         raise damaged(f"{where} has the shape {shape}.")
     if not isinstance(kind, str) or kind == "|O":
-        return Entry(shape, str(kind), "?", lambda: _refused(where, f"the dtype {kind}"))
+        return refused(shape, str(kind), _unfit(where, f"the dtype {kind}"))
     codecs = set(_codecs(meta))
     if unknown := sorted(codecs - {*CODECS, SHARDING}):
-        return Entry(shape, kind, "?", lambda: _refused(where, f"the codec {unknown[0]}"))
+        return refused(shape, kind, _unfit(where, f"the codec {unknown[0]}"))
     if kind == "string":
         return Entry(shape, kind, "S", lambda: _read(path, name, where))
     dtype = np.dtype(kind)
-    example = entry(np.empty(0, dtype))
-    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if example.kind != "?":
-        refuse_bomb(where, file_size(path / name), max(size, _chunk(meta) * dtype.itemsize))
-    return Entry(shape, example.dtype, example.kind, lambda: _read(path, name, where))
+    found = described(shape, dtype, lambda: _read(path, name, where))
+    if found.kind != "?":
+        size = max(math.prod(shape), _chunk(meta)) * dtype.itemsize
+        refuse_bomb(where, file_size(path / name), size)
+    return found
 
 
 def _codecs(meta: dict) -> Iterator[str]:
@@ -117,7 +118,7 @@ def _chunk(meta: dict) -> int:
     shape = grid["configuration"]["chunk_shape"]
     if not all(type(n) is int and 0 < n < 2**63 for n in shape):
         raise ValueError(f"chunks of shape {shape}")
-    return int(np.prod(shape, dtype=object))
+    return math.prod(shape)
 
 
 def _read(path: Path, name: str, where: str) -> np.ndarray:
@@ -133,8 +134,8 @@ def _read(path: Path, name: str, where: str) -> np.ndarray:
     return out
 
 
-def _refused(where: str, what: str) -> np.ndarray:
-    raise DmlError(
+def _unfit(where: str, what: str) -> DmlError:
+    return DmlError(
         f"{where} has {what}.",
         f"These codecs are read: {', '.join(CODECS)}.",
         "Save it as .npy: numpy.save('x.npy', zarr.open(PATH)[:])",

@@ -13,14 +13,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from retrieval.errors import DmlError
 from retrieval.files import is_at, remove_leftovers, whole_file, write_text
+from retrieval.formats.arrays import copies
 from retrieval.remote import ranges
 from retrieval.remote.address import Address, without_secrets
 from retrieval.remote.room import Bytes, Room, alone, files_below, folder, writable
@@ -40,18 +41,6 @@ def shown(text: str) -> str:
     return without_secrets(text)
 
 
-@contextmanager
-def addresses_in_errors() -> Iterator[None]:
-    """Inside the block, errors name addresses instead of copies, and no secrets."""
-    try:
-        yield
-    except DmlError as error:
-        parts = [shown(part) for part in vars(error).values()]
-        if parts == list(vars(error).values()):
-            raise
-        raise DmlError(*parts) from error
-
-
 class Entry:
     """The copies of the files behind one address."""
 
@@ -65,7 +54,6 @@ class Entry:
         with writable(self.path):
             self.data.mkdir(exist_ok=True)
         with _guard:
-            _shown[f"{self.data}{os.sep}"] = root.rstrip("/") + "/"
             _shown[str(self.data)] = root.rstrip("/")
 
     def fetch(
@@ -160,7 +148,7 @@ class Entry:
             for piece in pieces:
                 self._fill_piece(store, file, copy, come, piece)
         except NoRanges:
-            ranges.forget(target)
+            copies.pop(target, None)
             refused.append(file)
             return
         store.check_unchanged(file)
@@ -169,7 +157,7 @@ class Entry:
 
     def _copy(self, store: Store, file: Found) -> ranges.Copy:
         target = self.data / file.name
-        known = ranges.find(target)
+        known = copies.get(target)
         if known and is_at(known.file, target):
             return known
 
@@ -187,7 +175,7 @@ class Entry:
 
         copy = ranges.Copy(target, self._marks(file.name), self._version(file.name), download)
         copy.progress = self.progress
-        ranges.keep(copy)
+        copies[target] = copy
         return copy
 
     def _fill(
@@ -244,7 +232,7 @@ class Entry:
         target = self.data / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         self._version(file.name).unlink(missing_ok=True)
-        ranges.forget(target)
+        copies.pop(target, None)
         with whole_file(target) as out:
             store.download(file, out, come.add)
             if target.is_file() and filecmp.cmp(out.name, target, shallow=False):

@@ -1,8 +1,8 @@
 """Copies of large files that are filled part by part, as readers ask for their bytes.
 
 Such a copy has the size of the file and holes where nothing has been downloaded. A hole reads as
-zeros, so a reader calls `ensure` before it reads: then the missing blocks are downloaded. For all
-other files, `ensure` does nothing.
+zeros, so a reader calls `ensure` of `retrieval.formats.arrays` before it reads: then the missing
+blocks are downloaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from retrieval.errors import DmlError
 from retrieval.files import is_at
+from retrieval.formats.arrays import Range
 from retrieval.resources import StageProgress
 
 BLOCK = 1 << 18  # bytes that are marked as present together
@@ -26,12 +27,6 @@ LEAST = 32 * BLOCK  # smaller files are downloaded whole: one request is faster 
 PIECE = 64 * BLOCK  # bytes of one request
 REQUESTS = 4  # of one load, after which the width of a request doubles, up to a piece
 IN_PARTS = " in parts"  # ends the version of a copy with holes: others must not take it as whole
-
-Range = tuple[int, int]
-"""The first byte, and the one after the last."""
-
-_copies: dict[Path, Copy] = {}
-_missed: list[Range] | None = None  # in a child process: what was not there; it cannot download
 
 
 class Copy:
@@ -48,6 +43,8 @@ class Copy:
         self.marks = np.memmap(marks, np.uint8, "r+")  # shared with other processes
         self.requests = 0
         self.progress: StageProgress | None = None
+        self.missed: list[Range] | None = None
+        """In a child process, which cannot download: what was not there."""
 
     def missing(self, wanted: Sequence[Range]) -> list[Range]:
         """The ranges of whole blocks that are not there, in order, each of at most a piece."""
@@ -86,11 +83,15 @@ class Copy:
         told = self.version.read_text() if self.version.is_file() else ""
         return self.size if is_at(self.file, self.path) else -1, told.removesuffix(IN_PARTS)
 
+    def reader(self) -> Reader:
+        """The file for a library that reads here and there."""
+        return Reader(self)
+
     def ensure(self, wanted: Sequence[Range]) -> None:
         """Download the blocks of these ranges that are not there."""
         missing = self.missing(wanted)
-        if missing and _missed is not None:
-            _missed.extend(missing)
+        if missing and self.missed is not None:
+            self.missed.extend(missing)
             raise Missing
         if not is_at(self.file, self.path):
             raise changed(str(self.path))
@@ -143,40 +144,6 @@ class Reader(io.RawIOBase):
 def suits(size: int | None, version: str) -> bool:
     """Whether a file is large enough, and its version known; Windows has other sparse files."""
     return bool(version) and (size or 0) >= LEAST and sys.platform != "win32"
-
-
-def keep(copy: Copy) -> None:
-    """Let readers find this copy by its path."""
-    _copies[copy.path] = copy
-
-
-def forget(path: Path) -> None:
-    """The file at this path has no holes."""
-    _copies.pop(path, None)
-
-
-def find(path: Path) -> Copy | None:
-    """The copy with holes at this path, if there is one."""
-    return _copies.get(path)
-
-
-def ensure(path: Path, wanted: Iterable[Range] | None = None) -> None:
-    """Download these ranges, or all of the file, if it is a copy with holes."""
-    if copy := _copies.get(path):
-        copy.ensure([(0, copy.size)] if wanted is None else list(wanted))
-
-
-def opened(path: Path) -> Path | Reader:
-    """What a library may open and read anywhere."""
-    copy = _copies.get(path)
-    return Reader(copy) if copy else path
-
-
-def note_missing() -> list[Range]:
-    """From now on, in this child process, list what is missing instead of downloading it."""
-    global _missed
-    _missed = []
-    return _missed
 
 
 def changed(where: str) -> DmlError:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from retrieval import processes
+from retrieval.embeddings import HELD_OUT
 from retrieval.files import write_text
-from retrieval.splits import HELD_OUT
 from trainer import losses
 from trainer.config import Config
 from trainer.data.loading import Loader

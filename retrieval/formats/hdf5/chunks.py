@@ -17,8 +17,7 @@ import h5py
 import numpy as np
 
 from retrieval.errors import DmlError, damaged
-from retrieval.formats.arrays import refuse_overrun
-from retrieval.remote.ranges import ensure
+from retrieval.formats.arrays import ensure, refuse_overrun
 
 DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
 NAMES = {4: "szip", 5: "nbit", 6: "scaleoffset", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle"}

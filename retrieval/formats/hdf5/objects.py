@@ -15,19 +15,20 @@ from retrieval.formats.arrays import (
     ROOM_BYTES,
     allocate,
     blocks,
+    copies,
     mapped,
     refuse_bomb,
     refuse_overrun,
 )
 from retrieval.formats.hdf5 import chunks
-from retrieval.remote.ranges import opened
 
 OBJECTS = 10_000
 
 
 def open_file(path: Path) -> h5py.File:
     """Read-only. Locks fail on some network disks, and our own files change only by renaming."""
-    return h5py.File(opened(path), "r", locking=False)
+    copy = copies.get(path)
+    return h5py.File(copy.reader() if copy else path, "r", locking=False)
 
 
 def datasets(file: h5py.File, path: Path) -> dict[str, h5py.Dataset]:
@@ -97,12 +98,10 @@ def _entry(found: Found, path: Path, name: str) -> named_arrays.Entry:
     try:
         dtype, shape = dataset.dtype, dataset.shape or ()
     except TypeError:  # a type that NumPy lacks
-        return named_arrays.Entry((), "unknown", "?", lambda: np.empty(0, object))
-    text = h5py.check_string_dtype(dtype)
-    kind = "S" if text else dtype.kind if dtype.kind in "fiub" else "?"
-    return named_arrays.Entry(
-        shape, "text" if text else dtype.name, kind, lambda: array(found, path, name)
-    )
+        return named_arrays.refused((), "unknown")
+    if h5py.check_string_dtype(dtype):
+        return named_arrays.Entry(shape, "text", "S", lambda: array(found, path, name))
+    return named_arrays.described(shape, dtype, lambda: array(found, path, name))
 
 
 def array(found: Found, path: Path, name: str) -> np.ndarray:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,19 +20,16 @@ from retrieval.formats.named_arrays import Choice
 FORMAT, VERSION = "dmltool-embeddings", 1
 
 
-def read(path: Path, key: str | None, with_labels: bool) -> Embeddings:
+def read(path: Path, key: str | None, wanted: Wanted) -> Any:
     with open_file(path) as file:
-        found = datasets(file, path)
-        if attribute(file, "format") == FORMAT:
-            return _read_own(file, found, path, key)
-        listed = entries(found, path)
-        if (
-            key is None
-            and {"train", "test"} <= set(listed)
-            and {"neighbors", "distances"} & set(listed)
-        ):
-            return _read_ann_benchmarks(file, listed, path)
-        return named_arrays.read(listed, key, path, with_labels, "hdf5")
+        listed = entries(datasets(file, path), path)
+        if wanted != "labels":
+            if attribute(file, "format") == FORMAT:
+                return _read_own(file, listed, path, key)
+            names = set(listed)
+            if not key and {"train", "test"} <= names and {"neighbors", "distances"} & names:
+                return _read_ann_benchmarks(file, listed, path)
+        return named_arrays.read(listed, key, path, wanted, "hdf5")
 
 
 def _read_ann_benchmarks(
@@ -53,12 +51,6 @@ def _read_ann_benchmarks(
             f"Write it again, or score by labels: dmltool eval '{path}::train' --labels FILE",
         )
     return replace(data, neighbours=rows.astype(np.int64))
-
-
-def read_labels(path: Path, key: str | None) -> np.ndarray:
-    with open_file(path) as file:
-        listed = entries(datasets(file, path), path)
-        return named_arrays.read_labels(listed, key, path)
 
 
 def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
@@ -89,7 +81,7 @@ def attribute(file: h5py.File, name: str) -> object:
 
 
 def _read_own(
-    file: h5py.File, found: dict[str, h5py.Dataset], path: Path, key: str | None
+    file: h5py.File, listed: dict[str, named_arrays.Entry], path: Path, key: str | None
 ) -> Embeddings:
     attrs = {name: attribute(file, name) for name in file.attrs}
     _check_version(attrs, path)
@@ -99,7 +91,6 @@ def _read_own(
             "Whoever wrote it has not finished; rows may be missing.",
             "Let it be finished, or write it again.",
         )
-    listed = entries(found, path)
     chosen = {}
     for name in listed:
         split, _, role = name.partition("/")
@@ -110,7 +101,7 @@ def _read_own(
         raise DmlError(
             f"{path} has no split called {key}." if key else f"{path} has no splits.",
             named_arrays.describe(listed),
-            "Choose one that it holds with FILE::SPLIT." if found else "Write the file again.",
+            "Choose one that it holds with FILE::SPLIT." if listed else "Write the file again.",
         )
     data = named_arrays.read_chosen(listed, chosen, path, "hdf5", attrs)
     if "label_names" not in listed:

@@ -47,7 +47,7 @@ from retrieval.formats.hdf5.layout import (
 )
 from retrieval.formats.hdf5.reading import attribute
 
-SUFFIXES = FORMATS.find("hdf5").suffixes
+SUFFIXES = next(format.suffixes for format in FORMATS if format.name == "hdf5")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -7,7 +7,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from retrieval.remote import ranges, room
+from retrieval.formats.arrays import copies
+from retrieval.remote import room
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +16,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(room.FOLDER, str(tmp_path / "cache"))
     yield tmp_path / "cache"
     forget_use()
-    ranges._copies.clear()
+    copies.clear()
 
 
 def forget_use():

@@ -13,6 +13,7 @@ import pytest
 from retrieval import evaluate
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
+from retrieval.formats.arrays import copies
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading import load
 from retrieval.remote import ranges, room
@@ -34,7 +35,7 @@ def folder(tmp_path, monkeypatch):
     for name in ("BLOCK", "LEAST", "PIECE"):
         monkeypatch.setattr(ranges, name, getattr(ranges, name) // SMALLER)
     yield tmp_path / "größe"
-    ranges._copies.clear()
+    copies.clear()
 
 
 class Server:
@@ -223,13 +224,13 @@ def test_copies_with_holes_of_several_files_begin_at_the_same_time(
     server.plain = plain
     found = locate(f"{server.address}/several/").files
     assert [file.name for file in found] == [f"{n}.h5" for n in range(4)]
-    assert [bool(ranges.find(file)) for file in found] == [not plain] * 4
+    assert [bool(copies.get(file)) for file in found] == [not plain] * 4
     if plain:
         assert found[3].read_bytes() == (files[0] / "own.h5").read_bytes()
 
 
 def test_what_has_come_meanwhile_is_not_asked_for_again(server):
-    copy = ranges.find(locate(f"{server.address}/own.h5").files[0])
+    copy = copies.get(locate(f"{server.address}/own.h5").files[0])
     server.forget()
     copy.download(copy, [(0, 1)])
     assert server.requests == 0
@@ -239,7 +240,7 @@ def test_a_server_without_ranges_sends_the_whole_file(server, files):
     server.plain = True
     found = load(f"{server.address}/own.h5", train=False).splits["test"]
     np.testing.assert_array_equal(found.vectors, files[1])
-    assert ranges.find(locate(f"{server.address}/own.h5").files[0]) is None
+    assert copies.get(locate(f"{server.address}/own.h5").files[0]) is None
 
 
 def test_a_server_may_stop_sending_ranges(server, files):
@@ -257,12 +258,12 @@ def test_a_server_without_ranges_completes_a_copy_with_holes(server, files):
     server.plain = True
     (copy,) = locate(address, whole=True).files
     assert copy.read_bytes() == (files[0] / "own.h5").read_bytes()
-    assert ranges.find(copy) is None
+    assert copies.get(copy) is None
 
 
 def test_requests_are_counted_for_each_load(server):
     address = f"{server.address}/own.h5"
-    copy = ranges.find(locate(address).files[0])
+    copy = copies.get(locate(address).files[0])
     copy.requests = 100 * ranges.REQUESTS
     load(address, train=False)
     assert server.sent < MOST

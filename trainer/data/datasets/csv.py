@@ -8,9 +8,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from retrieval.embeddings import SPELLINGS
 from retrieval.errors import DmlError
 from retrieval.registry import nearest
-from retrieval.splits import SPELLINGS
 from trainer.data.datasets import layout
 from trainer.data.datasets.records import DataSet, build, listed, unlabelled
 from trainer.data.datasets.splitting import divide, shared_classes

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from retrieval.embeddings import SPELLINGS
 from retrieval.errors import DmlError
 from retrieval.number_format import counted
-from retrieval.splits import SPELLINGS
 from trainer.data.datasets import layout
 from trainer.data.datasets.records import DataSet, build, listed, unlabelled
 from trainer.data.datasets.splitting import divide, shared_classes

@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from retrieval.embeddings import SPLITS
 from retrieval.errors import DmlError
-from retrieval.splits import SPLITS
 
 LISTED = 5
 

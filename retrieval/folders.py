@@ -1,0 +1,125 @@
+"""Find the embedding files in a folder by the names in it: a run, shards, sets of other tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from retrieval.embeddings import SPELLINGS
+from retrieval.errors import DmlError, damaged
+from retrieval.formats import COMPRESSED, FORMATS
+from retrieval.formats.refused import explain_folder
+
+RUN = "embeddings.h5"
+LISTINGS = ("state.json", "dataset_dict.json")
+"""Of Hugging Face's datasets: they are read to find out which files belong to a set."""
+LISTING_BYTES = 1 << 24  # that are read of one; it lists some hundred files
+
+
+def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path | None]:
+    """The embedding files, in natural order, and a file of labels that belongs to them.
+
+    names: what is in the folder, which need not be there itself, unless it has LISTINGS.
+    """
+    if RUN in names:
+        return (path / RUN,), None
+    for vectors in ("vectors.tsv", "tensors.tsv"):  # of TensorBoard's projector
+        if vectors in names and "metadata.tsv" in names:
+            return (path / vectors,), path / "metadata.tsv"
+    if "dataset_dict.json" in names:
+        return _splits_of_hugging_face(path), None
+    if "state.json" in names:
+        return _hugging_face(path), None
+    shards = _embedding_files(names)
+    if error := explain_folder(path, names, shards):
+        raise error
+    formats = sorted({_inner_suffix(name) for name in shards})
+    if len(formats) > 1:
+        raise DmlError(
+            f"{path} holds files of several formats: {', '.join(formats)}.",
+            "The files of a set have one format.",
+            f"Choose some by a pattern: '{path}/*{formats[0]}'",
+        )
+    return in_natural_order(path / name for name in shards), None
+
+
+def no_match(pattern: str, fix: str) -> DmlError:
+    return DmlError(
+        f"{pattern} matches no file.",
+        "A pattern stands for the files whose names it fits: * for any text, ? for one sign.",
+        fix,
+    )
+
+
+def in_natural_order(files: Iterable[Path]) -> tuple[Path, ...]:
+    """Sorted, part-2 before part-10."""
+    return tuple(sorted(files, key=_natural))
+
+
+def _natural(path: Path) -> tuple[list[str | int], str]:
+    pieces = re.split(r"([0-9]+)", str(path))
+    return [int(piece) if n % 2 else piece for n, piece in enumerate(pieces)], str(path)
+
+
+def _embedding_files(names: Iterable[str]) -> list[str]:
+    """The names, of those in a folder, that have the suffix of an embedding format."""
+    suffixes = {s for format in FORMATS if not format.labels_only for s in format.suffixes}
+    shown = [name for name in names if not name.startswith((".", "_"))]
+    return [name for name in shown if os.path.splitext(name)[1].lower() in suffixes]
+
+
+def _inner_suffix(name: str) -> str:
+    """`.npy` of both x.npy and x.npy.gz."""
+    suffixes = Path(name).suffixes
+    compressed = suffixes[-1].lower() in COMPRESSED and len(suffixes) > 1
+    return suffixes[-2 if compressed else -1].lower()
+
+
+def _hugging_face(path: Path) -> tuple[Path, ...]:
+    """The Arrow files of a folder that `save_to_disk` of Hugging Face's datasets wrote, in order.
+
+    The rows of a filtered data set, which old versions keep in a file of their own, are refused.
+    """
+    state = _json(path / "state.json")
+    listed = state.get("_data_files")
+    listed = listed if isinstance(listed, list) else []
+    names = [entry.get("filename") for entry in listed if isinstance(entry, dict)]
+    good = [name for name in names if isinstance(name, str) and name == os.path.basename(name)]
+    if not good or len(good) != len(listed):
+        raise damaged(f"{path / 'state.json'} does not list the files of a data set.")
+    if state.get("_indices_data_files"):
+        raise DmlError(
+            f"{path} is a selection of rows of a data set.",
+            "It was saved by an old version of datasets, which keeps the selection in a file.",
+            "Save it again: dataset.flatten_indices().save_to_disk(FOLDER)",
+        )
+    return tuple(path / name for name in good)
+
+
+def _splits_of_hugging_face(path: Path) -> tuple[Path, ...]:
+    listed = _json(path / "dataset_dict.json").get("splits")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    known = [name for name in names if name in SPELLINGS and (path / name).is_dir()]
+    if not known:
+        raise DmlError(
+            f"{path} is a data set with the splits {', '.join(names) or '(none)'}.",
+            f"Of these, {', '.join(sorted(SPELLINGS))} are known.",
+            f"Give one of its folders: dmltool eval {path / names[0]}"
+            if names
+            else "Save it again: dataset.save_to_disk(FOLDER)",
+        )
+    return tuple(file for name in known for file in _hugging_face(path / name))
+
+
+def _json(path: Path) -> dict:
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(LISTING_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(f"{path} cannot be read.", f"{error}.") from error
+    if not isinstance(found, dict):
+        raise damaged(f"{path} holds no JSON object.")
+    return found

@@ -1,0 +1,81 @@
+"""Find the files behind an address as they would be found on a disk, and fetch them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from retrieval.errors import damaged
+from retrieval.folders import LISTINGS, RUN, choose, in_natural_order, no_match
+from retrieval.formats import FORMATS
+from retrieval.formats.shards import without_train
+from retrieval.remote.address import Address
+from retrieval.remote.cache import Entry
+from retrieval.remote.store import Found, Store
+from retrieval.resources import StageProgress
+
+Located = tuple[str, tuple[Path, ...], Path | None]
+"""The address without its secrets, the copies, and the copy of a file of labels."""
+
+
+def fetch(address: Address, whole: bool, progress: StageProgress | None) -> Located:
+    """Bring copies up to date; unless they are wanted whole, files read in parts get holes.
+
+    Inside `leaving_out_train`, files of the split `train` are passed over.
+    """
+    parts = {suffix for format in FORMATS for suffix in format.in_parts if not whole}
+    store = Store(address)
+    if address.is_pattern:
+        entry = Entry(address, address.root, progress)
+        there = _by_name(store.matches())
+        if not there:
+            raise no_match(address.shown, "Check the address.")
+        files = in_natural_order(entry.data / name for name in there)
+        located: Located = address.shown, _fetch_set(store, entry, there, files, parts), None
+    elif file := store.file():
+        entry = Entry(address, address.root, progress)
+        entry.fetch(store, [file], parts)
+        located = address.shown, (entry.data / file.name,), None
+    else:
+        entry = Entry(address, address.shown, progress)
+        located = _fetch_folder(store, entry, parts)
+    entry.forget_others()
+    return located
+
+
+def _fetch_folder(store: Store, entry: Entry, parts: Collection[str]) -> Located:
+    shown = entry.address.shown
+    there = _by_name(store.below())
+    marks = {mark for format in FORMATS for mark in format.marks}
+    if not there or there.keys() & {*LISTINGS, *marks}:
+        there = _by_name(store.below(deep=True))
+        if marks & {name.partition("/")[0] for name in there}:  # a store is taken as it is
+            entry.fetch(store, list(there.values()))
+            return shown, (entry.data,), None
+        entry.fetch(store, [there[name] for name in there if name.split("/")[-1] in LISTINGS])
+    files, labels = choose(entry.data, [name for name in there if "/" not in name])
+    if labels:
+        entry.fetch(store, [there[labels.name]])
+    name = f"{shown.rstrip('/')}/{RUN}" if files == (entry.data / RUN,) else shown
+    return name, _fetch_set(store, entry, there, files, parts), labels
+
+
+def _by_name(files: Iterable[Found]) -> dict[str, Found]:
+    return {file.name: file for file in files}
+
+
+def _fetch_set(
+    store: Store,
+    entry: Entry,
+    there: Mapping[str, Found],
+    files: tuple[Path, ...],
+    parts: Collection[str],
+) -> tuple[Path, ...]:
+    """Fetch the files of a set, without those of `train` where that is left out."""
+    names = {file: file.relative_to(entry.data).as_posix() for file in files}
+    if lost := [name for name in names.values() if name not in there]:
+        raise damaged(f"{entry.address.shown} lists {lost[0]}, which is not there.")
+    wanted = tuple(without_train(files))
+    entry.names |= set(names.values())
+    entry.fetch(store, [there[names[file]] for file in wanted], parts)
+    return wanted
