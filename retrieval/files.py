@@ -86,7 +86,7 @@ def whole_file(path: Path, force: bool = True, also: Path | None = None) -> Iter
             if force:
                 os.replace(temporary, path)
             else:  # fails if another run has been faster
-                _rename_new(temporary, path)
+                rename_new(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise
@@ -101,7 +101,7 @@ def _give_second_name(path: Path, other: Path) -> None:
     link = temporary_name(other)
     try:
         os.link(path, link)
-    except OSError:  # exFAT and some network file systems have no links
+    except OSError:  # no links here
         with path.open("rb") as source, whole_file(other) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         return
@@ -112,23 +112,17 @@ def _give_second_name(path: Path, other: Path) -> None:
         raise
 
 
-def _rename_new(old: Path, new: Path) -> None:
-    """Renames without replacing: FileExistsError if the new name is taken.
-
-    In one step where the system can, so that a kill leaves no second name behind.
-    """
-    import ctypes
-
-    here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
-    linux = sys.platform == "linux"
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if linux else None
-    if rename is not None:
-        if rename(here, os.fsencode(old), here, os.fsencode(new), no_replace) == 0:
-            return
-        if ctypes.get_errno() == errno.EEXIST:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new))
-    os.link(old, new)  # macOS, and file systems that have no such rename
-    os.unlink(old)
+def rename_new(old: Path, new: Path) -> None:
+    """Rename without replacing: FileExistsError if the new name is taken."""
+    try:
+        os.link(old, new)
+        os.unlink(old)
+    except FileExistsError:
+        raise
+    except OSError:  # exFAT and some network file systems have no links
+        if new.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
+        os.replace(old, new)
 
 
 # Locks, which end with their process, tell files in use from those that a killed process left.
@@ -204,11 +198,18 @@ def create_temporary(path: Path, buffering: int = -1) -> tuple[BinaryIO, Path]:
     while True:
         name = temporary_name(path)
         file = name.open("x+b", buffering=buffering)
-        with suppress(BlockingIOError):
-            lock(file)
-            if is_at(file, name):
-                return file, name
-        file.close()  # taken for a leftover before it was locked
+        if _hold(file, name):
+            return file, name
+
+
+def _hold(file: BinaryIO, name: Path) -> bool:
+    """Lock a new file; close it if it was taken for a leftover before that."""
+    with suppress(BlockingIOError):
+        lock(file)
+        if is_at(file, name):
+            return True
+    file.close()
+    return False
 
 
 def remove_leftovers(path: Path) -> None:
@@ -263,11 +264,8 @@ def _locked_folder(parent: Path, prefix: str) -> tuple[Path, BinaryIO]:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
         with suppress(FileNotFoundError):  # another process took it for a leftover
             file = (folder / "lock").open("wb")
-            with suppress(BlockingIOError):
-                lock(file)
-                if is_at(file, folder / "lock"):
-                    return folder, file
-            file.close()
+            if _hold(file, folder / "lock"):
+                return folder, file
 
 
 def remove_scratch_folders(parent: Path, prefix: str) -> None:

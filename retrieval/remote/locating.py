@@ -26,38 +26,38 @@ def fetch(address: Address, whole: bool, progress: StageProgress | None) -> Loca
     parts = {suffix for format in FORMATS for suffix in format.in_parts if not whole}
     store = Store(address)
     if address.is_pattern:
-        entry = Entry(address, address.root, progress)
+        entry = Entry(store, address.root, progress)
         there = _by_name(store.matches())
         if not there:
             raise no_match(address.shown, "Check the address.")
         files = in_natural_order(entry.data / name for name in there)
-        located: Located = address.shown, _fetch_set(store, entry, there, files, parts), None
+        located: Located = address.shown, _fetch_set(entry, there, files, parts), None
     elif file := store.file():
-        entry = Entry(address, address.root, progress)
-        entry.fetch(store, [file], parts)
+        entry = Entry(store, address.root, progress)
+        entry.fetch([file], parts)
         located = address.shown, (entry.data / file.name,), None
     else:
-        entry = Entry(address, address.shown, progress)
-        located = _fetch_folder(store, entry, parts)
+        entry = Entry(store, address.shown, progress)
+        located = _fetch_folder(entry, parts)
     entry.forget_others()
     return located
 
 
-def _fetch_folder(store: Store, entry: Entry, parts: Collection[str]) -> Located:
+def _fetch_folder(entry: Entry, parts: Collection[str]) -> Located:
     shown = entry.address.shown
-    there = _by_name(store.below())
+    there = _by_name(entry.store.below())
     marks = {mark for format in FORMATS for mark in format.marks}
     if not there or there.keys() & {*LISTINGS, *marks}:
-        there = _by_name(store.below(deep=True))
+        there = _by_name(entry.store.below(deep=True))
         if marks & {name.partition("/")[0] for name in there}:  # a store is taken as it is
-            entry.fetch(store, list(there.values()))
+            entry.fetch(list(there.values()))
             return shown, (entry.data,), None
-        entry.fetch(store, [there[name] for name in there if name.split("/")[-1] in LISTINGS])
+        entry.fetch([there[name] for name in there if name.split("/")[-1] in LISTINGS])
     files, labels = choose(entry.data, [name for name in there if "/" not in name])
     if labels:
-        entry.fetch(store, [there[labels.name]])
+        entry.fetch([there[labels.name]])
     name = f"{shown.rstrip('/')}/{RUN}" if files == (entry.data / RUN,) else shown
-    return name, _fetch_set(store, entry, there, files, parts), labels
+    return name, _fetch_set(entry, there, files, parts), labels
 
 
 def _by_name(files: Iterable[Found]) -> dict[str, Found]:
@@ -65,7 +65,6 @@ def _by_name(files: Iterable[Found]) -> dict[str, Found]:
 
 
 def _fetch_set(
-    store: Store,
     entry: Entry,
     there: Mapping[str, Found],
     files: tuple[Path, ...],
@@ -77,5 +76,5 @@ def _fetch_set(
         raise damaged(f"{entry.address.shown} lists {lost[0]}, which is not there.")
     wanted = tuple(without_train(files))
     entry.names |= set(names.values())
-    entry.fetch(store, [there[names[file]] for file in wanted], parts)
+    entry.fetch([there[names[file]] for file in wanted], parts)
     return wanted

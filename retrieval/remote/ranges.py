@@ -146,6 +146,11 @@ def suits(size: int | None, version: str) -> bool:
     return bool(version) and (size or 0) >= LEAST and sys.platform != "win32"
 
 
+def ends(size: int | None) -> list[Range]:
+    """What is read of every file: its first and its last block."""
+    return [(0, 1), ((size or 0) - BLOCK, size or 0)]
+
+
 def changed(where: str) -> DmlError:
     """The error about a file of which parts of two versions have come."""
     return DmlError(

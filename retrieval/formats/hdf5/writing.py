@@ -30,7 +30,14 @@ import numpy as np
 
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.files import claim, create_temporary, remove_leftovers, remove_unused, sync
+from retrieval.files import (
+    claim,
+    create_temporary,
+    remove_leftovers,
+    remove_unused,
+    rename_new,
+    sync,
+)
 from retrieval.formats import FORMATS
 from retrieval.formats.arrays import KEPT, blocks
 from retrieval.formats.hdf5.layout import (
@@ -179,12 +186,9 @@ class Writer:
                 os.replace(new, self.partial)
                 return
             try:
-                os.link(new, self.partial)
-                new.unlink()
+                rename_new(new, self.partial)
             except FileExistsError as error:
                 raise self._in_use() from error
-            except OSError:  # a file system without links
-                os.replace(new, self.partial)
         finally:
             new.unlink(missing_ok=True)
             if old is not None:

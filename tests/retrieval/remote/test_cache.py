@@ -316,7 +316,7 @@ def test_a_file_that_is_also_a_folder_is_named_and_one_that_becomes_a_folder_is_
     both = [Found(f"/b/{name}", name, 1, "1") for name in ("a.npy", "a.npy/b.npy")]
     address = parse("memory://b/**/*.npy")
     with pytest.raises(DmlError, match=r"has a file a\.npy and files below a\.npy/"):
-        Entry(address, address.root).fetch(Store(address), both)
+        Entry(Store(address), address.root).fetch(both)
     server.rm("/b/a.npy")
     server.pipe("/b/a.npy/b.npy", npy(np.ones((3, 2))))
     assert load("memory://b/**/*.npy").splits["test"].vectors.shape == (3, 2)
