@@ -20,7 +20,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.arrays import blocks
-from retrieval.formats.hdf5.writing import Writer, check_name
+from retrieval.formats.hdf5.writing import Writer, check_name, common_dim
 from retrieval.loading import load
 from retrieval.matching import match_rows
 from retrieval.resources import StageProgress
@@ -61,7 +61,7 @@ def merge(
     hashes = [_sha256(sources.places[str(path)].files, progress) for path in paths]
     data = [load(path, places=sources.places) for path in paths]
     orders = [match_rows(data[0], other) for other in data]
-    dims = tuple(_dim(each) for each in data)
+    dims = tuple(common_dim(each.source, each.splits) for each in data)
     first = data[0].splits
     lengths = {split: len(part.vectors) for split, part in first.items()}
     out = Writer(
@@ -101,17 +101,6 @@ def _sha256(files: Sequence[Path], progress: StageProgress | None) -> str:
                 if progress:
                     progress(f"reading {path.name}", done, path.stat().st_size)
     return digest.hexdigest()
-
-
-def _dim(data: Embeddings) -> int:
-    dims = {split: part.vectors.shape[1] for split, part in data.splits.items()}
-    if len(set(dims.values())) != 1:
-        raise DmlError(
-            f"The splits of {data.source} differ in dimension.",
-            f"They have {dims}.",
-            "Embed all splits with the same model.",
-        )
-    return next(iter(dims.values()))
 
 
 def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> dict[str, object]:

@@ -127,9 +127,9 @@ def rounded(where: str) -> DmlError:
     )
 
 
-def refuse_bomb(where: str, stored: int, expanded: int) -> None:
+def refuse_bomb(where: str, stored: int, expanded: int, less_room: int = 0) -> None:
     """Raise if `stored` bytes claim to hold implausibly many."""
-    if expanded > ROOM_RATIO * stored + ROOM_BYTES:
+    if expanded > ROOM_RATIO * stored + (less_room or ROOM_BYTES):
         raise DmlError(
             f"{where} claims {expanded:,} bytes of data but stores {stored:,}.",
             f"More than {ROOM_RATIO}-fold growth is not plausible for embeddings, and may fill the "
@@ -170,27 +170,22 @@ def blocks(rows: int, row_bytes: int) -> list[slice]:
 
 def vectors(array: np.ndarray, where: str) -> np.ndarray:
     """Vectors as they are if the engine takes their dtype, else converted without loss."""
-    if array.ndim == 2 and 0 in array.shape:
+    if array.ndim != 2 or not array.size:
+        why = "Embeddings are a 2-D array: one row for each item, one column for each dimension."
+        if array.ndim == 2:
+            why = "It has no rows." if array.shape[1] else "Its rows have no numbers."
         raise DmlError(
             f"{where} has the shape {array.shape}.",
-            "It has no rows." if array.shape[1] else "Its rows have no numbers.",
-            "Write it again, or choose another array with FILE::KEY.",
-        )
-    if array.ndim != 2:
-        raise DmlError(
-            f"{where} has the shape {array.shape}.",
-            "Embeddings are a 2-D array: one row for each item, one column for each dimension.",
+            why,
             "Choose another array with FILE::KEY, or save it as x.reshape(len(x), -1).",
         )
     dtype = array.dtype
-    if dtype.name in KEPT and dtype.isnative:
-        return array
+    if dtype.name in KEPT:
+        return array if dtype.isnative else _convert(array, dtype.newbyteorder("="), where)
     if dtype == BFLOAT16:
         return _convert(array, np.dtype(np.float32), where, _widen_bfloat16)
     if dtype == np.bool_:
         return array.view(np.uint8)
-    if dtype.newbyteorder("=").name in KEPT:
-        return _convert(array, dtype.newbyteorder("="), where)
     if dtype.kind in "iu":
         return _convert(array, np.dtype(np.float64), where)
     raise DmlError(

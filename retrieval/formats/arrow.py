@@ -17,7 +17,7 @@ from retrieval.errors import DmlError, damaged
 from retrieval.formats import Wanted, labels
 from retrieval.formats.arrays import EXACT, Range, ensure, refuse_bomb, reserve, rounded
 from retrieval.formats.arrow_sizes import sizes
-from retrieval.formats.columns import Column, Roles, Table, chosen
+from retrieval.formats.columns import Choice, Column, Roles, Table
 
 BATCH_ROWS = 1 << 14
 
@@ -31,7 +31,7 @@ class Source:
     batches: Callable[[list[str]], Iterator[Any]]  # names of columns -> record batches
 
     def columns(self) -> list[Column]:
-        return [Column(field.name, _kind(field.type)) for field in self.schema]
+        return [Column(n, field.name, _kind(field.type)) for n, field in enumerate(self.schema)]
 
 
 def table(path: Path, wanted: Wanted) -> Table:
@@ -40,11 +40,9 @@ def table(path: Path, wanted: Wanted) -> Table:
 
 
 def as_table(path: Path, source: Source) -> Table:
-    columns = source.columns()
-
     def blocks(found: Roles) -> Iterator[tuple[np.ndarray | None, dict[str, Any]]]:
-        names = [columns[n].name for n in found.vectors]
-        beside = {role: columns[n].name for role, n in found.beside.items()}
+        names = [column.name for column in found.vectors]
+        beside = {role: column.name for role, column in found.beside.items()}
         count, dim = 0, 0
         with _damage(path):
             for batch in source.batches([*names, *beside.values()]):
@@ -66,7 +64,7 @@ def as_table(path: Path, source: Source) -> Table:
         array = np.concatenate(parts)
         return (labels.labels if role == "labels" else labels.strings)(array, str(path))
 
-    return Table(columns, lambda dim: source.rows, blocks, convert)
+    return Table(source.columns(), lambda dim: source.rows, blocks, convert)
 
 
 def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
@@ -75,9 +73,8 @@ def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
     def work() -> None:
         pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they use
         source = _open(path)
-        found = chosen(source.columns(), key, path, wanted)
-        names = source.schema.names
-        for _ in source.batches([names[n] for n in (*found.vectors, *found.beside.values())]):
+        found = Choice(source.columns(), path).roles(key, wanted)
+        for _ in source.batches([c.name for c in (*found.vectors, *found.beside.values())]):
             pass
 
     return work

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, note, to_
 from retrieval.errors import DmlError
 from retrieval.formats import Wanted
 from retrieval.formats.arrays import allocate, blocks, vectors
-from retrieval.formats.named_arrays import LABEL_NAMES, LISTED, PATH_NAMES, VECTOR_NAMES
+from retrieval.formats.named_arrays import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES, cut
 
 NUMBERS = ("number", "integer")
 SPLIT_COLUMNS = frozenset(["split", "subset", "partition", "evaluation_status"])
@@ -25,6 +25,7 @@ ROW_NUMBERS = frozenset(["", "unnamed: 0", "index", "idx", "id", "row", "__index
 
 @dataclass(frozen=True)
 class Column:
+    at: int  # its number
     name: str
     kind: str  # number, integer, text, list or other
     example: str = ""  # the first cell, where it is text
@@ -33,15 +34,21 @@ class Column:
     def key(self) -> str:
         return self.name.strip().lower()
 
+    @property
+    def is_label(self) -> bool:
+        return self.key in LABEL_NAMES and self.kind != "list"
+
 
 @dataclass(frozen=True)
 class Roles:
-    """Column numbers. `vectors` is one list column, or a column for each dimension."""
+    """The columns that are read. `vectors` is one list column, or one for each dimension."""
 
-    vectors: list[int]
-    is_list: bool
-    beside: dict[str, int]  # labels, paths and split, as far as there are such columns
-    taken: dict[str, str]  # role -> names, for people
+    vectors: Sequence[Column]
+    beside: dict[str, Column]  # labels, paths and split, as far as there are such columns
+
+    @property
+    def is_list(self) -> bool:
+        return bool(self.vectors) and self.vectors[0].kind == "list"
 
 
 @dataclass(frozen=True)
@@ -62,79 +69,29 @@ NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 
 def fold(names: Sequence[str]) -> list[str]:
     """Names with each run of three and more that count upwards as one: d0 ... d31, 32 columns."""
+
+    def start(item: tuple[int, str]) -> object:
+        """The same for all names of a run."""
+        match = NUMBERED.fullmatch(item[1])
+        return (match[1], int(match[2]) - item[0]) if match else item[0]
+
     out: list[str] = []
-    run: list[str] = []
-    before: tuple[str, int] | None = None
-    for name in [*names, None]:
-        match = None if name is None else NUMBERED.fullmatch(name)
-        place = (match[1], int(match[2])) if match else None
-        if name is not None and before and place == (before[0], before[1] + 1):
-            run.append(name)
-        else:
-            folded = len(run) > 2
-            out += [f"{run[0]} ... {run[-1]}, {len(run):,} columns"] if folded else run
-            run = [] if name is None else [name]
-        before = place
+    for _, group in groupby(enumerate(names), start):
+        run = [name or "(unnamed)" for _, name in group]
+        out += [f"{run[0]} ... {run[-1]}, {len(run):,} columns"] if len(run) > 2 else run
     return out
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(columns: Iterable[Column]) -> str:
     """Names in one line, folded and cut."""
-    folded = [name or "(unnamed)" for name in fold(names)]
-    more = [f"and {len(folded) - LISTED} more"] if len(folded) > LISTED else []
-    return ", ".join([*folded[:LISTED], *more])
+    return ", ".join(cut(fold([column.name for column in columns])))
 
 
 def describe(columns: Sequence[Column]) -> str:
-    lines = []
+    lines: list[str] = []
     for kind, group in groupby(columns, lambda column: column.kind):
-        names = fold([column.name for column in group])
-        lines += [f"  {name or '(unnamed)'}  {kind}" for name in names]
-    if len(lines) > LISTED:
-        lines = [*lines[:LISTED], f"  and {len(lines) - LISTED} more"]
-    return "Its columns are:\n" + "\n".join(lines)
-
-
-def chosen(columns: Sequence[Column], key: str | None, source: Path, wanted: Wanted) -> Roles:
-    """The columns that are read; whatever can be read in two ways is an error, not a guess."""
-    if wanted == "labels":
-        return Roles([], False, {"labels": _label_column(columns, key, source)}, {})
-    return _roles(columns, key, source, wanted == "all")
-
-
-def _roles(columns: Sequence[Column], key: str | None, source: Path, with_labels: bool) -> Roles:
-    wanted, _, label_key = (key or "").partition(",")
-    label = None
-    if label_key:
-        label = _find(columns, label_key, source)
-    elif with_labels:
-        label = _known_label(columns, source)
-    known = {label} | {
-        n for n, c in enumerate(columns) if c.key in LABEL_NAMES and c.kind != "list"
-    }
-    path, split = (_text_column(columns, names, known) for names in (PATH_NAMES, SPLIT_COLUMNS))
-    known |= {path, split}
-    free = [n for n, c in enumerate(columns) if n not in known and c.key not in ROW_NUMBERS]
-    chosen, is_list = _vectors(columns, free, wanted, source)
-    if with_labels and label is None:
-        used = set(chosen)
-        label = _left_over(columns, [n for n in free if n not in used], source, wanted)
-    single = {"labels": label, "paths": path, "split": split}
-    beside = {role: n for role, n in single.items() if n is not None}
-    taken = {"vectors": listed([columns[n].name for n in chosen])}
-    taken |= {role: listed([columns[n].name]) for role, n in beside.items()}
-    if not key:
-        used = {*chosen, *beside.values()}
-        _note_unused([columns[n] for n in free if n not in used], source)
-    return Roles(chosen, is_list, beside, taken)
-
-
-def _note_unused(unused: Sequence[Column], source: Path) -> None:
-    names = listed([column.name for column in unused if column.kind != "text"])
-    texts = listed([column.name for column in unused if column.kind == "text"])
-    if unused:
-        shown = [names] * bool(names) + [f"{texts} (text)"] * bool(texts)
-        note(f"{source}: not used: {', '.join(shown)}")
+        lines += [f"{name}  {kind}" for name in fold([column.name for column in group])]
+    return "\n  ".join(["Its columns are:", *cut(lines)])
 
 
 def bad_line(path: Path, line: int, what: str, why: str) -> DmlError:
@@ -142,161 +99,161 @@ def bad_line(path: Path, line: int, what: str, why: str) -> DmlError:
     return DmlError(f"{path}, line {line}: {what}.", f"{why}.", "Mend the line or remove it.")
 
 
-def _find(columns: Sequence[Column], name: str, source: Path) -> int:
-    for number, column in enumerate(columns):
-        if column.name == name:
-            return number
-    raise DmlError(
-        f"{source} has no column called {name}.", describe(columns), "Choose one of these columns."
-    )
+@dataclass(frozen=True)
+class Choice:
+    """Which columns are read; whatever can be read in two ways is an error, not a guess."""
 
+    columns: Sequence[Column]
+    source: Path
 
-def _label_column(columns: Sequence[Column], key: str | None, source: Path) -> int:
-    """The one column of a labels file."""
-    if key:
-        return _find(columns, key, source)
-    known = _known_label(columns, source)
-    if known is not None:
-        return known
-    others = ROW_NUMBERS | PATH_NAMES | SPLIT_COLUMNS
-    free = [n for n, c in enumerate(columns) if c.key not in others]
-    if len(columns) == 1 or len(free) == 1:
-        return free[0] if free else 0
-    raise DmlError(
-        f"{source} has several columns and none called label.",
-        describe(columns),
-        f"Choose one: --labels '{source}::{columns[(free or [-1])[0]].name}'",
-    )
+    def _fail(self, what: str, fix: str) -> NoReturn:
+        raise DmlError(f"{self.source} has {what}.", describe(self.columns), fix)
 
+    def roles(self, key: str | None, wanted: Wanted) -> Roles:
+        if wanted == "labels":
+            return Roles([], {"labels": self._only_label(key)})
+        prefix, _, label_key = (key or "").partition(",")
+        label = None
+        if label_key:
+            label = self._named(label_key)
+        elif wanted == "all":
+            label = self._known_label()
+        known = {label, *(column for column in self.columns if column.is_label)}
+        texts = [c for c in self.columns if c.kind == "text" and c not in known]
+        path = _single(column for column in texts if column.key in PATH_NAMES)
+        split = _single(column for column in texts if column.key in SPLIT_COLUMNS)
+        known |= {path, split}
+        free = [c for c in self.columns if c not in known and c.key not in ROW_NUMBERS]
+        vectors = self._vectors(free, prefix)
+        used = set(vectors)
+        if wanted == "all" and label is None:
+            label = self._left_over([c for c in free if c not in used], prefix)
+        beside = {"labels": label, "paths": path, "split": split}
+        found = Roles(vectors, {role: column for role, column in beside.items() if column})
+        if not key:
+            self._note_unused([c for c in free if c not in used and c != label])
+        return found
 
-def _known_label(columns: Sequence[Column], source: Path) -> int | None:
-    fits = [n for n, c in enumerate(columns) if c.key in LABEL_NAMES and c.kind != "list"]
-    if len(fits) > 1:
-        exact = [n for n in fits if columns[n].key in ("label", "labels")]
-        if len(exact) != 1:
-            _ambiguous(columns, fits, source, "")
-        fits = exact
-    return fits[0] if fits else None
+    def _note_unused(self, unused: Sequence[Column]) -> None:
+        numbers = listed(column for column in unused if column.kind != "text")
+        texts = listed(column for column in unused if column.kind == "text")
+        if unused:
+            shown = filter(None, (numbers, texts and f"{texts} (text)"))
+            note(f"{self.source}: not used: {', '.join(shown)}")
 
+    def _named(self, name: str) -> Column:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        self._fail(f"no column called {name}", "Choose one of these columns.")
 
-def _text_column(columns: Sequence[Column], names: frozenset[str], known: set) -> int | None:
-    """The one column of text with such a name."""
-    text = [n for n, c in enumerate(columns) if c.kind == "text" and c.key in names]
-    fits = [n for n in text if n not in known]
-    return fits[0] if len(fits) == 1 else None
-
-
-def _left_over(columns: Sequence[Column], left: list[int], source: Path, wanted: str) -> int | None:
-    for kind in ("text", "integer"):
-        fits = [n for n in left if columns[n].kind == kind and columns[n].key not in PATH_NAMES]
-        if len(fits) == 1:
-            return fits[0]
-        if fits:
-            _ambiguous(columns, fits, source, wanted)
-    return None
-
-
-def _ambiguous(columns: Sequence[Column], fits: list[int], source: Path, wanted: str) -> None:
-    raise DmlError(
-        f"{source} has several columns that could be the label.",
-        describe(columns),
-        f"Choose one: dmltool eval '{source}::{wanted},{columns[fits[0]].name}'",
-    )
-
-
-def _vectors(
-    columns: Sequence[Column], free: list[int], wanted: str, source: Path
-) -> tuple[list[int], bool]:
-    lists = [n for n in free if columns[n].kind == "list"]
-    if wanted:
-        exact = [n for n in lists if columns[n].name == wanted]
-        if exact:
-            return exact, True
-        groups = _numbered(columns, free)
-        if wanted in groups:
-            return groups[wanted], False
-        _refuse_gaps(columns, free, source)
-        raise DmlError(
-            f"{source} has neither a list column called {wanted} nor columns {wanted}0, {wanted}1.",
-            describe(columns),
-            "Choose a list column, or what the names of the numbered columns begin with.",
+    def _only_label(self, key: str | None) -> Column:
+        """The one column of a labels file."""
+        if key:
+            return self._named(key)
+        if known := self._known_label():
+            return known
+        others = ROW_NUMBERS | PATH_NAMES | SPLIT_COLUMNS
+        free = [column for column in self.columns if column.key not in others]
+        if len(free) == 1 or len(self.columns) == 1:
+            return (free or self.columns)[0]
+        example = (free or self.columns[-1:])[0].name
+        self._fail(
+            "several columns and none called label",
+            f"Choose one: --labels '{self.source}::{example}'",
         )
-    known = [n for n in lists if columns[n].key in VECTOR_NAMES]
-    for fits in (lists, known):
-        if len(fits) == 1:
-            return fits, True
-    if lists:
-        raise DmlError(
-            f"{source} has several columns that could be the embeddings.",
-            describe(columns),
-            f"Choose one: dmltool eval '{source}::{columns[lists[0]].name}'",
-        )
-    return _wide(columns, free, source), False
 
+    def _known_label(self) -> Column | None:
+        fits = [column for column in self.columns if column.is_label]
+        exact = [column for column in fits if column.key in ("label", "labels")]
+        return self._one_label(exact if len(fits) > 1 and len(exact) == 1 else fits, "")
 
-def _wide(columns: Sequence[Column], free: list[int], source: Path) -> list[int]:
-    groups = _numbered(columns, free)
-    known = {prefix: g for prefix, g in groups.items() if prefix.rstrip("_-. ") in VECTOR_NAMES}
-    for fits in (groups, known):
-        if len(fits) == 1:
-            return next(iter(fits.values()))
-    if groups:
-        raise DmlError(
-            f"{source} has several series of columns that could be the embeddings: "
-            + ", ".join(f"{prefix}0" for prefix in groups)
-            + ".",
-            describe(columns),
-            f"Choose one: dmltool eval '{source}::{next(iter(groups))}'",
-        )
-    _refuse_gaps(columns, free, source)
-    numbers = [n for n in free if columns[n].kind in NUMBERS]
-    if not numbers:
-        raise DmlError(
-            f"{source} has no columns of numbers.",
-            describe(columns),
+    def _left_over(self, left: Sequence[Column], prefix: str) -> Column | None:
+        for kind in ("text", "integer"):
+            fits = [c for c in left if c.kind == kind and c.key not in PATH_NAMES]
+            if fits:
+                return self._one_label(fits, prefix)
+        return None
+
+    def _one_label(self, fits: Sequence[Column], prefix: str) -> Column | None:
+        if len(fits) > 1:
+            choice = f"dmltool eval '{self.source}::{prefix},{fits[0].name}'"
+            self._fail("several columns that could be the label", f"Choose one: {choice}")
+        return _single(fits)
+
+    def _vectors(self, free: Sequence[Column], prefix: str) -> Sequence[Column]:
+        """One column of lists, or a series of columns of numbers; of neither, all numbers."""
+        found = {column.name: [column] for column in free if column.kind == "list"}
+        series = _series(free)
+        if prefix:
+            if prefix in found or prefix in series:
+                return found.get(prefix) or series[prefix]
+            self._refuse_gaps(free)
+            self._fail(
+                f"neither a list column called {prefix} nor columns {prefix}0, {prefix}1",
+                "Choose a list column, or what the names of the numbered columns begin with.",
+            )
+        for several, what in ((found, ""), (series, "series of ")):
+            known = [v for n, v in several.items() if n.strip("_-. ").lower() in VECTOR_NAMES]
+            for fits in (list(several.values()), known):
+                if len(fits) == 1:
+                    return fits[0]
+            if several:
+                self._fail(
+                    f"several {what}columns that could be the embeddings: {', '.join(several)}",
+                    f"Choose one: dmltool eval '{self.source}::{next(iter(several))}'",
+                )
+        self._refuse_gaps(free)
+        if numbers := [column for column in free if column.kind in NUMBERS]:
+            return numbers
+        self._fail(
+            "no columns of numbers",
             "Give a file with a column for each dimension, or one column of [lists].",
         )
-    return numbers
+
+    def _refuse_gaps(self, free: Sequence[Column]) -> None:
+        """Raise if a column inside a series is mostly not numbers: it would be left out."""
+        for numbered in _numbered(free).values():
+            members = list(numbered.values())
+            good = [n for n, column in enumerate(members) if column.kind in NUMBERS]
+            for column in members[good[0] : good[-1]] if good else ():
+                if column.kind not in NUMBERS:
+                    cell = f", for example {column.example[:40]!r}" if column.example else ""
+                    raise DmlError(
+                        f"{self.source}: the column {column.name} is mostly not numbers{cell}.",
+                        f"It stands in the middle of {listed(members)}, and a vector needs all of "
+                        "them.",
+                        "Mend the column, or rename it to leave it out.",
+                    )
 
 
-def _series(columns: Sequence[Column], free: list[int]) -> dict[str, dict[int, int]]:
-    """Columns such as f0, f1, f2: prefix -> number -> column."""
-    series: dict[str, dict[int, int]] = {}
-    for n in free:
-        if match := NUMBERED.fullmatch(columns[n].name.strip()):
-            series.setdefault(match[1], {})[int(match[2])] = n
-    return series
+def _single(columns: Iterable[Column]) -> Column | None:
+    found = list(columns)
+    return found[0] if len(found) == 1 else None
 
 
-def _numbered(columns: Sequence[Column], free: list[int]) -> dict[str, list[int]]:
-    """Series without gaps that hold numbers, in the order of their numbers."""
-    found = {}
-    for prefix, members in _series(columns, free).items():
-        good = sorted(number for number, n in members.items() if columns[n].kind in NUMBERS)
-        if len(good) > 1 and good[-1] - good[0] == len(good) - 1:
-            found[prefix] = [members[number] for number in good]
-    return found
+def _numbered(free: Sequence[Column]) -> dict[str, dict[int, Column]]:
+    """Columns such as f0, f1, f2 by what their names begin with and, sorted, by their numbers."""
+    found: dict[str, dict[int, Column]] = {}
+    for column in free:
+        if match := NUMBERED.fullmatch(column.name.strip()):
+            found.setdefault(match[1], {})[int(match[2])] = column
+    return {prefix: dict(sorted(members.items())) for prefix, members in found.items()}
 
 
-def _refuse_gaps(columns: Sequence[Column], free: list[int], source: Path) -> None:
-    """Raise if a column in the middle of a series is mostly not numbers: it would be left out."""
-    for members in _series(columns, free).values():
-        good = [number for number, n in members.items() if columns[n].kind in NUMBERS]
-        for number, n in sorted(members.items()):
-            if number not in good and good and min(good) < number < max(good):
-                column = columns[n]
-                cell = f", for example {column.example[:40]!r}" if column.example else ""
-                names = listed([columns[members[number]].name for number in sorted(members)])
-                raise DmlError(
-                    f"{source}: the column {column.name} is mostly not numbers{cell}.",
-                    f"It stands in the middle of {names}, and a vector needs all of them.",
-                    "Mend the column, or rename it to leave it out.",
-                )
+def _series(free: Sequence[Column]) -> dict[str, list[Column]]:
+    """Numbered columns of numbers without gaps."""
+    numbered = _numbered([column for column in free if column.kind in NUMBERS])
+    return {
+        prefix: list(members.values())
+        for prefix, members in numbered.items()
+        if len(members) > 1 and max(members) - min(members) == len(members) - 1
+    }
 
 
 def read(table: Table, key: str | None, source: Path, wanted: Wanted, format: str) -> Any:
     """Read the columns that are wanted: `Embeddings`, or labels alone."""
-    found = chosen(table.columns, key, source, wanted)
+    found = Choice(table.columns, source).roles(key, wanted)
     kept: dict[str, list] = {role: [] for role in found.beside}
     rows, count = np.empty((0, 0)), 0
     for block, beside in table.blocks(found):
@@ -313,7 +270,9 @@ def read(table: Table, key: str | None, source: Path, wanted: Wanted, format: st
     columns = {role: table.convert(role, parts) for role, parts in kept.items()}
     if wanted == "labels":
         return columns["labels"]
-    return Embeddings(source, format, _splits(source, rows[:count], columns, found.taken))
+    taken = {"vectors": listed(found.vectors)}
+    taken |= {role: listed([column]) for role, column in found.beside.items()}
+    return Embeddings(source, format, _splits(source, rows[:count], columns, taken))
 
 
 def _splits(

@@ -19,13 +19,13 @@ from typing import Any
 from retrieval.embeddings import Embeddings, renamed
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import FORMATS, Format, Wanted
+from retrieval.formats.arrays import refuse_bomb
 from retrieval.formats.refused import labels_only
 
 INSIDE = (".npy", ".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
 BLOCK = 1 << 20
+ROOM_BYTES = 1 << 25  # less than elsewhere: text grows once more when it becomes numbers
 UNNAMED = Path("/proc/self/fd")  # of Linux
-# Text grows once more when it becomes numbers, so that less room is allowed than elsewhere.
-ROOM_RATIO, ROOM_BYTES = 8, 1 << 25
 
 
 def read(path: Path, key: str | None, wanted: Wanted) -> Any:
@@ -43,7 +43,7 @@ def _format(path: Path) -> Format:
         raise DmlError(
             f"{path} is compressed by {'zstd' if _is_zstd(path) else 'gzip'}.",
             f"Of such files {', '.join(s + path.suffix for s in INSIDE)} are read as they are.",
-            f"Unpack it: {_unpacking(path)}",
+            f"Unpack it: {'unzstd' if _is_zstd(path) else 'gunzip -k'} {shlex.quote(str(path))}",
         )
     (format,) = (format for format in FORMATS if suffix in format.suffixes)
     return format
@@ -51,10 +51,6 @@ def _format(path: Path) -> Format:
 
 def _is_zstd(path: Path) -> bool:
     return path.suffix.lower() == ".zst"
-
-
-def _unpacking(path: Path) -> str:
-    return f"{'unzstd' if _is_zstd(path) else 'gunzip -k'} {shlex.quote(str(path))}"
 
 
 def _opened(path: Path) -> Any:
@@ -92,12 +88,7 @@ def _inflate(path: Path, target: Path) -> None:
         with _opened(path) as source, target.open("wb") as out:
             while block := source.read(BLOCK):
                 written += len(block)
-                if written > ROOM_RATIO * stored + ROOM_BYTES:
-                    raise DmlError(
-                        f"{path} stores {stored:,} bytes and inflates to more than {written:,}.",
-                        f"More than {ROOM_RATIO}-fold growth is not plausible for embeddings.",
-                        f"If you trust the file, unpack it: {_unpacking(path)}",
-                    )
+                refuse_bomb(str(path), stored, written, ROOM_BYTES)
                 out.write(block)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise damaged(f"{path} cannot be inflated.", f"{error}.") from error

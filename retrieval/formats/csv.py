@@ -66,8 +66,8 @@ def table(path: Path, wanted: Wanted) -> Table:
         known: dict[str, str] = {}  # one object for each distinct text
         while block := list(islice(rows, height)):
             beside = {
-                role: [known.setdefault(row[at], row[at]) for _, row in block]
-                for role, at in found.beside.items()
+                role: [known.setdefault(row[column.at], row[column.at]) for _, row in block]
+                for role, column in found.beside.items()
             }
             yield vectors.read(block) if vectors else None, beside
 
@@ -103,7 +103,7 @@ def _layout(path: Path, wanted: Wanted) -> _Layout:
         _refuse_other_separators(body, path)
     kinds = [_kind([row[n] for _, row in body], comma) for n in range(width)]
     if names:
-        columns = [Column(names[n], kind, body[0][1][n]) for n, kind in enumerate(kinds)]
+        columns = [Column(n, names[n], kind, body[0][1][n]) for n, kind in enumerate(kinds)]
     else:
         columns = _name_columns(kinds, wanted != "vectors")
     return _Layout(path, file.encoding, delimiter, bool(names), comma, columns, body[0][0])
@@ -220,7 +220,7 @@ def _name_columns(kinds: list[str], with_labels: bool) -> list[Column]:
         and len(kinds) > 1
     ):
         label = whole[0]
-    return [Column("label" if n == label else f"column{n}", k) for n, k in enumerate(kinds)]
+    return [Column(n, "label" if n == label else f"column{n}", k) for n, k in enumerate(kinds)]
 
 
 def _check_width(row: list[str], width: int, path: Path, line: int) -> None:
@@ -236,9 +236,9 @@ class _Vectors:
     """Turns cells into the numbers of vectors."""
 
     def __init__(self, layout: _Layout, found: Roles) -> None:
-        self.path, self.columns, self.comma = layout.path, layout.columns, layout.comma
+        self.path, self.comma = layout.path, layout.comma
         self.roles, self.dim = found, 0
-        at = found.vectors
+        at = [column.at for column in found.vectors]
         span = at == list(range(at[0], at[0] + len(at)))
         self.taken = itemgetter(slice(at[0], at[-1] + 1)) if span else itemgetter(*at)
 
@@ -281,9 +281,9 @@ class _Vectors:
         for n, (text, pointed) in enumerate(zip(self._cells(row), texts, strict=True)):
             mixed = self.comma and "." in text and not is_list
             if text.strip() and (mixed or not NUMBER.match(pointed)):
-                at = self.roles.vectors[0 if is_list else n]
+                column = self.roles.vectors[0 if is_list else n]
                 raise DmlError(
-                    f"{self.path}, line {line}, column {at + 1} ({self.columns[at].name}): "
+                    f"{self.path}, line {line}, column {column.at + 1} ({column.name}): "
                     f"{text[:40]!r} is not a number.",
                     "Other numbers have a decimal comma."
                     if mixed

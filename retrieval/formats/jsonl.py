@@ -23,11 +23,11 @@ def table(path: Path, wanted: Wanted) -> Table:
     first = next((record for _, record in _records(path)), None)
     if first is None:
         raise DmlError(f"{path} has no rows.", "It holds blank lines only.", "Write it again.")
-    columns = [Column(name, _kind(value)) for name, value in first.items()]
+    columns = [Column(n, name, _kind(first[name])) for n, name in enumerate(first)]
 
     def blocks(found: Roles) -> Iterator[tuple[np.ndarray | None, dict[str, list]]]:
-        names = [columns[n].name for n in found.vectors]
-        keep = {role: columns[at].name for role, at in found.beside.items()}
+        names = [column.name for column in found.vectors]
+        keep = {role: column.name for role, column in found.beside.items()}
         size = len(first[names[0]]) if found.is_list else len(names)
         records = _records(path)
         while block := list(islice(records, max(1, min(BLOCK_ROWS, BLOCK_VALUES // max(1, size))))):

@@ -94,11 +94,15 @@ def parts(key: str) -> tuple[str | None, str]:
     return split, "_".join(token for token in tokens if token not in SPELLINGS)
 
 
+def cut(lines: list[str]) -> list[str]:
+    """The first lines, and how many more there are."""
+    left = len(lines) - LISTED
+    return [*lines[:LISTED], f"and {left} more"] if left > 0 else lines
+
+
 def describe(entries: dict[str, Entry]) -> str:
-    lines = [f"  {name or '(unnamed)'}  {e.shape} {e.dtype}" for name, e in entries.items()]
-    if len(lines) > LISTED:
-        lines = [*lines[:LISTED], f"  and {len(lines) - LISTED} more"]
-    return "It holds:\n" + "\n".join(lines) if lines else "It holds no arrays."
+    lines = [f"{name or '(unnamed)'}  {e.shape} {e.dtype}" for name, e in entries.items()]
+    return "\n  ".join(["It holds:", *cut(lines)]) if lines else "It holds no arrays."
 
 
 def choose(

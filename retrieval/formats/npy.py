@@ -13,7 +13,10 @@ from retrieval.errors import DmlError
 from retrieval.formats.arrays import mapped, refuse_overrun
 from retrieval.formats.named_arrays import Entry, entry
 
-REFUSED = "Its header is not that of a plain array"
+READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def catalogue(path: Path) -> dict[str, Entry]:
@@ -33,25 +36,20 @@ def header(
     try:
         version = np.lib.format.read_magic(file)
         # Version 3 differs only in the names of fields, which we do not take anyway.
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
+        if version not in READERS:
             raise ValueError(f".npy version {version[0]}.{version[1]}")
+        shape, fortran, dtype = READERS[version](file)
+        # Texts of no length would be any number of labels in no bytes.
+        if any(length < 0 for length in shape) or (not dtype.itemsize and 0 not in shape):
+            raise ValueError(f"the shape is {shape}, the dtype {dtype}")
     except Exception as error:  # NumPy evaluates the header as a literal: anything may come
         raise DmlError(
-            f"{where} cannot be read.", f"{REFUSED}: {error}.", "Save it again with numpy.save."
+            f"{where} cannot be read.",
+            f"Its header is not that of a plain array: {error}.",
+            "Save it again with numpy.save.",
         ) from error
     if dtype.hasobject and not allow_objects:
         raise pickled(where)
-    # Texts of no length would be any number of labels in no bytes.
-    if any(length < 0 for length in shape) or (not dtype.itemsize and 0 not in shape):
-        raise DmlError(
-            f"{where} cannot be read.",
-            f"{REFUSED}: the shape is {shape}, the dtype {dtype}.",
-            "Save it again with numpy.save.",
-        )
     return shape, fortran, dtype
 
 

@@ -6,14 +6,13 @@ import math
 import os
 import struct
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import named_arrays
-from retrieval.formats.arrays import BLOCK_BYTES, allocate, mapped, refuse_bomb, refuse_overrun
+from retrieval.formats.arrays import allocate, mapped, refuse_bomb, refuse_overrun
 from retrieval.formats.npy import header, pickled
 
 
@@ -45,21 +44,20 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> named
         return named_arrays.refused(shape, "object", pickled(where))
 
     def load() -> np.ndarray:
-        size = math.prod(shape) * dtype.itemsize
-        refuse_overrun(where, size, info.file_size - offset)
-        if size < info.file_size - offset:
-            held = info.file_size - offset
+        size, held = math.prod(shape) * dtype.itemsize, info.file_size - offset
+        refuse_overrun(where, size, held)
+        if size < held:
             raise damaged(f"{where} has {held:,} bytes for {size:,} bytes of data.")
         lay = shape[::-1] if fortran else shape
         if info.compress_type == zipfile.ZIP_STORED:
-            start = _data_start(path, info)
-            _check_sum(path, start, info, where)
-            data = mapped(path, dtype, lay, start + offset)
+            _copy(path, info, None, offset)
+            data = mapped(path, dtype, lay, _data_start(path, info) + offset)
         else:
             # Paths are much alike and shrink to a fiftieth: text is measured by the whole file.
             beside = os.path.getsize(path) if dtype.kind in "SU" else info.compress_size
             refuse_bomb(where, beside, size)
-            data = _inflate(path, info, lay, dtype, offset, where)
+            data = allocate(lay, dtype)
+            _copy(path, info, data.reshape(-1).view(np.uint8) if size else None, offset)
         return data.T if fortran else data
 
     return named_arrays.described(shape, dtype, load)
@@ -75,38 +73,15 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
     return start
 
 
-def _check_sum(path: Path, start: int, info: zipfile.ZipInfo, where: str) -> None:
-    """Compare the checksum of a member that is used where it lies; zipfile does so for others."""
-    total, left = 0, info.file_size
-    with path.open("rb") as file:
-        file.seek(start)
-        while left and (block := file.read(min(left, 1 << 20))):
-            total = zlib.crc32(block, total)
-            left -= len(block)
-    if total != info.CRC or left:
-        why = f"Its checksum is {total:08x} and should be {info.CRC:08x}."
-        raise damaged(f"{where} is damaged.", why)
+def _copy(path: Path, info: zipfile.ZipInfo, target: np.ndarray | None, offset: int) -> None:
+    """Copy the bytes of a member from `offset` on, and let zipfile compare the checksum.
 
-
-def _inflate(
-    path: Path,
-    info: zipfile.ZipInfo,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    offset: int,
-    where: str,
-) -> np.ndarray:
-    out = allocate(shape, dtype)
-    target = out.reshape(-1).view(np.uint8).data if out.size else memoryview(b"")
+    target: (n,) uint8, None for an array that is used where it lies.
+    """
     with zipfile.ZipFile(path) as archive, archive.open(info) as member:
-        member.read(offset)
-        at = 0
-        while at < len(target):
-            block = member.read(min(BLOCK_BYTES, len(target) - at))
-            if not block:
-                refuse_overrun(where, len(target), at)
-            target[at : at + len(block)] = block
+        at = len(member.read(offset))
+        while block := member.read(1 << 20):
+            if target is not None:
+                target[at - offset : at - offset + len(block)] = np.frombuffer(block, np.uint8)
             at += len(block)
-        if member.read(1):  # reaching the end makes zipfile compare the checksum
-            raise damaged(f"{where} goes on after its end.")
-    return out
+    refuse_overrun(f"{path}::{info.filename}", info.file_size, at)

@@ -193,32 +193,30 @@ def _texts(dataset: h5py.Dataset, path: Path, where: str, item: int) -> np.ndarr
 
 def _assemble(found: Found, path: Path, name: str) -> np.ndarray:
     """A virtual data set, from its parts in the same file; each element exactly once."""
-    dataset, where = found[name], f"{path}::{name}"
+    dataset, why = found[name], "some of its elements belong to no part"
     plist = dataset.id.get_create_plist()
-    out: np.ndarray | None = None
-    boxes: list[Box] = []
+    out, there = allocate(dataset.shape, dataset.dtype), np.zeros(dataset.shape, bool)
     for number in range(plist.get_virtual_count()):
         source = plist.get_virtual_dsetname(number).lstrip("/")
         try:
             box = _box(plist.get_virtual_vspace(number), dataset.shape)
             part = _part(found, path, source, plist.get_virtual_srcspace(number))
+            if part.shape != out[box].shape:
+                raise ValueError("of another shape than its place")
+            if there[box].any():
+                raise ValueError("one that overlaps another")
         except ValueError as error:
-            raise _not_whole(where, f"its part {source} is {error}") from error
-        if [p.stop - p.start for p in box] != list(part.shape):
-            raise _not_whole(where, f"its part {source} has another shape than its place")
-        if any(_overlap(box, other) for other in boxes):
-            raise _not_whole(where, f"its part {source} overlaps another")
-        boxes.append(box)
-        out = allocate(dataset.shape, dataset.dtype) if out is None else out
-        out[box] = part
-    if sum(math.prod(p.stop - p.start for p in box) for box in boxes) != dataset.size:
-        raise _not_whole(where, "some of its elements belong to no part")
-    return np.empty(dataset.shape, dataset.dtype) if out is None else out
-
-
-def _overlap(first: Box, second: Box) -> bool:
-    sides = zip(first, second, strict=True)
-    return all(a.start < b.stop and b.start < a.stop for a, b in sides)
+            why = f"its part {source} is {error}"
+            break
+        out[box], there[box] = part, True
+    else:
+        if there.all():
+            return out
+    raise DmlError(
+        f"{path}::{name} is a virtual data set that is not whole: {why}.",
+        "What is missing would read as zeros.",
+        "Write it as one array: h5repack -l CONTI old.h5 new.h5",
+    )
 
 
 def _part(found: Found, path: Path, source: str, space: h5py.h5s.SpaceID) -> np.ndarray:
@@ -247,14 +245,6 @@ def _box(space: h5py.h5s.SpaceID, shape: tuple[int, ...]) -> Box:
     if count != math.prod(p.stop - p.start for p in box):
         raise ValueError("not a block of rows and columns")
     return box
-
-
-def _not_whole(where: str, why: str) -> DmlError:
-    return DmlError(
-        f"{where} is a virtual data set that is not whole: {why}.",
-        "What is missing would read as zeros.",
-        "Write it as one array: h5repack -l CONTI old.h5 new.h5",
-    )
 
 
 def _check_size(dataset: h5py.Dataset, path: Path, where: str, item: int) -> None:

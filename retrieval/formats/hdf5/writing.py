@@ -298,6 +298,18 @@ class Writer:
             ) from error
 
 
+def common_dim(source: object, splits: Mapping[str, Split]) -> int:
+    """The dimension of all splits; raises if they differ."""
+    dims = {split: part.vectors.shape[1] for split, part in splits.items()}
+    if len(set(dims.values())) != 1:
+        raise DmlError(
+            f"The splits of {source} differ in dimension.",
+            f"They have {dims}.",
+            "Embed all splits with the same model.",
+        )
+    return next(iter(dims.values()))
+
+
 def write(
     path: str | Path,
     splits: dict[str, Split],
@@ -306,18 +318,11 @@ def write(
     force: bool = False,
 ) -> None:
     """A whole file at once, in the dtype that holds all the splits without loss."""
-    dims = {split: part.vectors.shape[1] for split, part in splits.items()}
-    if len(set(dims.values())) != 1:
-        raise DmlError(
-            f"{path} cannot be written.",
-            f"Its splits differ in dimension: {dims}.",
-            "Embed all splits with the same model.",
-        )
+    dim = common_dim(path, splits)
     dtype = np.result_type(*(part.vectors.dtype for part in splits.values()))
     dtype = dtype if dtype.name in KEPT else np.dtype(np.float32)  # int8 beside uint8
     given = {split: (part.labels, part.paths) for split, part in splits.items()}
     lengths = {split: len(part.vectors) for split, part in splits.items()}
-    (dim,) = set(dims.values())
     target = Path(path)
     if force or not target.exists():  # nothing to resume here: a killed conversion starts again
         remove_unused(target.with_name(target.name + ".partial"))

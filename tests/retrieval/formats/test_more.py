@@ -187,8 +187,7 @@ def test_a_gzip_bomb_is_refused(tmp_path):
     with gzip.open(tmp_path / "x.npy.gz", "wb") as file:
         for _ in range(100):
             file.write(bytes(1 << 20))
-    error = refused(tmp_path / "x.npy.gz", "not plausible")
-    assert "gunzip -k" in error.fix
+    refused(tmp_path / "x.npy.gz", "not plausible")
 
 
 def test_damaged_gzip_files_and_other_content_are_errors(tmp_path):
