@@ -15,8 +15,9 @@ from importlib import import_module
 
 import click
 
-from retrieval import console, processes, world
+from retrieval import console
 from retrieval.errors import DmlError, install
+from retrieval.world import refuse_several
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "onnxscript")
@@ -81,7 +82,7 @@ class Cli(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if name and name not in SEVERAL:
-            world.refuse_several(name)
+            refuse_several(name)
         for option in command.params if command else ():
             if set(option.opts) & set(rest) and (no := set(option.secondary_opts) & set(rest)):
                 raise click.UsageError(f"{option.opts[0]} and {no.pop()} exclude each other.")
@@ -92,7 +93,9 @@ class Cli(click.Group):
             with signals.raised():
                 return super().invoke(ctx)
         except click.ClickException as error:
-            if not processes.reports_fully():
+            from retrieval.processes import reports_fully
+
+            if not reports_fully():
                 ctx.exit(error.exit_code)
             raise
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):
@@ -138,10 +141,12 @@ def explained(error: Exception) -> DmlError:
 
 def show_error(error: DmlError) -> None:
     """Print what happened, why and how to fix it on stderr."""
+    from retrieval.processes import reports_fully
+
     what, why, fix = (console.visible(text) for text in (error.what, error.why, error.fix))
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
     click.secho(console.folded(what, 7).replace("\n", "\n  "), bold=True, err=True)
-    if not processes.reports_fully():
+    if not reports_fully():
         return
     if why:
         click.echo(f"  {console.indented(why, 2)}", err=True)

@@ -14,7 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ import click
 
 from retrieval import signals
 from retrieval.number_format import duration
+from retrieval.world import ALONE, from_environment
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,14 +140,14 @@ def several_processes(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*args: Any, **given: Any) -> None:
+        if from_environment().size == 1:
+            return command(*args, world=ALONE, **given)
         from retrieval import processes
 
         with processes.joined() as world:
             compared, own = _options()
             processes.require_same_options(compared, world, ", ".join(own))
-            if world.rank == 0:
-                return command(*args, world=world, **given)
-            with silence():
+            with silence() if world.rank else nullcontext():
                 return command(*args, world=world, **given)
 
     return run

@@ -55,45 +55,43 @@ class OtherRankEnded(DmlError):
 
 
 @contextmanager
-def joined(device_type: str = "cpu", world: World | None = None) -> Iterator[World]:
+def joined(device_type: str = "cpu") -> Iterator[World]:
     """Join the other processes of this job, if there are any.
 
     A rank that fails inside ends the others within a minute. Its reason is reported once: the
     first rank to fail raises its error, the others one that says which rank ended.
     """
-    world = from_environment() if world is None else world
+    world = from_environment()
     if world.size == 1:
         yield world
         return
+    from torch import distributed
+
     store, dog = _join(world, device_type)
     try:
         yield world
         dog.stop(done=True)
     except Exception as error:
-        own = _is_outcome(error) or _is_first(store, error)
+        own = _is_own(error, store)
         other = dog.stop(failed=own)
         if own:
             raise
         raise OtherRankEnded(world.rank, other) from error
     finally:
         dog.stop(failed=True)
-        _leave()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
-def _is_outcome(error: Exception) -> bool:
-    """Whether this is the exit of a command with a code, and no error."""
+def _is_own(error: Exception, store: Store) -> bool:
+    """Whether this rank tells the error: a command's exit, or no rank failed or ended before."""
     from click.exceptions import Exit
+    from torch.distributed import DistError
 
-    return isinstance(error, Exit | BrokenPipeError)
-
-
-def _is_first(store: Store, error: Exception) -> bool:
-    """Whether no other rank has failed before, and the error is not that another rank is gone."""
-    from torch import distributed
-
-    if isinstance(error, distributed.DistError):
-        return False
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in LOST):
+    if isinstance(error, Exit | BrokenPipeError):
+        return True
+    lost = isinstance(error, RuntimeError) and any(words in str(error) for words in LOST)
+    if lost or isinstance(error, DistError):
         return False
     try:
         return store.add("failed", 1) == 1
@@ -116,7 +114,7 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
     try:
         place = world.host, world.port
         if place not in _stores:
-            _stores[place], _, _ = next(rendezvous(where, world.rank, world.size, timeout=JOIN))
+            _stores[place] = next(rendezvous(where, world.rank, world.size, timeout=JOIN))[0]
         store = distributed.PrefixStore(f"dmltool/{next(_joined)}", _stores[place])
         meet(store, world)
         dog = Watchdog.start(store, world.rank, world.size, world.host)
@@ -139,14 +137,13 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
 
 def meet(store: Store, world: World) -> None:
     """Wait until all ranks are here; RuntimeError names those that did not come in time."""
+    ranks = [str(rank) for rank in range(world.size)]
     store.set(str(world.rank), "here")
     try:
-        store.wait([str(rank) for rank in range(world.size)], JOIN)
+        store.wait(ranks, JOIN)
     except RuntimeError as error:
-        missing = [str(rank) for rank in range(world.size) if not store.check([str(rank)])]
-        raise RuntimeError(
-            f"Not there after {JOIN.seconds} seconds: rank {', '.join(missing)}."
-        ) from error
+        missing = ", ".join(rank for rank in ranks if not store.check([rank]))
+        raise RuntimeError(f"Not there after {JOIN.seconds} seconds: rank {missing}.") from error
 
 
 def backend_for(device_type: str, world: World) -> str:
@@ -183,14 +180,6 @@ def apart(who: str, why: str) -> DmlError:
     """The error for processes that cannot send each other tensors."""
     fix = "Start one process, or use --device cpu."
     return DmlError(f"{who} cannot work together.", why, fix)
-
-
-def _leave() -> None:
-    """End the connection to the other processes."""
-    from torch import distributed
-
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 # Work together

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-DONE, FAILED = b"done", b"fail"
-NAME = 96  # bytes of a message behind FAILED: the rank that ended, in words
+DONE = "done"  # said by a rank that needs the others no longer
+LONGEST = 300  # bytes of a message, which is one line
 WAIT = 20.0  # seconds until all ranks are connected
 NOTICE = 2.0  # seconds until the end of a process is surely seen
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # 30 s until it is noticed
@@ -33,6 +33,7 @@ class Watchdog:
         self.lock, self.stopped = threading.Lock(), False
         self.noticed, self.ended = threading.Event(), ""  # the first rank that ended, in words
         for peer in peers:
+            peer.settimeout(None)
             _keep_alive(peer)
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -40,21 +41,24 @@ class Watchdog:
     def start(cls, store: Store, rank: int, size: int, host: str) -> Watchdog:
         """Connect this rank with rank 0, which listens on `host`, and watch."""
         if rank:
-            port, token = bytes(store.get("watchdog")).split()
+            port, token = store.get("watchdog").decode().split()
             peer = socket.create_connection((host, int(port)), timeout=WAIT)
-            peer.sendall(token + _padded(_name(rank)))
-            peer.settimeout(None)
+            _send(peer, f"{token} {_name(rank)}")
             return cls(rank, {peer: f"rank 0 on {host}"})
-        token = secrets.token_hex(16).encode()
+        token = secrets.token_hex(16)
         peers: dict[socket.socket, str] = {}
-        with _server(size) as server:
-            store.set("watchdog", b"%d %s" % (server.getsockname()[1], token))
+        both = socket.has_dualstack_ipv6()  # IPv4 and IPv6
+        family = socket.AF_INET6 if both else socket.AF_INET
+        listening = {"family": family, "backlog": size, "dualstack_ipv6": both}
+        with socket.create_server(("", 0), **listening) as server:
+            server.settimeout(WAIT)
+            store.set("watchdog", f"{server.getsockname()[1]} {token}")
             while len(peers) < size - 1:
                 peer, _ = server.accept()
                 peer.settimeout(WAIT)
-                if secrets.compare_digest(_receive(peer, len(token)), token):
-                    peers[peer] = _receive(peer, NAME).decode().rstrip()
-                    peer.settimeout(None)
+                given, _, name = _receive(peer).partition(" ")
+                if secrets.compare_digest(given.encode(), token.encode()):
+                    peers[peer] = name
                 else:  # a stranger
                     peer.close()
         return cls(rank, peers)
@@ -68,12 +72,11 @@ class Watchdog:
             for key, _ in watched.select():
                 peer = key.fileobj
                 assert isinstance(peer, socket.socket)
-                said = _receive(peer, len(DONE))
+                said = _receive(peer)
                 if said == DONE:
                     watched.unregister(peer)
                     continue
-                told = _receive(peer, NAME).decode().rstrip() if said == FAILED else ""
-                self.ended = told or self.peers[peer]
+                self.ended = said or self.peers[peer]
                 self.noticed.set()
                 self._end()
                 return
@@ -83,7 +86,7 @@ class Watchdog:
             if self.stopped:
                 return
             self.stopped = True
-            self._say(FAILED + _padded(self.ended))
+            self._say(self.ended)
             line = f"Error: Rank {self.rank} stops, because {self.ended} has ended.\n"
             os.write(2, line.encode())
             os._exit(1)  # the main thread may be in a product, or wait for the rank that ended
@@ -99,47 +102,30 @@ class Watchdog:
             self.stopped = True
         if not done and not failed:
             self.noticed.wait(NOTICE)
-        self._say(DONE if done else FAILED + _padded(self.ended or _name(self.rank)))
+        self._say(DONE if done else self.ended or _name(self.rank))
         return self.ended
 
-    def _say(self, words: bytes) -> None:
+    def _say(self, words: str) -> None:
         for peer in self.peers:
             with suppress(OSError):  # gone as well
-                peer.sendall(words)
-
-
-def _server(backlog: int) -> socket.socket:
-    """A socket that listens on any free port, for IPv4 and IPv6 where the machine has both."""
-    if socket.has_dualstack_ipv6():
-        server = socket.create_server(
-            ("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
-        )
-    else:
-        server = socket.create_server(("", 0), backlog=backlog)
-    server.settimeout(WAIT)
-    return server
+                _send(peer, words)
 
 
 def _name(rank: int) -> str:
     return f"rank {rank} on {socket.gethostname()}"
 
 
-def _padded(name: str) -> bytes:
-    return name.encode()[:NAME].ljust(NAME)
+def _send(peer: socket.socket, line: str) -> None:
+    peer.sendall(f"{line}\n".encode())
 
 
-def _receive(peer: socket.socket, count: int) -> bytes:
-    """So many bytes, or fewer at the end of the connection."""
-    got = b""
-    while len(got) < count:
-        try:
-            part = peer.recv(count - len(got))
-        except OSError:
-            part = b""
-        if not part:
-            break
-        got += part
-    return got
+def _receive(peer: socket.socket) -> str:
+    """The next line, or what there is of it at the end of the connection."""
+    try:
+        with peer.makefile("rb", buffering=0) as unread:
+            return unread.readline(LONGEST).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
 
 
 def _keep_alive(peer: socket.socket) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -104,13 +105,11 @@ def from_environment() -> World:
     RANK alone, which some shells and job systems set for purposes of their own, says nothing.
     """
     size = os.environ.get("WORLD_SIZE", "").strip()
-    if size == "1":
-        return World()
-    if size:
+    if size not in ("", "1"):
         return _of_torchrun(os.environ)
-    if os.environ.get(SLURM[1], "1") != "1":
+    if not size and os.environ.get(SLURM[1], "1") != "1":
         return _of_slurm(os.environ)
-    return World()
+    return ALONE
 
 
 def refuse_several(command: str) -> None:
@@ -157,28 +156,13 @@ def _of_slurm(given: Mapping[str, str]) -> World:
 
 def first_host(nodes: str) -> str:
     """The first of a list of machines as Slurm writes it: `gpu[08-11,20],login1` -> `gpu08`."""
-    host, inside, kept = "", False, True
-    for sign in nodes:
-        if sign == "[":
-            inside = True
-        elif sign == "]":
-            inside, kept = False, True
-        elif sign == "," and not inside:
-            break
-        elif inside and sign in ",-":
-            kept = False
-        elif kept:
-            host += sign
-    return host
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", nodes).partition(",")[0]
 
 
 def tasks_per_node(text: str) -> list[int]:
     """The tasks of each machine as Slurm writes them: `4(x2),3` -> 4, 4, 3."""
-    out: list[int] = []
-    for part in text.split(",") if text else ():
-        count, _, times = part.partition("(x")
-        out += [int(count)] * int(times.rstrip(")") or 1)
-    return out
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in parts for _ in range(int(times or 1))]
 
 
 def inconsistent(names: Sequence[str], why: str) -> DmlError:

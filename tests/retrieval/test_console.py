@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from retrieval.console import ProgressBar, use_safe_encodings
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
+from retrieval.world import World
 from tests.conftest import call
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"
@@ -172,6 +174,8 @@ def test_ranks_compare_all_options_but_names_of_files(monkeypatch):
         seen.update(options, own=may_differ)
         raise DmlError("Compared.", "", "")
 
+    monkeypatch.setattr("retrieval.console.from_environment", lambda: World(0, 2))
+    monkeypatch.setattr("retrieval.processes.joined", lambda: nullcontext(World(0, 2)))
     monkeypatch.setattr("retrieval.processes.require_same_options", refuse)
     call("embed", "a.onnx", "photos", "--out", "a.h5", "--output-name", "pooled")
     assert seen["the command"] == "embed"
