@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import alternate, clustered, machine, record, table
-from retrieval.clustering import KMeans, cluster_scores, estimated_seconds
+from retrieval.clustering import cluster_scores, estimated_seconds, restarts
+from retrieval.evaluation import Settings
 from retrieval.kmeans import ITERATIONS, lloyd, seeding
 from retrieval.kmeans.bounds import short_forms
 from retrieval.kmeans.pairs import all_pairs, initial, iterate
@@ -251,10 +252,10 @@ def whole(_: dict[str, Path]) -> None:
     for name, N, k, noise, repeats in [*shapes, ("SOP", 60_502, 11_316, 1.0, 1)]:
         X, labels = embeddings(N, 512, k, noise, 64 if name == "CUB" else 0)
         points = single_precision(X, "cos")[0]
-        cluster_scores(X[:900], labels[:900] % 9, "cos", [0])  # compiles
+        cluster_scores(X[:900], labels[:900] % 9, "cos", Settings(seeds=1))  # compiles
 
         def ours(X=X, labels=labels) -> float:
-            return np.mean(cluster_scores(X, labels, "cos", range(3))[0]["nmi"])
+            return cluster_scores(X, labels, "cos", Settings())["nmi"]["mean"]
 
         def before(points=points, labels=labels, k=k) -> float:
             return np.mean([_scored(labels, _faiss_random(points, k, s)) for s in range(3)])
@@ -267,7 +268,7 @@ def whole(_: dict[str, Path]) -> None:
         if name == "CUB":
             contenders["scikit-learn, KMeans(n_init=10)"] = theirs
         done = alternate(contenders, repeats)
-        estimate = estimated_seconds(N, 512, k, 3 * KMeans().starts(k))
+        estimate = estimated_seconds(N, 512, k, 3 * restarts(Settings(), k))
         for who, r in done.items():
             ratio = r["seconds"] / done["dmltool"]["seconds"]
             guess = f"{estimate:.1f}" if who == "dmltool" else ""

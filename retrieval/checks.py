@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from retrieval.number_format import counted
 from retrieval.problem import QUERY_GALLERY, Problem
 from retrieval.ranking.identical_rows import rows_among
 from retrieval.ranking.row_scan import Scan
@@ -61,32 +64,31 @@ def warnings(checks: dict[str, int], queries: int, classes: int) -> list[str]:
     ]
 
 
-def few_classes(problem: Problem) -> list[str]:
-    """A note if intervals and p values rest on so few classes that they promise too much."""
+def notes(problem: Problem, recall_at: Sequence[int]) -> list[str]:
+    """One sentence for every way in which scores say less than they seem to."""
+    alone = problem.protocol != QUERY_GALLERY
+    classes, candidates = len(problem.names), len(problem.gallery) - alone
+    found = []
+    if classes <= 1 <= candidates:
+        found.append(
+            "there is only one class: no query has a negative, so every score is trivially 100 %"
+        )
+    if alone and 1 < classes == len(problem.gallery):
+        found.append(
+            "no two items have the same label, so every retrieval score is 0: are the labels row "
+            "numbers? Others are given by --labels FILE or FILE::vectors,labels"
+        )
     number = np.count_nonzero(np.bincount(problem.query_codes))
-    if not 1 < number <= FEW:
-        return []
-    return [
-        f"queries have only {number} classes, so intervals are too narrow and p values too small"
-    ]
-
-
-def all_alone(problem: Problem) -> list[str]:
-    """A note if all labels differ, as row numbers do."""
-    if problem.protocol == QUERY_GALLERY or not 1 < len(problem.names) == len(problem.gallery):
-        return []
-    return [
-        "no two items have the same label, so every retrieval score is 0: are the labels row "
-        "numbers? Others are given by --labels FILE or FILE::vectors,labels"
-    ]
-
-
-def one_class(problem: Problem) -> list[str]:
-    """A note if all items are of one class, and some query has a positive."""
-    candidates = len(problem.gallery) - (problem.protocol != QUERY_GALLERY)
-    if len(problem.names) > 1 or candidates < 1:
-        return []
-    return ["there is only one class: no query has a negative, so every score is trivially 100 %"]
+    if 1 < number <= FEW:
+        found.append(
+            f"queries have only {number} classes, so intervals are too narrow and p values too "
+            "small"
+        )
+    beyond = ", ".join(f"Recall@{k}" for k in recall_at if k >= candidates)
+    if beyond and candidates:
+        some = counted(candidates, "candidate")
+        found.append(f"{beyond}: a query has only {some}, so every one with a positive finds it")
+    return found
 
 
 def zero_rows(vectors: np.ndarray, scanned: Scan | None = None) -> int:

@@ -1,4 +1,4 @@
-"""k-means on all points, and the clustering scores that follow.
+"""NMI and AMI of an evaluation: clusters that k-means finds, compared with the classes.
 
 The start is greedy k-means++ (`kmeans/seeding.py`), the iterations are exact (`kmeans/lloyd.py`).
 Several starts on up to 8,192 points share the distances of all pairs (`kmeans/pairs.py`). Other
@@ -7,50 +7,134 @@ iterations are those of FAISS where it finds a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from retrieval import metrics
 from retrieval.errors import DmlError
-from retrieval.kmeans import ITERATIONS, STARTS, lloyd, pairs, seeding
+from retrieval.kmeans import lloyd, pairs, seeding
 from retrieval.kmeans.bounds import Short, short_forms
-from retrieval.kmeans.pairs import Pairs, all_pairs
-from retrieval.resources import Progress, processors, run_all, single_blas_thread
-from retrieval.space import single_precision
+from retrieval.kmeans.seeding import MANY
+from retrieval.metrics import cluster_metrics
+from retrieval.number_format import duration
+from retrieval.problem import QUERY_GALLERY, Problem
+from retrieval.resources import (
+    Progress,
+    StageProgress,
+    allowed,
+    processors,
+    run_all,
+    single_blas_thread,
+    stage,
+)
+from retrieval.space import single_precision, unit_length
+
+if TYPE_CHECKING:
+    from retrieval.evaluation import Evaluation, Settings
+    from retrieval.results import Scores
 
 # A start and its iterations take as long as so many assignments of all points to all centroids:
 PASSES = 6  # above MANY clusters
 PASSES_BY_PAIRS = 8  # with the distances of all pairs
 PASSES_ONE_BY_ONE = 40  # without them, and with one centroid chosen at a time
-RESTARTS = 10  # of each seed, up to MANY clusters; as in scikit-learn and the papers' code
+RESTARTS = 10  # of each seed, up to MANY clusters: beyond them they would take minutes
 SMALL = 1 << 31  # multiplications of an assignment: up to here every thread has its own start
 SOME = 64  # clusters from which short forms of the points save more than they cost
-MANY = 1000  # clusters beyond which ten starts would take minutes
 SPEED = 1 << 36  # multiplications a second on two cores
 LONG = 120.0  # seconds that are worth waiting for without being asked
 
 
-@dataclass(frozen=True)
-class KMeans:
-    """How to cluster."""
+def add_nmi(
+    found: Evaluation,
+    problem: Problem,
+    settings: Settings,
+    progress: StageProgress | None = None,
+) -> Evaluation:
+    """The evaluation with NMI and AMI of the same problem, all its queries among the points.
 
-    init: str = STARTS[0]  # or another of STARTS
-    iterations: int = ITERATIONS
-    restarts: int | None = None  # None: RESTARTS up to MANY clusters, else one
-    threads: int | None = None  # None: one per processor; changes no result
+    A note says so if k-means is left out because it would take long and was not asked for.
+    """
+    if settings.nmi is False:
+        return found
+    k = len(problem.names)
+    seconds = seconds_of(problem, settings)
+    if seconds > LONG and not settings.nmi:
+        return found.noted(
+            f"NMI was left out: k-means with {k:,} clusters would take about "
+            f"{duration(seconds)} on two cores; --nmi computes it"
+        )
+    vectors, codes = problem.gallery, problem.gallery_codes
+    if problem.protocol == QUERY_GALLERY:
+        vectors = np.concatenate([problem.query_vectors, vectors])
+        codes = np.concatenate([problem.query_codes, codes])
+    if len(settings.distances) > 1 and _unit_length(problem):  # both have the same clusters
+        shared = cluster_scores(vectors, codes, "cos", settings, stage(progress, "k-means"))
+        clusters = dict.fromkeys(settings.distances, shared)
+    else:
+        clusters = {
+            d: cluster_scores(vectors, codes, d, settings, stage(progress, f"k-means ({d})"))
+            for d in settings.distances
+        }
+    scores = {d: values | clusters[d] for d, values in found.result["distances"].items()}
+    used = found.result["settings"] | {
+        "nmi": True,
+        "kmeans_k": k,
+        "kmeans_restarts": restarts(settings, k),
+        "nmi_average": "arithmetic",
+    }
+    if faiss := faiss_with_gpu():
+        used |= {"faiss": faiss.__version__}
+    return replace(found, result=found.result | {"distances": scores, "settings": used})
 
-    @property
-    def workers(self) -> int:
-        return self.threads or processors()
 
-    def starts(self, k: int) -> int:
-        """How many starts each seed has."""
-        return self.restarts or (RESTARTS if k <= MANY else 1)
+def seconds_of(problem: Problem, settings: Settings) -> float:
+    """How long k-means takes, estimated."""
+    N, D = problem.gallery.shape
+    N += len(problem.query_codes) if problem.protocol == QUERY_GALLERY else 0
+    k = len(problem.names)
+    distances = 1 if _unit_length(problem) else len(settings.distances)
+    return estimated_seconds(N, D, k, distances * settings.seeds * restarts(settings, k))
+
+
+def estimated_seconds(points: int, dim: int, clusters: int, runs: int) -> float:
+    """How long so many runs of k-means take on two cores."""
+    passes = PASSES
+    if clusters <= MANY:
+        passes = PASSES_BY_PAIRS if points <= pairs.MOST else PASSES_ONE_BY_ONE
+    return points * dim * clusters * runs * passes / SPEED
+
+
+def restarts(settings: Settings, k: int) -> int:
+    """How many starts each seed has."""
+    return settings.kmeans_restarts or (RESTARTS if k <= MANY else 1)
+
+
+def _unit_length(problem: Problem) -> bool:
+    """Whether all queries and gallery items have length 1, so that l2 and cos are alike."""
+    return unit_length(problem.gallery) and unit_length(problem.query_vectors)
+
+
+def cluster_scores(
+    vectors: np.ndarray,
+    labels: np.ndarray,
+    distance: str,
+    settings: Settings,
+    progress: Progress | None = None,
+) -> Scores:
+    """NMI and AMI of as many clusters as there are classes, and the iterations, for each seed."""
+    k = len(np.unique(labels))
+    found = kmeans(vectors, k, distance, range(settings.seeds), settings, progress)
+    scores: Scores = {}
+    for metric in cluster_metrics():
+        values = [float(metric.function(labels, one.assignment)) for one in found]
+        std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        scores[metric.name] = {"mean": float(np.mean(values)), "std": std, "values": values}
+    return scores | {"kmeans_iterations": [one.iterations for one in found]}
 
 
 @dataclass(frozen=True)
@@ -62,102 +146,51 @@ class Found:
     iterations: int
 
 
-def estimated_seconds(points: int, dim: int, clusters: int, runs: int) -> float:
-    """How long so many runs of k-means take on two cores."""
-    passes = PASSES
-    if clusters <= MANY:
-        passes = PASSES_BY_PAIRS if points <= pairs.MOST else PASSES_ONE_BY_ONE
-    return points * dim * clusters * runs * passes / SPEED
+@dataclass(frozen=True)
+class _Job:
+    """What all runs share."""
+
+    points: np.ndarray  # (N, D) float32
+    k: int
+    settings: Settings
+    workers: int  # threads; they change no result
+    tell: _Meter
+    short: Short | None  # short forms of the points
+    pairs: pairs.Pairs | None  # their distances, for several starts on not too many points
 
 
 def kmeans(
     vectors: np.ndarray,
     k: int,
-    *,
-    seed: int,
-    distance: str = "l2",
-    settings: KMeans | None = None,
+    distance: str,
+    seeds: Sequence[int],
+    settings: Settings,
     progress: Progress | None = None,
-) -> Found:
-    """Cluster rows by k-means.
+) -> list[Found]:
+    """Cluster rows by k-means, with each of the seeds.
 
     cos clusters the rows scaled to length 1 (zero rows stay zero); centroids are plain means in
     both cases. Of several starts, the one with the least objective is kept. One float32 copy of all
     rows is needed.
     """
-    settings = settings or KMeans()
-    data = _data(vectors, distance, k, settings)
-    return _best_of(data, k, seed, settings, _Meter(progress, settings.starts(k), k))
-
-
-def cluster_scores(
-    vectors: np.ndarray,
-    labels: np.ndarray,
-    distance: str,
-    seeds: Sequence[int],
-    *,
-    settings: KMeans | None = None,
-    progress: Progress | None = None,
-) -> tuple[dict[str, list[float]], list[int]]:
-    """NMI and AMI of as many clusters as there are classes, and the iterations, for each seed."""
-    k = len(np.unique(labels))
-    settings = settings or KMeans()
-    data = _data(vectors, distance, k, settings)
-    meter = _Meter(progress, len(seeds) * settings.starts(k), k)
-    scores: dict[str, list[float]] = {metric.name: [] for metric in metrics.cluster_metrics()}
-    iterations = []
-    for seed in seeds:
-        found = _best_of(data, k, seed, settings, meter)
-        iterations.append(found.iterations)
-        for metric in metrics.cluster_metrics():
-            scores[metric.name].append(metric.function(labels, found.assignment))
-    return scores, iterations
-
-
-@dataclass(frozen=True)
-class _Data:
-    points: np.ndarray  # (N, D) float32
-    scale: float  # what the vectors were multiplied by
-    short: Short | None  # short forms of the points
-    pairs: Pairs | None  # their distances, for several starts on not too many points
-
-
-def _data(vectors: np.ndarray, distance: str, k: int, settings: KMeans) -> _Data:
-    points, scale = single_precision(vectors, distance)
-    several = settings.init != "random" and settings.starts(k) > 1 and k <= MANY
-    with single_blas_thread():
-        if several and len(points) <= pairs.MOST:
-            return _Data(points, scale, None, all_pairs(points, settings.workers))
-        return _Data(points, scale, short_forms(points) if k >= SOME else None, None)
-
-
-def _best_of(data: _Data, k: int, seed: int, settings: KMeans, meter: _Meter) -> Found:
-    N = len(data.points)
+    N = len(vectors)
     if not 1 <= k <= N:
         raise DmlError(
             f"{k} clusters of {N} points cannot be made.",
             f"Between 1 and {N} are possible.",
             "Ask for fewer clusters.",
         )
-    seeds = [_derived(seed, restart) for restart in range(settings.starts(k))]
-    small = data.pairs is not None or (data.points.size * k <= SMALL and not faiss_with_gpu())
-    threads = 1 if small and len(seeds) > 1 else settings.workers
-    found: dict[int, Found] = {}
-
-    def run(seed: int) -> None:
-        found[seed] = _run(data, k, seed, threads, settings, meter)
-
+    points, scale = single_precision(vectors, distance)
+    starts = restarts(settings, k)
+    workers = allowed(settings.threads or processors())
+    tell = _Meter(progress, len(seeds) * starts * (k + k // 2))
+    by_pairs = starts > 1 and settings.kmeans_init != "random" and k <= MANY and N <= pairs.MOST
     with single_blas_thread():
-        if threads == 1:
-            run_all([(partial(run, seed), 1) for seed in seeds], settings.workers, stop=meter.stop)
-        else:
-            for seed in seeds:
-                run(seed)
-        best = min((found[seed] for seed in seeds), key=lambda one: one.objective)
-        if data.pairs is not None:
-            best = _confirmed(data, k, best, settings, meter)
-    meter.finished(len(seeds))
-    return Found(best.assignment, best.objective / data.scale / data.scale, best.iterations)
+        known = pairs.all_pairs(points, workers) if by_pairs else None
+        short = short_forms(points) if k >= SOME and not by_pairs else None
+        job = _Job(points, k, settings, workers, tell, short, known)
+        found = [_best(job, [_derived(seed, start) for start in range(starts)]) for seed in seeds]
+    return [replace(one, objective=one.objective / scale / scale) for one in found]
 
 
 def _derived(seed: int, restart: int) -> int:
@@ -167,29 +200,42 @@ def _derived(seed: int, restart: int) -> int:
     return int(np.random.SeedSequence((seed, restart)).generate_state(1)[0] >> 1)
 
 
-def _run(data: _Data, k: int, seed: int, threads: int, settings: KMeans, meter: _Meter) -> Found:
-    """One start and its iterations."""
-    points, most = data.points, settings.iterations
-    if data.pairs is not None:
-        known = pairs.initial(data.pairs, k, int(seeding.trials(0, k)), seed, meter.seeded)
-        used = pairs.iterate(known, most, meter.iterated)
-        return Found(known.label, known.objective, used)
-    given = (points, k, settings.init, seed, threads, meter.seeded)
-    found = seeding.initial(*given, short=data.short)
-    if faiss := faiss_with_gpu():
-        return _on_gpu(faiss, points, found.centroids, most, meter)
-    used = lloyd.iterate(found, most, meter.iterated)
-    return Found(found.label, found.objective, used)
+def _best(job: _Job, seeds: list[int]) -> Found:
+    small = job.pairs is not None or (job.points.size * job.k <= SMALL and not faiss_with_gpu())
+    found: dict[int, Found] = {}
 
+    def run(seed: int, threads: int) -> None:
+        found[seed] = _run(job, seed, threads)
+        job.tell(job.k // 2)
 
-def _confirmed(data: _Data, k: int, best: Found, settings: KMeans, meter: _Meter) -> Found:
-    """Iterate with centroids until nothing changes: sums of distances round more than they do."""
-    most = settings.iterations - best.iterations
-    if not most:
+    if small and len(seeds) > 1:
+        run_all([(partial(run, seed, 1), 1) for seed in seeds], job.workers, stop=job.tell.stop)
+    else:
+        for seed in seeds:
+            run(seed, job.workers)
+    best = min((found[seed] for seed in seeds), key=lambda one: one.objective)
+    left = job.settings.kmeans_iterations - best.iterations
+    if job.pairs is None or not left:
         return best
-    found = lloyd.from_labels(data.points, best.assignment, k, settings.workers)
-    used = lloyd.iterate(found, most, meter.iterated)
-    return Found(found.label, found.objective, best.iterations + used - 1)
+    # With centroids until nothing changes: sums of distances round more than they do.
+    confirmed = lloyd.from_labels(job.points, best.assignment, job.k, job.workers)
+    used = best.iterations + lloyd.iterate(confirmed, left, job.tell) - 1
+    return Found(confirmed.label, confirmed.objective, used)
+
+
+def _run(job: _Job, seed: int, threads: int) -> Found:
+    """One start and its iterations."""
+    k, most = job.k, job.settings.kmeans_iterations
+    if job.pairs is not None:
+        known = pairs.initial(job.pairs, k, int(seeding.trials(0, k)), seed, job.tell)
+        used = pairs.iterate(known, most, job.tell)
+        return Found(known.label, known.objective, used)
+    given = (job.points, k, job.settings.kmeans_init, seed, threads, job.tell)
+    found = seeding.initial(*given, short=job.short)
+    if faiss := faiss_with_gpu():
+        return _on_gpu(faiss, job.points, found.centroids, most, job.tell)
+    used = lloyd.iterate(found, most, job.tell)
+    return Found(found.label, found.objective, used)
 
 
 def faiss_with_gpu() -> ModuleType | None:
@@ -202,7 +248,11 @@ def faiss_with_gpu() -> ModuleType | None:
 
 
 def _on_gpu(
-    faiss: ModuleType, points: np.ndarray, centroids: np.ndarray, most: int, meter: _Meter
+    faiss: ModuleType,
+    points: np.ndarray,
+    centroids: np.ndarray,
+    most: int,
+    tell: Callable[[], object],
 ) -> Found:
     """One iteration per call, so that progress is seen and Ctrl-C waits for one only."""
     faiss_kmeans = faiss.Kmeans(
@@ -218,7 +268,7 @@ def _on_gpu(
     used = most
     for iteration in range(most):
         faiss_kmeans.train(points, init_centroids=centroids)
-        meter.iterated()
+        tell()
         if np.array_equal(centroids, faiss_kmeans.centroids):  # a fixed point
             used = iteration + 1
             break
@@ -230,30 +280,18 @@ def _on_gpu(
 class _Meter:
     """Progress of several runs: two thirds of each for its start, one for its iterations."""
 
-    def __init__(self, progress: Progress | None, runs: int, k: int) -> None:
-        self.progress, self.k, self.each = progress, k, k + k // 2 + 1
-        self.total, self.done, self.ended = runs * self.each, 0, 0
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
         self.lock, self.stopped = Lock(), False
-
-    def seeded(self, centroids: int) -> None:
-        self._tell(centroids)
-
-    def iterated(self) -> None:
-        """How many iterations follow is not known, but they get shorter and shorter."""
-        self._tell((self.ended + self.each - self.done) // 2)
-
-    def finished(self, runs: int) -> None:
-        self.ended += runs * self.each
-        self._tell(self.ended - self.done)
 
     def stop(self) -> None:
         self.stopped = True
 
-    def _tell(self, more: int) -> None:
+    def __call__(self, more: int = 0) -> None:
         """Several starts may tell at once; none after a failure of another one."""
         with self.lock:
             if self.stopped:
                 raise InterruptedError
-            self.done = min(self.done + max(0, more), self.total)
+            self.done += more
             if self.progress is not None:
                 self.progress(self.done, self.total)

@@ -189,15 +189,11 @@ def _with_nmi(
     """Add NMI where that is wanted; also return whether Ctrl-C has cut it short."""
     if settings.nmi is False:
         return evaluation, False
-    from retrieval.clustering import LONG
-    from retrieval.evaluation import noted
-    from retrieval.nmi import add_nmi, estimated_seconds, left_out
+    from retrieval.clustering import LONG, add_nmi, seconds_of
     from retrieval.number_format import duration
 
-    if why := left_out(problem, settings):
-        return noted(evaluation, why), False
-    seconds = estimated_seconds(problem, settings)
-    if seconds > LONG:
+    seconds = seconds_of(problem, settings)
+    if settings.nmi and seconds > LONG:
         tell(
             f"k-means for NMI takes about {duration(seconds)} on two cores; "
             "Ctrl-C leaves it out and keeps the rest."
@@ -206,7 +202,7 @@ def _with_nmi(
         with signals.patient(), ProgressBar() as report:
             return add_nmi(evaluation, problem, settings, report), False
     except KeyboardInterrupt:
-        return noted(evaluation, "NMI was left out: k-means was interrupted"), True
+        return evaluation.noted("NMI was left out: k-means was interrupted"), True
 
 
 def _compare_lists(data: Embeddings, settings: Settings, sources: Sources, output: Output) -> None:

@@ -7,15 +7,17 @@ d / (n (n - 1)) * the sum of log D_ij^2 over all i != j, where D_ij is a Euclide
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import Progress, processors, run_all, single_blas_thread, slices
-from retrieval.results import Entropies
+from retrieval.space import unit_rows
+
+if TYPE_CHECKING:
+    from retrieval.results import Entropies
 
 TILE = 1024  # rows of a block of pairs: 8 MB a matrix, of which each thread holds a few
 DOUBTFUL = 1e-6
@@ -92,67 +94,47 @@ def log_squares(
     n = len(vectors)
     if n < 2:
         return LogSquares(0.0, 0, 0)
-    centre = np.zeros(vectors.shape[1])
+    centre, least = np.zeros(vectors.shape[1]), SAME_DIRECTION
     if distance == "l2":  # distances do not change, and products lose fewer digits
         centre = sum(vectors[part].sum(0, np.float64) for part in slices(n, tile)) / n
-    found: list[LogSquares] = []
-    repeated = len(np.unique(groups)) < n
+        least = 0.0
+    totals: list[float] = []
+    counts: list[int] = []
 
     def rows(part: slice) -> np.ndarray:
         block = vectors[part].astype(np.float64)
-        return block - centre if distance == "l2" else _units(block)
+        return block - centre if distance == "l2" else unit_rows(block)
 
     def add(a: slice, b: slice) -> None:
-        first = rows(a)
-        same = groups[a][:, None] == groups[b] if repeated else None
+        left_out = groups[a][:, None] == groups[b]
         if a == b:  # every pair once
-            itself = np.tri(len(first), dtype=bool)
-            same = itself if same is None else same | itself
-        least = 0.0 if distance == "l2" else SAME_DIRECTION
-        found.append(_tile(first, first if a == b else rows(b), same, least))
+            left_out |= np.tri(len(left_out), dtype=bool)
+        logs = _log_squares(rows(a), rows(b), left_out, least)
+        totals.append(float(logs.sum()))
+        counts.append(int(np.count_nonzero(~left_out)))
 
     parts = list(slices(n, tile))
     pairs = [(a, b) for i, a in enumerate(parts) for b in parts[i:]]
     if len(pairs) == 1:
         add(*pairs[0])
     else:
-        tasks = [(partial(add, a, b), 1) for a, b in pairs]
         with single_blas_thread():
-            run_all(tasks, processors(), progress)
-    counted = sum(each.pairs for each in found)
-    total = math.fsum(each.total for each in found)  # exact, so the order does not matter
-    return LogSquares(total, counted, n * (n - 1) // 2 - counted)
+            run_all([(partial(add, a, b), 1) for a, b in pairs], processors(), progress)
+    total = math.fsum(totals)  # exact, so the order does not matter
+    return LogSquares(total, sum(counts), n * (n - 1) // 2 - sum(counts))
 
 
-def _tile(a: np.ndarray, b: np.ndarray, left_out: np.ndarray | None, least: float) -> LogSquares:
-    """The pairs of two blocks of rows; `left_out` (A, B) marks those that do not count."""
+def _log_squares(a: np.ndarray, b: np.ndarray, left_out: np.ndarray, least: float) -> np.ndarray:
+    """log D^2 (A, B) of two blocks of rows, 0 for the pairs that are left out.
+
+    Pairs at squared distances up to `least` are left out as well; `left_out` (A, B) is changed.
+    """
     norms_a, norms_b = (a * a).sum(1), (b * b).sum(1)
-    squares = a @ b.T
-    squares *= -2
-    squares += norms_a[:, None]
-    squares += norms_b
-    doubtful = squares <= DOUBTFUL * (norms_a.max() + norms_b.max())
-    if left_out is not None:
-        doubtful &= ~left_out
-    if doubtful.any():
-        for i, j in _chunks(np.nonzero(doubtful), a.shape[1]):
-            squares[i, j] = ((a[i] - b[j]) ** 2).sum(1)
-        alike = doubtful & (squares <= least)
-        left_out = alike if left_out is None else left_out | alike
-    pairs = squares.size
-    if left_out is not None:
-        squares[left_out] = 1.0  # its logarithm is 0
-        pairs -= np.count_nonzero(left_out)
-    return LogSquares(float(np.log(squares, out=squares).sum()), int(pairs), 0)
-
-
-def _chunks(pairs: tuple[np.ndarray, ...], dim: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The positions of pairs, so many at a time that their differences take 8 MB."""
-    for part in slices(len(pairs[0]), max(1, (1 << 20) // dim)):
-        yield pairs[0][part], pairs[1][part]
-
-
-def _units(rows: np.ndarray) -> np.ndarray:
-    """Rows of length 1; zeros stay zeros."""
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    squares = norms_a[:, None] - 2 * (a @ b.T) + norms_b
+    doubtful = (squares <= DOUBTFUL * (norms_a.max() + norms_b.max())) & ~left_out
+    i, j = np.nonzero(doubtful)
+    for part in slices(len(i), max(1, (1 << 20) // a.shape[1])):  # their differences take 8 MB
+        squares[i[part], j[part]] = ((a[i[part]] - b[j[part]]) ** 2).sum(1)
+    left_out |= doubtful & (squares <= least)
+    squares[left_out] = 1.0
+    return np.log(squares, out=squares)

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from retrieval.errors import DmlError
 from retrieval.kmeans import ITERATIONS, STARTS
 from retrieval.loading import load
 from retrieval.metrics import DISTANCES
-from retrieval.number_format import counted
 from retrieval.problem import (
-    LEAVE_ONE_OUT,
     Problem,
     from_arrays,
     from_embeddings,
@@ -28,8 +26,10 @@ from retrieval.problem import (
 from retrieval.ranking.backends.choice import PATTERN
 from retrieval.ranking.ranks import Ranks, count_ranks
 from retrieval.resources import StageProgress, allowed, stage
-from retrieval.results import Result, Scores
 from retrieval.world import ALONE, World
+
+if TYPE_CHECKING:
+    from retrieval.results import Result, Scores
 
 VERSION = 1
 LEAST = {"seeds": 1, "kmeans_iterations": 1, "kmeans_restarts": 1, "queries": 1, "threads": 1}
@@ -106,6 +106,10 @@ class Evaluation:
     ranks: dict[str, np.ndarray]  # distance -> (Q,), 0: no positive
     per_query: dict[str, dict[str, np.ndarray]] = field(repr=False)  # distance -> metric -> (Q,)
 
+    def noted(self, note: str) -> Evaluation:
+        """The same with one more note for people."""
+        return replace(self, result=self.result | {"notes": [*self.result["notes"], note]})
+
 
 def evaluate(
     data: np.ndarray | Embeddings | str | Path,
@@ -144,57 +148,38 @@ def evaluate(
     dict
         The versioned result of docs/json.md.
     """
-    if isinstance(data, str | Path):
-        data = load(
-            data,
-            labels=_file(labels),
-            gallery=_file(gallery),
-            gallery_labels=_file(gallery_labels),
-            train=False,
-            progress=progress,
-        )
-        labels = gallery = gallery_labels = None
-    chosen = Settings(**settings).of(data if isinstance(data, Embeddings) else None)
-    if not isinstance(data, Embeddings):
-        if labels is None:
-            raise DmlError(
-                "There are no labels.",
-                "Without them nothing says which items are of the same class.",
-                "Pass them after the vectors: evaluate(vectors, labels)",
-            )
-        arrays = (_array(given) for given in (labels, gallery, gallery_labels))
-        problem = from_arrays(data, *arrays, drop_nonfinite=drop_nonfinite)
-    elif any(given is not None for given in (labels, gallery, gallery_labels)):
+    beside: dict[str, Any] = {
+        "labels": labels,
+        "gallery": gallery,
+        "gallery_labels": gallery_labels,
+    }
+    given = [each for each in beside.values() if each is not None]
+    if isinstance(data, Embeddings) and given:
         raise DmlError(
             "An `Embeddings` has its own labels and gallery.",
             "Others are given beside it.",
             "Pass arrays, or a file: evaluate(path, labels=other_path)",
         )
-    else:
+    of_file = isinstance(data, str | Path)
+    if any(isinstance(each, str | Path) != of_file for each in given):
+        raise DmlError(
+            "Arrays and files are given together.",
+            "Vectors, labels and gallery are all arrays, or all files.",
+            "Read the file first: load(path).splits",
+        )
+    if isinstance(data, str | Path):
+        data = load(data, **beside, train=False, progress=progress)
+    if isinstance(data, Embeddings):
         problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
-    return run(problem, chosen, progress).result
-
-
-def _file(given: np.ndarray | str | Path | None) -> str | Path | None:
-    """What is given beside a file, which is a file too."""
-    if given is None or isinstance(given, str | Path):
-        return given
-    raise _mixed()
-
-
-def _array(given: np.ndarray | str | Path | None) -> Any:
-    """What is given beside an array, as it is: NumPy would merge 1 and "1", fill masked values."""
-    if isinstance(given, str | Path):
-        raise _mixed()
-    return given
-
-
-def _mixed() -> DmlError:
-    return DmlError(
-        "Arrays and files are given together.",
-        "Vectors, labels and gallery are all arrays, or all files.",
-        "Read the file first: load(path).splits",
-    )
+        return run(problem, Settings(**settings).of(data), progress).result
+    if labels is None:
+        raise DmlError(
+            "There are no labels.",
+            "Without them nothing says which items are of the same class.",
+            "Pass them after the vectors: evaluate(vectors, labels)",
+        )
+    problem = from_arrays(data, **beside, drop_nonfinite=drop_nonfinite)
+    return run(problem, Settings(**settings), progress).result
 
 
 def run(
@@ -207,10 +192,9 @@ def run(
     found = score(problem, settings, progress, world)
     if settings.nmi is False:
         return found
-    from retrieval.nmi import add_nmi, left_out  # not imported where k-means is not wanted
+    from retrieval.clustering import add_nmi  # not imported where k-means is not wanted
 
-    why = left_out(problem, settings)
-    return noted(found, why) if why else add_nmi(found, problem, settings, progress)
+    return add_nmi(found, problem, settings, progress)
 
 
 def rank(
@@ -246,7 +230,7 @@ def score(
     progress: StageProgress | None = None,
     world: World = ALONE,
 ) -> Evaluation:
-    """All scores but NMI and AMI, which k-means may take long for: `nmi.add_nmi`."""
+    """All scores but NMI and AMI, which k-means may take long for: `clustering.add_nmi`."""
     settings = settings.of()
     full = problem
     problem, ranked = rank(full, settings, progress, world)
@@ -271,30 +255,10 @@ def score(
         "dim": int(problem.gallery.shape[1]),
         "distances": scores,
         "checks": found,
-        "notes": [
-            *checks.one_class(problem),
-            *checks.all_alone(problem),
-            *checks.few_classes(problem),
-            *_beyond(problem, settings),
-        ],
+        "notes": checks.notes(problem, settings.recall_at),
         "settings": _recorded(settings),
     }
     return Evaluation(problem, result, ranks, per_query)
-
-
-def noted(found: Evaluation, note: str) -> Evaluation:
-    """The evaluation with one more note for people."""
-    return replace(found, result=found.result | {"notes": [*found.result["notes"], note]})
-
-
-def _beyond(problem: Problem, settings: Settings) -> list[str]:
-    """A note if some K reach to the last candidate: there Recall@K says nothing."""
-    candidates = len(problem.gallery) - (problem.protocol == LEAVE_ONE_OUT)
-    names = ", ".join(f"Recall@{k}" for k in settings.recall_at if k >= candidates)
-    if not names or not candidates:
-        return []
-    some = counted(candidates, "candidate")
-    return [f"{names}: a query has only {some}, so every one with a positive finds it"]
 
 
 def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Settings) -> Scores:

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 from retrieval.problem import Problem
 from retrieval.ranking.backends.choice import choose
 from retrieval.resources import Progress, compiled, processors, run_all, single_blas_thread, slices
-from retrieval.space import Space, space_of
+from retrieval.space import Space, row_scores, space_of
 
 MEMORY = 256 << 20  # bytes for gallery points
 ROWS, COLUMNS = 512, 2048  # of a tile
@@ -86,13 +86,11 @@ def pair_scores(
     problem: Problem, queries: np.ndarray, items: np.ndarray, distance: str
 ) -> np.ndarray:
     """(n,) cosine or distance of queries and gallery items, pair by pair."""
-    space = space_of(problem.query_vectors, problem.gallery, distance)
-    squared = np.empty(len(queries))
+    out = np.empty(len(queries))
     for part in slices(len(queries), 4096):
-        gap = space.points(problem.query_vectors, queries[part], query=True, centred=False)
-        gap -= space.points(problem.gallery, items[part], centred=False)
-        squared[part] = np.einsum("ij,ij->i", gap, gap)
-    return space.score(squared)
+        rows = problem.query_vectors[queries[part]], problem.gallery[items[part]]
+        out[part] = row_scores(*rows, distance)
+    return out
 
 
 Multiply = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -133,25 +131,21 @@ def _scan(
     def search(items: np.ndarray, offset: np.ndarray, start: int, part: slice) -> None:
         queries = space.points(problem.query_vectors, part, query=True, dtype=dtype)
         half = np.einsum("ij,ij->i", queries, queries) / 2
-        rows = _Rows(
-            half if dtype is np.float64 else np.zeros_like(half),  # of float32, it costs digits
-            problem.query_codes[part],
-            problem.self_ids[part],
-            near[part],
-            ids[part],
-        )
+        if dtype is not np.float64:  # of float32, it costs digits
+            half[:] = 0
+        rows = (half, problem.query_codes[part], problem.self_ids[part], near[part], ids[part])
         for block in slices(len(items), COLUMNS):
-            columns = _Columns(
-                offset[block],
-                problem.gallery_codes[start + block.start : start + block.stop],
-                start + block.start,
-            )
-            _keep_best(multiply(queries, items[block]), rows, columns)
+            columns = (offset[block], problem.gallery_codes, start + block.start)
+            _keep_best(multiply(queries, items[block]), *columns, *rows)
 
     for block in slices(G, max(1, memory // (np.dtype(dtype).itemsize * space.width))):
         items = space.points(problem.gallery, block, dtype=dtype)
         offset = np.einsum("ij,ij->i", items, items) / 2
-        tell = progress and partial(_tell, progress, Q * block.start, len(items), Q * G)
+
+        def tell(done: int, _: int, before: int = Q * block.start, each: int = len(items)) -> None:
+            if progress:
+                progress(before + done * each, Q * G)
+
         tasks = [
             (partial(search, items, offset, block.start, part), part.stop - part.start)
             for part in slices(Q, ROWS)
@@ -161,41 +155,22 @@ def _scan(
     return near, ids
 
 
-def _tell(progress: Progress, before: int, items: int, total: int, done: int, _: int) -> None:
-    progress(before + done * items, total)
-
-
-class _Rows(NamedTuple):
-    """The queries of a tile and their lists so far."""
-
-    offset: np.ndarray  # (A,) half of their squared lengths, or 0
-    codes: np.ndarray
-    self_ids: np.ndarray
-    near: np.ndarray  # (A, 2, k)
-    ids: np.ndarray  # (A, 2, k)
-
-
-class _Columns(NamedTuple):
-    """The gallery items of a tile."""
-
-    offset: np.ndarray  # (B,) half of their squared lengths
-    codes: np.ndarray
-    start: int  # gallery index of the first
-
-
 @compiled(fastmath=False)
-def _keep_best(product: np.ndarray, rows: _Rows, columns: _Columns) -> None:
-    """Insert the items of a tile into the lists."""
-    k = rows.near.shape[2]
+def _keep_best(product, offset, codes, start, own_offset, own_codes, self_ids, near, ids):
+    """Insert the items of a tile into the lists of its queries, near and ids (A, 2, k).
+
+    An offset is half of a squared length; codes are those of the gallery, from `start` on.
+    """
+    k = near.shape[2]
     for i in range(product.shape[0]):
         for j in range(product.shape[1]):
-            value = product[i, j] - (rows.offset[i] + columns.offset[j])
-            side = 0 if columns.codes[j] == rows.codes[i] else 1
-            if value > rows.near[i, side, k - 1] and columns.start + j != rows.self_ids[i]:
+            value = product[i, j] - (own_offset[i] + offset[j])
+            side = 0 if codes[start + j] == own_codes[i] else 1
+            if value > near[i, side, k - 1] and start + j != self_ids[i]:
                 m = k - 1
-                while m > 0 and rows.near[i, side, m - 1] < value:
-                    rows.near[i, side, m] = rows.near[i, side, m - 1]
-                    rows.ids[i, side, m] = rows.ids[i, side, m - 1]
+                while m > 0 and near[i, side, m - 1] < value:
+                    near[i, side, m] = near[i, side, m - 1]
+                    ids[i, side, m] = ids[i, side, m - 1]
                     m -= 1
-                rows.near[i, side, m] = value
-                rows.ids[i, side, m] = columns.start + j
+                near[i, side, m] = value
+                ids[i, side, m] = start + j

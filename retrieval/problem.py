@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -83,31 +84,19 @@ class Problem:
 
 def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Problem:
     """Make a problem of a file: queries and gallery if it holds both, else its test split."""
-    splits = data.splits
-    if "query" in splits and "gallery" in splits:
-        problem = from_arrays(
-            splits["query"].vectors,
-            _labels(data, "query"),
-            splits["gallery"].vectors,
-            _labels(data, "gallery"),
-            drop_nonfinite=drop_nonfinite,
-            source=str(data.source),
-        )
-        return replace(problem, split="query")
-    name = "test" if "test" in splits else next(iter(splits)) if len(splits) == 1 else None
-    if name is None:
+    if {"query", "gallery"} <= data.splits.keys():
+        names = ["query", "gallery"]
+    elif "test" in data.splits or len(data.splits) == 1:
+        names = ["test"] if "test" in data.splits else list(data.splits)
+    else:
         raise DmlError(
             f"{data.source}: cannot tell what to evaluate.",
-            f"It holds {', '.join(splits)}; eval wants `test`, or `query` and `gallery`.",
+            f"It holds {', '.join(data.splits)}; eval wants `test`, or `query` and `gallery`.",
             "Pick one, for example `dmltool eval FILE::KEY`; `dmltool inspect FILE` lists them.",
         )
-    problem = from_arrays(
-        splits[name].vectors,
-        _labels(data, name),
-        drop_nonfinite=drop_nonfinite,
-        source=str(data.source),
-    )
-    return replace(problem, split=name)
+    arrays = [each for name in names for each in (data.splits[name].vectors, _labels(data, name))]
+    problem = from_arrays(*arrays, drop_nonfinite=drop_nonfinite, source=str(data.source))
+    return replace(problem, split=names[0])
 
 
 def _labels(data: Embeddings, split: str) -> np.ndarray:
@@ -141,49 +130,43 @@ def from_arrays(
             "Only gallery_labels is given." if gallery is None else "Only gallery is given.",
             "Pass both, or neither to search each item among all others.",
         )
-    vectors, labels = _checked(vectors, labels, "embeddings")
-    scanned = scan(vectors)
-    rows, dropped = _finite(vectors, scanned, "embeddings", drop_nonfinite, source)
+    own = _side(vectors, labels, "embeddings", drop_nonfinite, source)
     if gallery is None or gallery_labels is None:
-        names, codes = np.unique(labels[rows], return_inverse=True)
-        index = np.arange(len(codes))
+        names, codes = np.unique(own.labels, return_inverse=True)
         return Problem(
             protocol=LEAVE_ONE_OUT,
             queries=None,
             query_codes=codes,
-            query_rows=rows if isinstance(rows, np.ndarray) else index,
-            gallery=_taken(vectors, rows),
+            query_rows=own.rows,
+            gallery=own.vectors,
             gallery_codes=codes,
             names=names,
-            self_ids=index,
-            dropped=dropped,
-            gallery_scan=scanned and scanned.take(rows),
+            self_ids=np.arange(len(codes)),
+            dropped=own.dropped,
+            gallery_scan=own.scan,
         )
-    gallery, gallery_labels = _checked(gallery, gallery_labels, "gallery embeddings")
-    if gallery.shape[1] != vectors.shape[1]:
+    other = _side(gallery, gallery_labels, "gallery embeddings", drop_nonfinite, source)
+    Q, D = own.vectors.shape
+    if other.vectors.shape[1] != D:
         raise DmlError(
-            f"Queries have {vectors.shape[1]} dimensions, the gallery {gallery.shape[1]}.",
+            f"Queries have {D} dimensions, the gallery {other.vectors.shape[1]}.",
             "Vectors of different spaces cannot be compared.",
             "Embed both with the same model.",
         )
-    labels, gallery_labels = alike(labels, gallery_labels)
-    others = scan(gallery)
-    kept, more = _finite(gallery, others, "gallery embeddings", drop_nonfinite, source)
-    labels, gallery_labels = labels[rows], gallery_labels[kept]
-    names, codes = np.unique(np.concatenate([labels, gallery_labels]), return_inverse=True)
-    Q = len(labels)
+    both = np.concatenate(alike(own.labels, other.labels))
+    names, codes = np.unique(both, return_inverse=True)
     return Problem(
         protocol=QUERY_GALLERY,
-        queries=_taken(vectors, rows),
+        queries=own.vectors,
         query_codes=codes[:Q],
-        query_rows=np.arange(len(vectors))[rows],
-        gallery=_taken(gallery, kept),
+        query_rows=own.rows,
+        gallery=other.vectors,
         gallery_codes=codes[Q:],
         names=names,
         self_ids=np.full(Q, -1),
-        dropped=dropped + more,
-        query_scan=scanned and scanned.take(rows),
-        gallery_scan=others and others.take(kept),
+        dropped=own.dropped + other.dropped,
+        query_scan=own.scan,
+        gallery_scan=other.scan,
     )
 
 
@@ -267,16 +250,23 @@ def finite_rows(vectors: np.ndarray) -> np.ndarray:
     return finite
 
 
-def _finite(
-    vectors: np.ndarray, scanned: Scan | None, what: str, drop: bool, source: str
-) -> tuple[slice | np.ndarray, int]:
-    """The rows to keep, all of them as a slice so that nothing is copied, and how many are not."""
-    if vectors.dtype.kind != "f":
-        return slice(None), 0
+class _Side(NamedTuple):
+    """Queries or gallery, as far as their numbers are finite."""
+
+    vectors: np.ndarray
+    labels: np.ndarray
+    rows: np.ndarray  # of the array that was given
+    scan: Scan | None
+    dropped: int = 0
+
+
+def _side(vectors: np.ndarray, labels: np.ndarray, what: str, drop: bool, source: str) -> _Side:
+    vectors, labels = _checked(vectors, labels, what)
+    scanned = scan(vectors)
     good = finite_rows(vectors) if scanned is None else np.isfinite(scanned.square)
-    bad = np.flatnonzero(~good)
+    rows, bad = np.flatnonzero(good), np.flatnonzero(~good)
     if not len(bad):
-        return slice(None), 0
+        return _Side(vectors, labels, rows, scanned)
     if not drop:
         some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
         leave_out = "drop_nonfinite=True."
@@ -287,20 +277,13 @@ def _finite(
             "They have no distance to anything, so any score would be made up.",
             f"Embed these items again, or leave them out: {leave_out}",
         )
-    if len(bad) == len(good):
+    if not len(rows):
         raise DmlError(
             f"All {len(good)} {what} hold NaN or Inf.",
             "Nothing is left to evaluate.",
             "Look for the NaN in the model that made them.",
         )
-    return np.flatnonzero(good), len(bad)
-
-
-def _taken(vectors: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
-    """The rows, not copied if all; a large copy goes to disk, not into memory."""
-    if isinstance(rows, slice):
-        return vectors
-    out = allocate((len(rows), vectors.shape[1]), vectors.dtype)
-    for part in blocks(out):
-        out[part] = vectors[rows[part]]
-    return out
+    kept = allocate((len(rows), vectors.shape[1]), vectors.dtype)  # a large one goes to disk
+    for part in blocks(kept):
+        kept[part] = vectors[rows[part]]
+    return _Side(kept, labels[rows], rows, scanned and scanned.take(rows), len(bad))

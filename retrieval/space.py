@@ -59,7 +59,7 @@ class Space:
         x = np.asarray(rows, dtype=np.float64)
         if self.distance == "l2":
             return x * self.scale
-        unit = _unit(x)
+        unit = unit_rows(x)
         if self.apart:
             unit = np.pad(unit, ((0, 0), (0, 2)))
             unit[~x.any(axis=1), -1 if query else -2] = 1.0
@@ -93,7 +93,7 @@ def space_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Space:
             if distance == "cos":
                 apart |= not x.any(axis=1).all()
             if vectors is gallery:
-                total += (_unit(x) if distance == "cos" else x).sum(axis=0)
+                total += (unit_rows(x) if distance == "cos" else x).sum(axis=0)
     centre = total / max(1, len(gallery))
     if distance == "cos":
         return Space("cos", 1.0, apart, np.append(centre, [0.0, 0.0]) if apart else centre)
@@ -122,6 +122,15 @@ def unit_length(vectors: np.ndarray) -> bool:
     return True
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
+def unit_rows(x: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1; rows of zeros stay zeros."""
     norm = np.sqrt(np.einsum("ij,ij->i", x, x))
     return x / np.where(norm > 0, norm, 1.0)[:, None]
+
+
+def row_scores(a: np.ndarray, b: np.ndarray, distance: str) -> np.ndarray:
+    """(n,) cosines or Euclidean distances of vectors (n, D), row by row; of zeros, the cosine 0."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if distance == "l2":
+        return np.linalg.norm(a - b, axis=1)
+    return np.einsum("ij,ij->i", unit_rows(a), unit_rows(b))

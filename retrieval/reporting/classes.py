@@ -11,7 +11,7 @@ from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays
 from retrieval.reporting.view import ClassColumns
 from retrieval.resources import blocks
-from retrieval.space import space_of
+from retrieval.space import row_scores, space_of
 
 CONFUSED, EXAMPLES, DUPLICATES = 60, 3, 60
 
@@ -106,11 +106,8 @@ def _spread(problem: Problem, means: np.ndarray, items: np.ndarray, distance: st
 
 def _distances(a: np.ndarray, b: np.ndarray, distance: str) -> np.ndarray:
     """(n,) Euclidean, or 1 - cosine, row by row."""
-    if distance == "l2":
-        return np.linalg.norm(a - b, axis=1)
-    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    dot = np.einsum("ij,ij->i", a, b)
-    return 1 - np.divide(dot, norms, out=np.zeros_like(dot), where=norms > 0)
+    scores = row_scores(a, b, distance)
+    return 1 - scores if distance == "cos" else scores
 
 
 def _short(value: float) -> float:

@@ -269,7 +269,7 @@
   }
 
   function classCell(c, column, hasRows, filterRows) {
-    const value = view.classes[column.key]?.[c];
+    const value = view.classes[column.key][c];
     if (column.key === "name" && hasRows.has(c)) {
       const link = el("button", { type: "button", class: "link", click: () => filterRows(className(c)) }, className(c));
       return el("td", { class: "text", title: `${className(c)}: show its queries` }, link);
@@ -282,7 +282,7 @@
 
   function startClasses(filterRows) {
     const table = byId("class-table");
-    const columns = COLUMNS.filter(({ key }) => view.classes[key]?.some((value) => value != null && value !== -1));
+    const columns = COLUMNS.filter(({ key }) => view.classes[key].some((value) => value != null && value !== -1));
     const hasRows = new Set(filterRows ? view.queries.map((query) => classOf(query.item)) : []);
     const sort = { key: "recall", up: true };
     const heads = columns.map((column) => {
@@ -326,12 +326,12 @@
     return el("li", { class: "card" },
       el("div", { class: "card-head" },
         el("span", { class: "names" }, el("bdi", {}, className(a)), el("span", { class: "arrow" }, " → "), el("bdi", {}, className(b))),
-        el("span", { class: "share" }, share == null ? whole(count) : `${whole(count)} · ${percent(share)}`)),
+        el("span", { class: "share" }, `${whole(count)} · ${percent(share)}`)),
       el("div", { class: "examples" }, ...examples.map((example) => couple(example))));
   }
 
   function startFailures(filterRows) {
-    if (byId("class-table")) startClasses(filterRows);
+    startClasses(filterRows);
     if (byId("confused")) grow(byId("confused"), view.confused, confusedCard, 9);
     if (byId("duplicates")) grow(byId("duplicates"), view.duplicates, (pair) => el("li", { class: "card" }, couple(pair, true)), 15);
   }
@@ -490,7 +490,7 @@
 
   function startFlips(box) {
     const index = Number(box.dataset.compare);
-    const { file, flips = [] } = view.compare[index];
+    const { file, flips } = view.compare[index];
     const kinds = [["gained", "Gained"], ["lost", "Lost"]]
       .map(([kind, label]) => [kind, label, flips.filter((flip) => flip.kind === kind)])
       .filter(([, , found]) => found.length);

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -15,8 +15,10 @@ from retrieval import metrics
 from retrieval.metrics import DISTANCES, score_rows, title_of
 from retrieval.number_format import p_value, percent, points, points_interval
 from retrieval.reporting import charts
-from retrieval.reporting.view import Compared, Run, View
-from retrieval.results import Difference, Result
+
+if TYPE_CHECKING:
+    from retrieval.reporting.view import ClassColumns, Compared, Run, View
+    from retrieval.results import Difference, Result
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("map.js", "page.js")
@@ -28,29 +30,32 @@ def render(view: View) -> str:
     """The page; every text of the view is escaped, in the HTML and in the data for the script."""
     script = "".join(_asset(name) for name in SCRIPTS)
     result = view["result"]
+    distances = {d: NAMES[d] for d in DISTANCES if d in result["distances"]}
+    histograms, spread = _histograms(view), _spread(view["classes"])
+    known = {d: view["curve"][d] for d in DISTANCES if d in view["curve"]}
     page = (
         _environment()
         .get_template("template.html")
         .render(
             view=view,
-            sections=_sections(view),
+            sections=_sections(view, bool(histograms or spread)),
             style=Markup(_asset("page.css")),
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             data=Markup(embedded(view)),
-            level=f"{100 * result['settings'].get('level', 0.95):g}%",
-            distances=_distances(result),
+            level=f"{100 * result['settings']['level']:g}%",
+            distances=distances,
             sentence=sentence(result),
-            leads=[_lead(result, d) for d in DISTANCES if d in result["distances"]],
+            leads=[_lead(result, d) for d in distances],
             facts=_facts(result),
-            scores=_scores(result),
+            scores=list(score_rows(result["distances"])),
             meanings=[(metric.title.format(k="K"), metric.help) for metric in metrics.METRICS],
-            curve=_curve(view),
-            histograms=_histograms(view),
-            spread=_spread(view),
-            recalls=_recalls(view),
-            comparisons=[_comparison(one) for one in view.get("compare") or []],
-            training=_training(view.get("run")),
+            curve=charts.recall_curve(known) if known else None,
+            histograms=histograms,
+            spread=spread,
+            recalls=_recalls(view["classes"]),
+            comparisons=[(one, _tables(one)) for one in view["compare"]],
+            training=_training(view["run"]),
             checks=[(k.replace("_", " "), v) for k, v in result["checks"].items() if v is not None],
         )
     )
@@ -96,33 +101,25 @@ def _environment() -> Environment:
     return env
 
 
-def _sections(view: View) -> dict[str, str]:
+def _sections(view: View, has_distances: bool) -> dict[str, str]:
     """Id and title of the sections that have something to show, in order."""
-    has_classes, plane = bool(view["classes"]["name"]), view.get("map")
     known = {
         "numbers": ("Numbers", True),
-        "rows": ("Retrieval", bool(view.get("queries"))),
-        "fails": (
-            "Failures",
-            has_classes or bool(view.get("confused")) or bool(view.get("duplicates")),
-        ),
-        "distances": ("Distances", bool(_histograms(view)) or _spread(view) is not None),
-        "map": ("Map", bool(plane and plane["x"])),
-        "compare": ("Comparison", bool(view.get("compare"))),
-        "run": ("Training", bool(view.get("run"))),
+        "rows": ("Retrieval", view["queries"]),
+        "fails": ("Failures", view["classes"]["name"]),
+        "distances": ("Distances", has_distances),
+        "map": ("Map", view["map"]),
+        "compare": ("Comparison", view["compare"]),
+        "run": ("Training", view["run"]),
         "about": ("Provenance", True),
     }
     return {name: title for name, (title, there) in known.items() if there}
 
 
-def _distances(result: Result) -> dict[str, str]:
-    return {d: NAMES[d] for d in DISTANCES if d in result["distances"]}
-
-
 def _lead(result: Result, distance: str) -> dict[str, Any]:
     scores = result["distances"][distance]
     k = min(scores["recall"], key=int)
-    span = (scores.get("recall_ci") or {}).get(k)
+    span = scores["recall_ci"][k]
     return {
         "distance": distance,
         "name": NAMES[distance],
@@ -142,56 +139,33 @@ def _facts(result: Result) -> list[tuple[str, int]]:
     return [*sides, ("classes", result["classes"]), ("dimensions", result["dim"])]
 
 
-def _scores(result: Result) -> list[dict[str, Any]]:
-    """Rows of the table: a name and, for each distance, value and interval."""
-    rows = score_rows(result["distances"])
-    return [{"name": title, "cells": [score._asdict() for score in row]} for title, row in rows]
-
-
-def _curve(view: View) -> Markup | None:
-    curve = view.get("curve") or {}
-    known = {d: curve[d] for d in DISTANCES if d in curve and curve[d]["k"]}
-    return charts.recall_curve(known) if known else None
-
-
 def _histograms(view: View) -> list[dict[str, Any]]:
-    known = view.get("histograms") or {}
     return [
         {
-            "distance": d,
             "name": NAMES[d],
-            "chart": charts.histogram(known[d], AXES[d]),
-            "overlap": percent(known[d].get("overlap"), 1),
+            "chart": charts.histogram(known, AXES[d]),
+            "overlap": percent(known["overlap"], 1),
         }
         for d in DISTANCES
-        if known.get(d) and len(known[d]["edges"]) > 1
+        if (known := view["histograms"].get(d))
     ]
 
 
-def _spread(view: View) -> Markup | None:
-    classes = view["classes"]
-    spread, gap = classes.get("spread") or [], classes.get("gap") or []
-    pairs = [1 for s, g in zip(spread, gap, strict=False) if s is not None and g is not None]
-    return charts.scatter(spread, gap) if len(pairs) > 1 else None
+def _spread(classes: ClassColumns) -> Markup | None:
+    known = [gap for gap in classes["gap"] if gap is not None]
+    return charts.scatter(classes["spread"], classes["gap"]) if len(known) > 1 else None
 
 
-def _recalls(view: View) -> Markup | None:
-    recall = view["classes"].get("recall") or []
-    known = [r for r in recall if r is not None]
+def _recalls(classes: ClassColumns) -> Markup | None:
+    known = [recall for recall in classes["recall"] if recall is not None]
     return charts.recall_of_classes(known) if len(known) > 2 else None
 
 
-def _comparison(one: Compared) -> dict[str, Any]:
-    tables = []
-    for d in DISTANCES:
-        if scores := one["distances"].get(d):
-            tables.append({"name": NAMES[d], "rows": _differences(scores)})
-    return {
-        "file": one["file"],
-        "tables": tables,
-        "gained": one.get("gained"),
-        "lost": one.get("lost"),
-    }
+def _tables(one: Compared) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The name of each distance, and the rows of its table."""
+    return [
+        (NAMES[d], _differences(one["distances"][d])) for d in DISTANCES if d in one["distances"]
+    ]
 
 
 def _differences(scores: dict[str, Difference]) -> list[dict[str, Any]]:
@@ -226,17 +200,17 @@ def _training(run: Run | None) -> list[dict[str, Any]]:
         return []
     curves = run["lines"]
     recall = {NAMES[d]: curves.get(f"recall_{d}") for d in DISTANCES}
-    split = {"val": "Validation ", "test": "Test "}.get(run.get("scores_of") or "", "")
-    groups = [
-        ("Loss", {"loss": curves.get("loss")}, False),
-        ("Parts of the loss", curves.get("parts") or {}, False),
-        ("Watched, not trained on", curves.get("monitor") or {}, False),
-        (f"{split}Recall@1, %", recall, True),
-    ]
+    split = {"val": "Validation ", "test": "Test "}.get(run["scores_of"] or "", "")
+    groups = {
+        "Loss": {"loss": curves.get("loss")},
+        "Parts of the loss": curves.get("parts") or {},
+        "Watched, not trained on": curves.get("monitor") or {},
+        f"{split}Recall@1, %": recall,
+    }
     out = []
-    for title, series, is_share in groups:
+    for title, series in groups.items():
         known = {n: c for n, c in series.items() if c and any(v is not None for v in c)}
         if known:
-            chart = charts.lines(run["epochs"], known, is_share)
+            chart = charts.lines(run["epochs"], known, series is recall)
             out.append({"title": title, "names": list(known), "chart": chart})
     return out

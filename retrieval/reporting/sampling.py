@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrieval.metrics import DISTANCES
+from retrieval.neighbours import pair_scores
 from retrieval.problem import Problem
 from retrieval.reporting.view import Histogram
-from retrieval.resources import slices
 
 MOST, TAB, RANDOM = 2000, 150, 300  # queries in all, in a tab of worst or best, and at random
 PAIRS, BINS = 200_000, 60
@@ -52,8 +53,8 @@ def _turns(codes: np.ndarray) -> np.ndarray:
 def histograms(problem: Problem, seed: int) -> dict[str, Histogram]:
     """Of positive and negative pairs, by each distance: shares of the pairs, and their overlap."""
     rng = np.random.default_rng(seed)
-    positive, negative = (_measured(problem, *pairs) for pairs in _pairs(problem, rng))
-    return {d: _histogram(positive[d], negative[d]) for d in ("cos", "l2")}
+    pairs = _pairs(problem, rng)
+    return {d: _histogram(*(pair_scores(problem, *two, d) for two in pairs)) for d in DISTANCES}
 
 
 def _pairs(problem: Problem, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -78,23 +79,9 @@ def _drawn(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np
     """Owners, and which of an owner's counts: every one once, or PAIRS drawn at random."""
     ends = np.cumsum(counts)
     total = int(ends[-1])
-    number = np.arange(total) if total <= PAIRS else rng.integers(0, total, PAIRS)
+    number = np.arange(total) if total <= PAIRS else np.sort(rng.integers(0, total, PAIRS))
     owner = np.searchsorted(ends, number, side="right")
     return owner, number - (ends[owner] - counts[owner])
-
-
-def _measured(problem: Problem, queries: np.ndarray, items: np.ndarray) -> dict[str, np.ndarray]:
-    out = {d: np.empty(len(queries)) for d in ("cos", "l2")}
-    order = np.argsort(queries, kind="stable")  # a mapped file is read more or less in order
-    queries, items = queries[order], items[order]
-    for part in slices(len(queries), 4096):
-        one = problem.query_vectors[queries[part]].astype(np.float64)
-        two = problem.gallery[items[part]].astype(np.float64)
-        norms = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)
-        dot = np.einsum("ij,ij->i", one, two)
-        out["cos"][part] = np.divide(dot, norms, out=np.zeros_like(dot), where=norms > 0)
-        out["l2"][part] = np.linalg.norm(one - two, axis=1)
-    return out
 
 
 def _histogram(positive: np.ndarray, negative: np.ndarray) -> Histogram:

@@ -7,8 +7,8 @@ from sklearn.cluster import KMeans as SklearnKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
 from retrieval import clustering
-from retrieval.clustering import KMeans
 from retrieval.errors import DmlError
+from retrieval.evaluation import Settings
 from retrieval.kmeans import seeding
 
 
@@ -17,6 +17,14 @@ def blobs(seed: int = 0, N: int = 600, D: int = 8, C: int = 12, noise: float = 0
     labels = rng.permutation(np.arange(N) % C)
     x = rng.normal(size=(C, D))[labels] + noise * rng.normal(size=(N, D))
     return x.astype(np.float32), labels
+
+
+def kmeans(x: np.ndarray, k: int, seed: int, distance="l2", progress=None, **settings):
+    return clustering.kmeans(x, k, distance, [seed], Settings(**settings), progress)[0]
+
+
+def scores_of(x: np.ndarray, labels: np.ndarray, distance: str, progress=None, **settings):
+    return clustering.cluster_scores(x, labels, distance, Settings(**settings), progress)
 
 
 def squares(x: np.ndarray, assignment: np.ndarray) -> float:
@@ -34,21 +42,19 @@ def test_means_over_seeds_are_those_of_scikit_learn():
         )
         for s in range(4)
     ]
-    ours, iterations = clustering.cluster_scores(x, labels, "l2", range(4))
-    assert np.mean(ours["nmi"]) == pytest.approx(np.mean(theirs), abs=0.01)
-    assert len(iterations) == 4
-    assert all(1 <= n < 300 for n in iterations)
+    ours = scores_of(x, labels, "l2", seeds=4)
+    assert ours["nmi"]["mean"] == pytest.approx(np.mean(theirs), abs=0.01)
+    assert len(ours["kmeans_iterations"]) == 4
+    assert all(1 <= n < 300 for n in ours["kmeans_iterations"])
 
 
 @pytest.mark.parametrize("init", ["random", "k-means++"])
 def test_single_starts_end_on_average_where_those_of_scikit_learn_end(init):
     x, _ = blobs(C=30, N=900, noise=0.5)
-    settings = KMeans(init, restarts=1)
+    settings = {"kmeans_init": init, "kmeans_restarts": 1}
     theirs = [SklearnKMeans(30, init=init, n_init=1, random_state=s).fit(x) for s in range(100)]
     expected = np.array([fit.inertia_ for fit in theirs])
-    ours = np.array(
-        [clustering.kmeans(x, 30, seed=s, settings=settings).objective for s in range(100)]
-    )
+    ours = np.array([kmeans(x, 30, seed=s, **settings).objective for s in range(100)])
     error = np.sqrt((expected.var(ddof=1) + ours.var(ddof=1)) / 100)
     assert abs(ours.mean() - expected.mean()) < 3 * error
     assert error < 0.01 * expected.mean()  # random and k-means++ differ by more than three of these
@@ -58,30 +64,27 @@ def test_single_starts_end_on_average_where_those_of_scikit_learn_end(init):
 def test_the_best_of_ten_starts_is_the_best_of_ten_single_ones(most):
     x, _ = blobs(3, C=30, N=900, noise=1.0)
     for seed in range(3):
-        single, ten = KMeans(restarts=1, iterations=most), KMeans(iterations=most)
-        runs = [
-            clustering.kmeans(x, 30, seed=clustering._derived(seed, n), settings=single)
-            for n in range(10)
-        ]
+        ten = {"kmeans_iterations": most}
+        single = ten | {"kmeans_restarts": 1}
+        runs = [kmeans(x, 30, seed=clustering._derived(seed, n), **single) for n in range(10)]
         best = min(runs, key=lambda run: run.objective)
-        found = clustering.kmeans(x, 30, seed=seed, settings=ten)
+        found = kmeans(x, 30, seed=seed, **ten)
         assert np.array_equal(found.assignment, best.assignment)
         assert found.objective == pytest.approx(best.objective, rel=1e-5)
         assert found.iterations == best.iterations
 
 
 def test_ten_restarts_up_to_a_thousand_clusters():
-    assert [KMeans().starts(k) for k in (1, 1000, 1001)] == [10, 10, 1]
-    assert KMeans(restarts=3).starts(5000) == 3
+    assert [clustering.restarts(Settings(), k) for k in (1, 1000, 1001)] == [10, 10, 1]
+    assert clustering.restarts(Settings(kmeans_restarts=3), 5000) == 3
 
 
 def test_the_path_of_a_gpu_gives_the_clusters_of_the_processor():
     x, _ = blobs(12, noise=0.5)
-    expected = clustering.kmeans(x, 12, seed=0, settings=KMeans(restarts=1))
+    expected = kmeans(x, 12, seed=0, kmeans_restarts=1)
     points = x - x.mean(axis=0)
     start = seeding.initial(points, 12, "k-means++", 0, 1, lambda _: None)
-    meter = clustering._Meter(None, 1, 12)
-    found = clustering._on_gpu(faiss, points, start.centroids, 300, meter)
+    found = clustering._on_gpu(faiss, points, start.centroids, 300, lambda: None)
     assert normalized_mutual_info_score(found.assignment, expected.assignment) == pytest.approx(1)
     assert found.objective == pytest.approx(expected.objective, rel=1e-4)
 
@@ -91,7 +94,7 @@ def test_all_points_are_used():
     x = np.zeros((20_000, 1), np.float32)
     x[::2] = 1.0
     x[7] = 5000.0
-    objective = clustering.kmeans(x, 1, seed=0).objective
+    objective = kmeans(x, 1, seed=0).objective
     assert objective == pytest.approx(squares(x, np.zeros(len(x))), rel=1e-5)
 
 
@@ -101,9 +104,7 @@ def test_objective_is_that_of_the_assignment_and_restarts_never_raise_it(distanc
     rows = x / np.linalg.norm(x, axis=1, keepdims=True) if distance == "cos" else x
     previous = np.inf
     for restarts in (1, 4, 8):
-        found = clustering.kmeans(
-            x, 12, seed=0, settings=KMeans(restarts=restarts), distance=distance
-        )
+        found = kmeans(x, 12, seed=0, kmeans_restarts=restarts, distance=distance)
         # Converged: centroids are the means of their clusters.
         assert found.objective == pytest.approx(squares(rows, found.assignment), rel=1e-4)
         assert found.objective <= previous
@@ -112,27 +113,26 @@ def test_objective_is_that_of_the_assignment_and_restarts_never_raise_it(distanc
 
 def test_separate_blobs_are_found():
     x, labels = blobs(2, noise=0.001, C=4)
-    scores, _ = clustering.cluster_scores(x, labels, "l2", [0, 1])
-    assert scores["nmi"] == pytest.approx([1, 1])
-    assert scores["ami"] == pytest.approx([1, 1])
+    scores = scores_of(x, labels, "l2", seeds=2)
+    assert scores["nmi"]["values"] == pytest.approx([1, 1])
+    assert scores["ami"]["values"] == pytest.approx([1, 1])
 
 
 def test_scores_are_those_of_scikit_learn_on_each_assignment():
     x, labels = blobs(3, noise=1.5)
-    one = KMeans(restarts=1)
-    scores, _ = clustering.cluster_scores(x, labels, "cos", [5, 6, 7], settings=one)
-    for seed, nmi, ami in zip([5, 6, 7], scores["nmi"], scores["ami"], strict=True):
-        found = clustering.kmeans(x, 12, seed=seed, distance="cos", settings=one).assignment
+    scores = scores_of(x, labels, "cos", kmeans_restarts=1)
+    both = zip(scores["nmi"]["values"], scores["ami"]["values"], strict=True)
+    for seed, (nmi, ami) in enumerate(both):
+        found = kmeans(x, 12, seed=seed, distance="cos", kmeans_restarts=1).assignment
         assert nmi == normalized_mutual_info_score(labels, found)
         assert ami == pytest.approx(adjusted_mutual_info_score(labels, found), abs=1e-12)
-    assert len(set(scores["nmi"])) > 1
+    assert len(set(scores["nmi"]["values"])) > 1
 
 
 def test_the_seed_decides_everything():
     x, _ = blobs(4, noise=1.5)
-    two = KMeans(restarts=2)
     first, again, other = (
-        clustering.kmeans(x, 12, seed=seed, settings=two).assignment for seed in (8, 8, 9)
+        kmeans(x, 12, seed=seed, kmeans_restarts=2).assignment for seed in (8, 8, 9)
     )
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
@@ -142,7 +142,7 @@ def test_cos_ignores_the_lengths_of_rows():
     x, _ = blobs(5)
     stretched = x * 2.0 ** np.random.default_rng(0).integers(-9, 9, (len(x), 1))
     plain, same, other = (
-        clustering.kmeans(rows, 12, seed=0, distance=d).assignment
+        kmeans(rows, 12, seed=0, distance=d).assignment
         for rows, d in ((x, "cos"), (stretched, "cos"), (stretched, "l2"))
     )
     assert np.array_equal(plain, same)
@@ -153,7 +153,7 @@ def test_cos_ignores_the_lengths_of_rows():
 def test_size_and_place_of_the_rows_do_not_matter_to_l2(size):
     x, labels = blobs(6, noise=0.01, C=4)
     moved = (x.astype(np.float64) + 1e4) * size
-    found = clustering.kmeans(moved, 4, seed=1)
+    found = kmeans(moved, 4, seed=1)
     assert normalized_mutual_info_score(labels, found.assignment) == pytest.approx(1)
     assert found.objective / size**2 == pytest.approx(squares(x, labels), rel=1e-3)
 
@@ -161,7 +161,7 @@ def test_size_and_place_of_the_rows_do_not_matter_to_l2(size):
 @pytest.mark.parametrize("k", [1, 2, 5, 59])
 def test_more_clusters_than_distinct_points(k, capfd):
     x = np.repeat(np.array([[0.0, 1.0], [3.0, 0.0]], np.float32), 30, axis=0)
-    found = clustering.kmeans(x, k, seed=0)
+    found = kmeans(x, k, seed=0)
     assert len(np.unique(found.assignment)) == k  # none is empty
     assert found.objective == pytest.approx(0 if k > 1 else 150, abs=1e-5)
     assert capfd.readouterr() == ("", "")
@@ -169,17 +169,17 @@ def test_more_clusters_than_distinct_points(k, capfd):
 
 def test_as_many_clusters_as_points(capfd):
     x, _ = blobs(7, N=40)
-    found = clustering.kmeans(x, 40, seed=0)
+    found = kmeans(x, 40, seed=0)
     assert sorted(found.assignment) == list(range(40))
     assert found.objective == pytest.approx(0, abs=1e-5)
-    scores, _ = clustering.cluster_scores(x, np.arange(40), "cos", [0])
-    assert scores["nmi"] == pytest.approx([1])
+    scores = scores_of(x, np.arange(40), "cos", seeds=1)
+    assert scores["nmi"]["values"] == pytest.approx([1])
     assert capfd.readouterr() == ("", "")
 
 
 def test_one_cluster_holds_all():
     x, _ = blobs(8)
-    found = clustering.kmeans(x, 1, seed=0)
+    found = kmeans(x, 1, seed=0)
     assert not found.assignment.any()
     assert found.objective == pytest.approx(squares(x, found.assignment), rel=1e-5)
 
@@ -187,7 +187,7 @@ def test_one_cluster_holds_all():
 @pytest.mark.parametrize("distance", ["cos", "l2"])
 def test_all_equal_and_zero_rows(distance, capfd):
     for value in (0.0, 2.5):
-        found = clustering.kmeans(np.full((50, 3), value, np.float32), 4, seed=0, distance=distance)
+        found = kmeans(np.full((50, 3), value, np.float32), 4, seed=0, distance=distance)
         assert found.assignment.shape == (50,)
         assert found.objective == pytest.approx(0, abs=1e-9)
     assert capfd.readouterr() == ("", "")
@@ -197,9 +197,9 @@ def test_all_equal_and_zero_rows(distance, capfd):
 def test_memory_maps_of_other_types_give_what_float32_gives(tmp_path, kind):
     x = np.rint(blobs(9)[0] * 10).astype(kind)
     np.save(tmp_path / "x.npy", x)
-    expected = clustering.kmeans(x.astype(np.float32), 12, seed=0)
+    expected = kmeans(x.astype(np.float32), 12, seed=0)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    found = clustering.kmeans(mapped, 12, seed=0)
+    found = kmeans(mapped, 12, seed=0)
     assert np.array_equal(found.assignment, expected.assignment)
     assert found.objective == expected.objective
 
@@ -207,8 +207,8 @@ def test_memory_maps_of_other_types_give_what_float32_gives(tmp_path, kind):
 def test_progress_reaches_its_total_over_all_restarts_and_can_interrupt():
     x, labels = blobs(10, noise=2.0)
     for work in (
-        lambda told: clustering.kmeans(x, 12, seed=0, settings=KMeans(restarts=2), progress=told),
-        lambda told: clustering.cluster_scores(x, labels, "l2", [0, 1, 2], progress=told),
+        lambda told: kmeans(x, 12, seed=0, kmeans_restarts=2, progress=told),
+        lambda told: scores_of(x, labels, "l2", progress=told),
     ):
         seen = []
         work(lambda *step, seen=seen: seen.append(step))
@@ -220,10 +220,10 @@ def test_progress_reaches_its_total_over_all_restarts_and_can_interrupt():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        clustering.kmeans(x, 12, seed=0, progress=stop)
+        kmeans(x, 12, seed=0, progress=stop)
 
 
 @pytest.mark.parametrize("k", [0, 41])
 def test_impossible_numbers_of_clusters_are_explained(k):
     with pytest.raises(DmlError, match="clusters of 40"):
-        clustering.kmeans(blobs(11, N=40)[0], k, seed=0)
+        kmeans(blobs(11, N=40)[0], k, seed=0)
