@@ -21,7 +21,7 @@ from benchmarks.measure import alternate, clustered, machine, record, table
 from retrieval.clustering import cluster_scores, estimated_seconds, restarts
 from retrieval.evaluation import Settings
 from retrieval.kmeans import ITERATIONS, lloyd, seeding
-from retrieval.kmeans.bounds import short_forms
+from retrieval.kmeans.lloyd import short_forms
 from retrieval.kmeans.pairs import all_pairs, initial, iterate
 from retrieval.metrics import cluster_metrics, nmi
 from retrieval.resources import processors, single_blas_thread

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from retrieval.errors import DmlError
 from retrieval.kmeans import lloyd, pairs, seeding
-from retrieval.kmeans.bounds import Short, short_forms
 from retrieval.kmeans.seeding import MANY
 from retrieval.metrics import cluster_metrics
 from retrieval.number_format import duration
@@ -72,15 +70,14 @@ def add_nmi(
     if problem.protocol == QUERY_GALLERY:
         vectors = np.concatenate([problem.query_vectors, vectors])
         codes = np.concatenate([problem.query_codes, codes])
-    if len(settings.distances) > 1 and _unit_length(problem):  # both have the same clusters
-        shared = cluster_scores(vectors, codes, "cos", settings, stage(progress, "k-means"))
-        clusters = dict.fromkeys(settings.distances, shared)
-    else:
-        clusters = {
-            d: cluster_scores(vectors, codes, d, settings, stage(progress, f"k-means ({d})"))
-            for d in settings.distances
-        }
-    scores = {d: values | clusters[d] for d, values in found.result["distances"].items()}
+    clusters = {
+        d: cluster_scores(vectors, codes, d, settings, stage(progress, f"k-means ({d})"))
+        for d in _clustered(problem, settings)
+    }
+    scores = {
+        d: values | clusters[d if d in clusters else "cos"]
+        for d, values in found.result["distances"].items()
+    }
     used = found.result["settings"] | {
         "nmi": True,
         "kmeans_k": k,
@@ -97,8 +94,8 @@ def seconds_of(problem: Problem, settings: Settings) -> float:
     N, D = problem.gallery.shape
     N += len(problem.query_codes) if problem.protocol == QUERY_GALLERY else 0
     k = len(problem.names)
-    distances = 1 if _unit_length(problem) else len(settings.distances)
-    return estimated_seconds(N, D, k, distances * settings.seeds * restarts(settings, k))
+    runs = len(_clustered(problem, settings)) * settings.seeds * restarts(settings, k)
+    return estimated_seconds(N, D, k, runs)
 
 
 def estimated_seconds(points: int, dim: int, clusters: int, runs: int) -> float:
@@ -114,9 +111,10 @@ def restarts(settings: Settings, k: int) -> int:
     return settings.kmeans_restarts or (RESTARTS if k <= MANY else 1)
 
 
-def _unit_length(problem: Problem) -> bool:
-    """Whether all queries and gallery items have length 1, so that l2 and cos are alike."""
-    return unit_length(problem.gallery) and unit_length(problem.query_vectors)
+def _clustered(problem: Problem, settings: Settings) -> Sequence[str]:
+    """The distances by which items are clustered: of l2 and cos, one where all have length 1."""
+    alike = unit_length(problem.gallery) and unit_length(problem.query_vectors)
+    return ("cos",) if alike and len(settings.distances) > 1 else settings.distances
 
 
 def cluster_scores(
@@ -155,7 +153,7 @@ class _Job:
     settings: Settings
     workers: int  # threads; they change no result
     tell: _Meter
-    short: Short | None  # short forms of the points
+    short: lloyd.Short | None  # short forms of the points
     pairs: pairs.Pairs | None  # their distances, for several starts on not too many points
 
 
@@ -174,12 +172,7 @@ def kmeans(
     rows is needed.
     """
     N = len(vectors)
-    if not 1 <= k <= N:
-        raise DmlError(
-            f"{k} clusters of {N} points cannot be made.",
-            f"Between 1 and {N} are possible.",
-            "Ask for fewer clusters.",
-        )
+    assert 1 <= k <= N, "every class has an item"
     points, scale = single_precision(vectors, distance)
     starts = restarts(settings, k)
     workers = allowed(settings.threads or processors())
@@ -187,7 +180,7 @@ def kmeans(
     by_pairs = starts > 1 and settings.kmeans_init != "random" and k <= MANY and N <= pairs.MOST
     with single_blas_thread():
         known = pairs.all_pairs(points, workers) if by_pairs else None
-        short = short_forms(points) if k >= SOME and not by_pairs else None
+        short = lloyd.short_forms(points) if k >= SOME and not by_pairs else None
         job = _Job(points, k, settings, workers, tell, short, known)
         found = [_best(job, [_derived(seed, start) for start in range(starts)]) for seed in seeds]
     return [replace(one, objective=one.objective / scale / scale) for one in found]

@@ -8,19 +8,8 @@ from retrieval.resources import compiled
 
 TIE = np.float32(1e-6)  # of |x|^2: squared distances that differ by less are measured again
 EQUAL = 1e-8  # of |x|^2: in float64, distances that differ by less are equal, the point stays
+WIDTH = 1024  # points whose sums are changed at a time: those of 100 clusters take 400 kB
 ORDERED = {"nnan", "nsz", "contract", "reassoc"}  # no NaN: a minimum may use vector registers
-
-
-@compiled(fastmath=ORDERED)
-def count_nearer(product, norms, limits):
-    """How many of |c|^2 - 2 x c (rows x, columns c) are below the limits of their rows."""
-    total = 0
-    for i in range(len(product)):
-        limit, found = limits[i], np.int32(0)
-        for j in range(product.shape[1]):
-            found += np.int32(norms[j] - np.float32(2) * product[i, j] < limit)
-        total += int(found)
-    return total
 
 
 @compiled(fastmath=ORDERED)
@@ -127,13 +116,13 @@ def squared_distances(product, norms, others, out, start):
 
 
 @compiled(fastmath=ORDERED)
-def count_below(bounds, norms, others, own):
-    """How many of |a|^2 - 2 a b + |b|^2 are below the limits of their columns."""
+def count_below(products, rows, columns, limits):
+    """How many of row - 2 product + column are below the limits of their columns."""
     total = 0
-    for c in range(len(bounds)):
+    for i in range(len(products)):
         found = np.int32(0)
-        for i in range(bounds.shape[1]):
-            found += np.int32(norms[c] - np.float32(2) * bounds[c, i] + others[i] < own[i])
+        for j in range(products.shape[1]):
+            found += np.int32(rows[i] - np.float32(2) * products[i, j] + columns[j] < limits[j])
         total += int(found)
     return total
 
@@ -165,13 +154,6 @@ def gain(distances, own):
     return total
 
 
-@compiled(fastmath=ORDERED)
-def gains(distances, own, start, stop, out):
-    """The gains of some candidates."""
-    for c in range(start, stop):
-        out[c] = gain(distances[c], own)
-
-
 @compiled
 def keep_best(distances, bounds, done, wanted, label, own, other):
     """Choose candidates one by one, each time the one that gains most.
@@ -195,3 +177,72 @@ def keep_best(distances, bounds, done, wanted, label, own, other):
             elif squared < other[i]:
                 other[i] = squared
     return chosen
+
+
+# k-means from the distances of all pairs of points: see pairs.py.
+
+
+@compiled
+def choose_by_pairs(pairs, first, draws, label, own):
+    """Choose centroids by greedy k-means++ among points drawn with numbers from 0 to 1."""
+    N = len(pairs)
+    own[:] = pairs[first]
+    for done in range(len(draws)):
+        sums = np.cumsum(own.astype(np.float64))
+        best, most = 0, -1.0
+        for draw in draws[done]:
+            row = min(np.searchsorted(sums, draw * sums[-1], side="right"), N - 1)
+            gained = gain(pairs[row], own)
+            if gained > most:
+                best, most = row, gained
+        for i in range(N):
+            if pairs[best, i] < own[i]:
+                own[i], label[i] = pairs[best, i], done + 1
+
+
+@compiled
+def add(total, row, times):
+    for i in range(len(total)):
+        total[i] += times * row[i]
+
+
+@compiled
+def transfer_sums(pairs, rows, before, after, sums):
+    """Move points from the sums of their former clusters to those of their new ones."""
+    for begin in range(0, len(pairs), WIDTH):
+        end = begin + WIDTH
+        for row in rows:
+            add(sums[after[row], begin:end], pairs[row, begin:end], np.float32(1))
+            add(sums[before[row], begin:end], pairs[row, begin:end], np.float32(-1))
+
+
+@compiled(fastmath=ORDERED)
+def lower(least, total, scale, shift):
+    """Keep the smaller of `least` and the distances to one more centroid."""
+    for i in range(len(least)):
+        value = total[i] * scale - shift
+        least[i] = value if value < least[i] else least[i]
+
+
+@compiled
+def assign_by_sums(sums, norms, label, own):
+    """Assign points to their nearest centroids; a tie changes nothing."""
+    k, N = sums.shape
+    inside, sizes = np.zeros(k), np.zeros(k)
+    for i in range(N):
+        inside[label[i]] += sums[label[i], i]
+        sizes[label[i]] += 1
+    scale = (1 / sizes).astype(np.float32)
+    shift = (inside / (2 * sizes * sizes)).astype(np.float32)
+    for begin in range(0, N, WIDTH):
+        least = np.full(min(WIDTH, N - begin), np.inf, np.float32)
+        for c in range(k):
+            lower(least, sums[c, begin : begin + WIDTH], scale[c], shift[c])
+        for i in range(begin, begin + len(least)):
+            nearest = sums[label[i], i] * scale[label[i]] - shift[label[i]]
+            if least[i - begin] + TIE * norms[i] < nearest:
+                for c in range(k):
+                    value = sums[c, i] * scale[c] - shift[c]
+                    if value < nearest:
+                        nearest, label[i] = value, c
+            own[i] = max(np.float32(0), nearest)

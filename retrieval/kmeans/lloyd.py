@@ -9,21 +9,68 @@ each by one thread, so that the result does not depend on how many threads there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TypeVar
 
 import numpy as np
 
 from retrieval.kmeans import kernels
-from retrieval.kmeans.bounds import DENSE, Short
 from retrieval.resources import run_all, slices
 
 ROWS, COLUMNS = 1024, 512  # points and centroids of a tile
 SLACK = np.float32(1e-5)  # room for rounding in bounds, as a fraction of squared lengths
 WORTH_THREADS = 1 << 27  # multiplications; fewer take less time than starting threads
 CHOICES = 16  # how many limits of movement are tried in each iteration
+
+REST = 0.1  # of the squared lengths that short forms may leave to the other directions
+SAMPLE = 4096  # points that show in which directions all of them vary
+STEP = 32  # the number of directions of a short form is a multiple of it
+LONGEST = 0.5  # of the dimensions: with more directions a short form saves too little
+ROUNDING = np.float32(1e-6)  # of the squared length
+DENSE = 32  # if more than one in so many products has to be computed, all are, by BLAS
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Short:
+    """Short forms of all points, whose products bound those of the points from above.
+
+    Embeddings vary much in some directions and little in all others. With a the part of x in the
+    first directions and b the rest, x y = a a' + b b' is at most a a' + |b| |b'|: a product of
+    vectors that have |b| as one more dimension. Most centroids are ruled out by it at a fraction
+    of the cost.
+    """
+
+    directions: np.ndarray  # (D, H) orthonormal columns
+    points: np.ndarray  # (N, H + 1)
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        return _shortened(rows, self.directions)
+
+
+def short_forms(points: np.ndarray) -> Short | None:
+    """Short forms of these points, unless they vary in too many directions."""
+    N, D = points.shape
+    sample = points[:: max(1, N // SAMPLE)].astype(np.float64)
+    values, vectors = np.linalg.eigh(sample.T @ sample)
+    rest = 1 - np.cumsum(values[::-1]) / max(values.sum(), np.finfo(np.float64).tiny)
+    H = STEP * (int(np.argmax(rest <= REST)) // STEP + 1)
+    if H > LONGEST * D:
+        return None
+    directions = np.ascontiguousarray(vectors[:, ::-1][:, :H], np.float32)
+    return Short(directions, _shortened(points, directions))
+
+
+def _shortened(rows: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    out = np.empty((len(rows), directions.shape[1] + 1), np.float32)
+    out[:, :-1] = rows @ directions
+    whole = np.einsum("ij,ij->i", rows, rows)
+    rest = whole - np.einsum("ij,ij->i", out[:, :-1], out[:, :-1])
+    out[:, -1] = np.sqrt(np.maximum(rest, 0) + ROUNDING * whole)
+    return out
 
 
 @dataclass
@@ -169,55 +216,45 @@ def _measure_own(found: Clusters, rows: np.ndarray) -> None:
     """Compute the distances of these points to their own centroids."""
 
     def measure(part: slice) -> None:
-        kernels.measure(
-            found.points, found.norms, found.centroids, rows[part], found.label, found.own
-        )
+        state = (rows[part], found.label, found.own)
+        kernels.measure(found.points, found.norms, found.centroids, *state)
 
-    tasks = [partial(measure, part) for part in slices(len(rows), 4 * ROWS)]
-    run_tasks(tasks, found.threads, 2 * len(rows) * found.points.shape[1])
+    work = 2 * len(rows) * found.points.shape[1]
+    for_each(measure, slices(len(rows), 4 * ROWS), found.threads, work)
 
 
 def _compare(found: Clusters, rows: np.ndarray, columns: np.ndarray) -> None:
     """Compare points with centroids other than their own, and assign them to nearer ones."""
     if not len(rows) or not len(columns):
         return
-    whole = found.centroids[columns]
-    shorts = found.short.of(whole) if found.short else None
-    others = Others(columns, whole, squared_lengths(whole), shorts)
+    centroids = found.centroids[columns]
+    norms, zeros = squared_lengths(centroids), np.zeros(len(columns), np.float32)
+    shorts = found.short.of(centroids) if found.short else None
+
+    def compare(part: slice) -> None:
+        some = rows[part]
+        nearest = np.full((2, len(some)), np.inf, np.float32)
+        which = np.full(len(some), -1, np.int32)
+        limits, exact = found.own[some] - found.norms[some], np.full(len(some), -np.inf, np.float32)
+        short = _taken(found.short.points, some) if found.short else None
+        points = None  # taken when they are needed: often the short forms are enough
+        for tile in slices(len(columns), COLUMNS):
+            given = (norms[tile], columns[tile], found.label[some])
+            parts = (found.points, some, centroids[tile], nearest, which)
+            if short is not None and shorts is not None:
+                bounds = short @ shorts[tile].T
+                limits = np.minimum(limits, nearest[0])
+                nearer = kernels.count_below(bounds, -limits, norms[tile], zeros[tile])
+                if nearer * DENSE <= bounds.size:
+                    kernels.fold(bounds, *given, limits, *parts)
+                    continue
+            points = _taken(found.points, some) if points is None else points
+            kernels.fold(points @ centroids[tile].T, *given, exact, *parts)
+        state = (nearest, which, found.label, found.own, found.other)
+        kernels.settle(some, found.points, found.norms, found.centroids, *state)
+
     size = min(ROWS, max(64, -(-len(rows) // 8)))
-    tasks = [partial(_compare_tile, found, rows[part], others) for part in slices(len(rows), size)]
-    run_tasks(tasks, found.threads, len(rows) * whole.size)
-
-
-class Others(NamedTuple):
-    """Centroids that points are compared with."""
-
-    columns: np.ndarray  # (m,) which they are
-    centroids: np.ndarray  # (m, D)
-    norms: np.ndarray  # (m,) squared lengths
-    shorts: np.ndarray | None  # (m, H + 1)
-
-
-def _compare_tile(found: Clusters, rows: np.ndarray, others: Others) -> None:
-    label, limits = found.label[rows], found.own[rows] - found.norms[rows]
-    nearest = np.full((2, len(rows)), np.inf, np.float32)
-    which = np.full(len(rows), -1, np.int32)
-    shorts = _taken(found.short.points, rows) if found.short else None
-    exact = np.full(len(rows), -np.inf, np.float32)
-    points = None  # taken when they are needed: often the short forms are enough
-    for part in slices(len(others.columns), COLUMNS):
-        columns, centroids, norms = others.columns[part], others.centroids[part], others.norms[part]
-        parts = (found.points, rows, centroids, nearest, which)
-        if shorts is not None and others.shorts is not None:
-            bounds = shorts @ others.shorts[part].T
-            limits = np.minimum(limits, nearest[0])
-            if kernels.count_nearer(bounds, norms, limits) * DENSE <= bounds.size:
-                kernels.fold(bounds, norms, columns, label, limits, *parts)
-                continue
-        points = _taken(found.points, rows) if points is None else points
-        kernels.fold(points @ centroids.T, norms, columns, label, exact, *parts)
-    state = (nearest, which, found.label, found.own, found.other)
-    kernels.settle(rows, found.points, found.norms, found.centroids, *state)
+    for_each(compare, slices(len(rows), size), found.threads, len(rows) * centroids.size)
 
 
 def _taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -226,10 +263,13 @@ def _taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return array[first : last + 1] if last - first + 1 == len(rows) else array[rows]
 
 
-def run_tasks(tasks: Sequence[Callable[[], None]], threads: int, work: int) -> None:
-    """Run tasks of so many multiplications on several threads, or here if that would be slower."""
+def for_each(function: Callable[[T], None], items: Iterable[T], threads: int, work: int) -> None:
+    """Call a function with each item, on several threads unless there is little work.
+
+    work: how many multiplications all calls take together.
+    """
     if threads > 1 and work >= WORTH_THREADS:
-        run_all([(task, 1) for task in tasks], threads)
+        run_all([(partial(function, item), 1) for item in items], threads)
         return
-    for task in tasks:
-        task()
+    for item in items:
+        function(item)

@@ -10,13 +10,19 @@ by the choice of another one, few of the others are measured again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from retrieval.kmeans import kernels
-from retrieval.kmeans.bounds import DENSE, Short
-from retrieval.kmeans.lloyd import ROWS, Clusters, from_centroids, run_tasks, unassigned
+from retrieval.kmeans.lloyd import (
+    DENSE,
+    ROWS,
+    Clusters,
+    Short,
+    for_each,
+    from_centroids,
+    unassigned,
+)
 from retrieval.resources import slices
 
 SHARE = 8  # a round adds one centroid for every eight that are there
@@ -55,11 +61,7 @@ def trials(done: int, k: int) -> float:
     return 2 + int(np.log(k)) if k <= MANY else 1 + 8 * (done / k) ** 3
 
 
-def _greedy(
-    found: Clusters,
-    rng: np.random.Generator,
-    tick: Callable[[int], None],
-) -> Clusters:
+def _greedy(found: Clusters, rng: np.random.Generator, tick: Callable[[int], None]) -> Clusters:
     """Greedy k-means++. The distances to the centroids are those of the first assignment."""
     points, N, k = found.points, len(found.points), len(found.centroids)
     done, wanted, drawn = 0, 1, rng.integers(N, size=1)
@@ -98,8 +100,8 @@ def _distances(found: Clusters, drawn: np.ndarray) -> np.ndarray:
         product = points @ found.points[part].T
         kernels.squared_distances(product, norms, found.norms[part], out, part.start)
 
-    tasks = [partial(fill, part) for part in slices(len(found.points), ROWS)]
-    run_tasks(tasks, found.threads, points.size * len(found.points))
+    parts = slices(len(found.points), ROWS)
+    for_each(fill, parts, found.threads, points.size * len(found.points))
     out[np.arange(len(drawn)), drawn] = 0.0
     return out
 
@@ -109,8 +111,8 @@ def _gains(found: Clusters, distances: np.ndarray) -> np.ndarray:
     out = np.empty(len(distances))
 
     def fill(part: slice) -> None:
-        kernels.gains(distances, found.own, part.start, part.stop, out)
+        out[part] = [kernels.gain(squared, found.own) for squared in distances[part]]
 
     parts = slices(len(distances), -(-len(distances) // 8))
-    run_tasks([partial(fill, part) for part in parts], found.threads, 8 * distances.size)
+    for_each(fill, parts, found.threads, 8 * distances.size)
     return out

@@ -7,7 +7,6 @@ from sklearn.cluster import KMeans as SklearnKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
 from retrieval import clustering
-from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
 from retrieval.kmeans import seeding
 
@@ -221,9 +220,3 @@ def test_progress_reaches_its_total_over_all_restarts_and_can_interrupt():
 
     with pytest.raises(KeyboardInterrupt):
         kmeans(x, 12, seed=0, progress=stop)
-
-
-@pytest.mark.parametrize("k", [0, 41])
-def test_impossible_numbers_of_clusters_are_explained(k):
-    with pytest.raises(DmlError, match="clusters of 40"):
-        kmeans(blobs(11, N=40)[0], k, seed=0)
