@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from retrieval.problem import QUERY_GALLERY, Problem
 from retrieval.ranking.identical_rows import rows_among
 from retrieval.ranking.row_scan import Scan
 from retrieval.resources import blocks
+
+if TYPE_CHECKING:
+    from retrieval.results import Result
 
 # A 95% interval over two classes holds the true score in half of all cases, over five in 85%, over
 # thirty in 94%: docs/protocol.md.
@@ -55,13 +59,11 @@ def data_checks(problem: Problem) -> dict[str, int]:
     return checks
 
 
-def warnings(checks: dict[str, int], queries: int, classes: int) -> list[str]:
-    """One sentence for every check that found something."""
-    return [
-        MESSAGES[name].format(n=n, queries=queries, classes=classes)
-        for name, n in checks.items()
-        if n
-    ]
+def warnings(result: Result) -> list[str]:
+    """What a reader of the numbers must know: a sentence for every check that found something."""
+    known = {"queries": result["queries"], "classes": result["classes"]}
+    found = [MESSAGES[name].format(n=n, **known) for name, n in result["checks"].items() if n]
+    return found + result["notes"]
 
 
 def notes(problem: Problem, recall_at: Sequence[int]) -> list[str]:

@@ -33,10 +33,9 @@ class Neighbours(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The nearest positive and negative of each query by float32: not enough to decide a tie."""
+    """The nearest negative of each query by float32: not enough to decide a tie."""
 
-    positive: np.ndarray  # (Q,) int64 gallery index, -1: none
-    negative: np.ndarray  # (Q,) int64
+    negative: np.ndarray  # (Q,) int64 gallery index, -1: none
     margin: np.ndarray  # (Q,) float32, to any scale: how much nearer the positive is; -inf, inf
 
 
@@ -73,13 +72,12 @@ def nearest(
 def nearest_quickly(
     problem: Problem, distance: str, progress: Progress | None = None, memory: int = MEMORY
 ) -> Best:
-    """The nearest positive and the nearest negative of every query, in float32."""
+    """The nearest negative of every query, in float32."""
     space = space_of(problem.query_vectors, problem.gallery, distance)
     near, ids = _scan(problem, space, 1, np.float32, memory, progress)
-    positive, negative = ids[:, POSITIVE, 0], ids[:, NEGATIVE, 0]
     with np.errstate(invalid="ignore"):
         margin = near[:, POSITIVE, 0] - near[:, NEGATIVE, 0]
-    return Best(positive, negative, np.where(positive < 0, -np.inf, margin))
+    return Best(ids[:, NEGATIVE, 0], np.where(ids[:, POSITIVE, 0] < 0, -np.inf, margin))
 
 
 def pair_scores(
@@ -156,7 +154,17 @@ def _scan(
 
 
 @compiled(fastmath=False)
-def _keep_best(product, offset, codes, start, own_offset, own_codes, self_ids, near, ids):
+def _keep_best(
+    product: np.ndarray,
+    offset: np.ndarray,
+    codes: np.ndarray,
+    start: int,
+    own_offset: np.ndarray,
+    own_codes: np.ndarray,
+    self_ids: np.ndarray,
+    near: np.ndarray,
+    ids: np.ndarray,
+) -> None:
     """Insert the items of a tile into the lists of its queries, near and ids (A, 2, k).
 
     An offset is half of a squared length; codes are those of the gallery, from `start` on.

@@ -6,13 +6,13 @@ given relative to the gallery's mean: float32 then spends its digits on what dif
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from retrieval.errors import DmlError
 from retrieval.resources import processors, run_all, slices
 
 UNIT = 1e-5  # by how much a length of 1 may be off in float32
@@ -38,20 +38,16 @@ class Space:
         rows: slice | np.ndarray,
         *,
         query: bool = False,
-        centred: bool = True,
         dtype: DTypeLike = np.float64,
     ) -> np.ndarray:
         """The points (n, D') of some rows, which are queries or gallery items."""
-        ids = np.arange(len(vectors))[rows]
-        out: np.ndarray = np.empty((len(ids), self.width), dtype)
+        some = vectors[rows]  # a slice of a memory map is read below
+        out: np.ndarray = np.empty((len(some), self.width), dtype)
 
         def fill(part: slice) -> None:
-            # A slice reads a memory map in order; an index array would copy first.
-            some = slice(ids[part][0], ids[part][-1] + 1) if isinstance(rows, slice) else ids[part]
-            points = self._plain(vectors[some], query)
-            out[part] = points - self.centre if centred else points
+            out[part] = self._plain(some[part], query) - self.centre
 
-        parts = slices(len(ids), max(16, _CHUNK // max(1, self.width)))
+        parts = _chunks(len(some), self.width)
         run_all([(partial(fill, part), 1) for part in parts], processors())
         return out
 
@@ -71,27 +67,13 @@ class Space:
 
 
 def space_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Space:
-    """Find the scale and the centre for these vectors."""
-    if distance not in ("cos", "l2"):
-        raise DmlError(
-            f'The distance "{distance}" is not known.',
-            "Distances are cos and l2.",
-            "Choose one of these.",
-        )
+    """Find the scale and the centre for these vectors, which are finite."""
     total, top, apart = np.zeros(gallery.shape[1]), 0.0, False
     for vectors in [gallery] if queries is gallery else [gallery, queries]:
-        for part in slices(len(vectors), max(16, _CHUNK // max(1, gallery.shape[1]))):
+        for part in _chunks(*vectors.shape):
             x = np.asarray(vectors[part], dtype=np.float64)
-            size = float(max(x.max(initial=0.0), -x.min(initial=0.0)))
-            if not np.isfinite(size):
-                raise DmlError(
-                    "The embeddings contain NaN or infinite values.",
-                    "They have no distance to anything.",
-                    "Export them again, or drop those rows.",
-                )
-            top = max(top, size)
-            if distance == "cos":
-                apart |= not x.any(axis=1).all()
+            top = max(top, float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
+            apart |= distance == "cos" and not x.any(axis=1).all()
             if vectors is gallery:
                 total += (unit_rows(x) if distance == "cos" else x).sum(axis=0)
     centre = total / max(1, len(gallery))
@@ -114,12 +96,12 @@ def single_precision(vectors: np.ndarray, distance: str) -> tuple[np.ndarray, fl
 
 def unit_length(vectors: np.ndarray) -> bool:
     """Whether all rows have length 1 within float32: cos and l2 are the same space then."""
-    for part in slices(len(vectors), max(16, _CHUNK // max(1, vectors.shape[1]))):
-        x = np.asarray(vectors[part], dtype=np.float64)
-        lengths = np.sqrt(np.einsum("ij,ij->i", x, x))
-        if not (np.abs(lengths - 1) <= UNIT).all():
-            return False
-    return True
+    parts = (vectors[part].astype(np.float64) for part in _chunks(*vectors.shape))
+    return all((np.abs(np.linalg.norm(x, axis=1) - 1) <= UNIT).all() for x in parts)
+
+
+def _chunks(rows: int, width: int) -> Iterator[slice]:
+    return slices(rows, max(16, _CHUNK // max(1, width)))
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
@@ -131,6 +113,9 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
 def row_scores(a: np.ndarray, b: np.ndarray, distance: str) -> np.ndarray:
     """(n,) cosines or Euclidean distances of vectors (n, D), row by row; of zeros, the cosine 0."""
     a, b = a.astype(np.float64), b.astype(np.float64)
+    if distance == "cos":
+        a, b = unit_rows(a), unit_rows(b)
+    squared = np.einsum("ij,ij->i", a - b, a - b)
     if distance == "l2":
-        return np.linalg.norm(a - b, axis=1)
-    return np.einsum("ij,ij->i", unit_rows(a), unit_rows(b))
+        return np.sqrt(squared)
+    return np.where(a.any(axis=1) & b.any(axis=1), 1 - squared / 2, 0.0)

@@ -50,22 +50,24 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [n * step for n in range(first, last + 1)]
 
 
+def within(low: float, high: float, count: int = 5) -> list[float]:
+    """Those of the `ticks` that are not below `low` or above `high`."""
+    return [mark for mark in ticks(low, high, count) if low - 1e-9 <= mark <= high + 1e-9]
+
+
 def recall_curve(curve: dict[str, Curve]) -> Markup:
     """Recall@K over log K of each distance, with its interval as a band."""
     shown = [v for one in curve.values() for v in (*one["recall"], *_known(one["low"]))]
     ks = sorted({k for one in curve.values() for k in one["k"]})
-    marks = ticks(min(shown), 1)
+    low = ticks(min(shown), 1)[0]
     x = Axis(ks[0], ks[-1], LEFT + 8, RIGHT - 8, log=True)
-    y = upward(marks[0], 1)
-    parts = [frame(x, y, _log_ticks(x), [m for m in marks if m < 1.01], "K", as_percent)]
+    y = upward(low, 1)
+    parts = [frame(x, y, _log_ticks(x), within(low, 1), "K", as_percent)]
     for name, one in curve.items():
-        parts.append(_band(one, x, y, name))
-        parts.append(_line(list(zip(one["k"], one["recall"], strict=True)), x, y, name))
-        parts += [
-            f'<circle class="{escape(name)}" cx="{x(k):.1f}" cy="{y(r):.1f}" r="2.6">'
-            f"<title>{escape(name)}: Recall@{k} {100 * r:.2f}</title></circle>"
-            for k, r in zip(one["k"], one["recall"], strict=True)
-        ]
+        points = list(zip(one["k"], one["recall"], strict=True))
+        told = [f"{name}: Recall@{k} {100 * recall:.2f}" for k, recall in points]
+        parts += [_band(one, x, y, name), _line(points, x, y, name)]
+        parts += [_dots(points, told, x, y, name)]
     return svg(parts, "Recall at K over K, by distance")
 
 
@@ -73,11 +75,10 @@ def histogram(one: Histogram, title: str) -> Markup:
     """Shares of positive and negative pairs by distance."""
     edges = one["edges"]
     top = max([*one["positive"], *one["negative"]], default=0) or 1
-    marks = ticks(edges[0], edges[-1])
     x = Axis(edges[0], edges[-1], LEFT, RIGHT)
     y = upward(0, top * 1.05)
-    inside = [m for m in marks if edges[0] - 1e-9 <= m <= edges[-1] + 1e-9]
-    parts = [frame(x, y, inside, [m for m in ticks(0, top, 4) if m <= top], title, as_percent)]
+    marks = within(edges[0], edges[-1])
+    parts = [frame(x, y, marks, within(0, top, 4), title, as_percent)]
     parts += [
         _steps(edges, one["negative"], x, y, "negative"),
         _steps(edges, one["positive"], x, y, "positive"),
@@ -91,7 +92,7 @@ def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
     for value in _known(recall):
         counts[min(bins - 1, int(value * bins + 1e-9))] += 1
     x, y = Axis(0, 1, LEFT, RIGHT), upward(0, max(counts) * 1.05)
-    whole = [m for m in ticks(0, max(counts), 4) if m == int(m) and m <= max(counts)]
+    whole = [mark for mark in within(0, max(counts), 4) if mark == int(mark)]
     parts = [frame(x, y, [0, 0.2, 0.4, 0.6, 0.8, 1], whole, "Recall@1, %", plain, as_percent)]
     for n, count in enumerate(counts):
         left, right, low = x(n / bins) + 1, x((n + 1) / bins) - 1, 100 * n / bins
@@ -130,21 +131,17 @@ def lines(
     marks = ticks(min(values), min(max(values), 1) if percent else max(values))
     x = Axis(across[0], across[-1], LEFT + 8, RIGHT - 8)
     y = upward(marks[0], marks[-1])
-    whole = [m for m in ticks(across[0], across[-1], 6) if across[0] <= m <= across[-1]]
-    whole = [m for m in whole if m == int(m)] or [across[0]]
-    parts = [frame(x, y, whole, marks, "epoch", as_percent if percent else plain)]
+    whole = [mark for mark in within(across[0], across[-1], 6) if mark == int(mark)]
+    form = as_percent if percent else plain
+    parts = [frame(x, y, whole or [across[0]], marks, "epoch", form)]
     for n, (name, column) in enumerate(series.items()):
         kind = f"s{n % SERIES}"
         points = list(zip(across, column, strict=True))
         parts.append(_line(points, x, y, kind))
         if len(across) <= 40:
-            parts += [
-                f'<circle class="{kind}" cx="{x(e):.1f}" cy="{y(v):.1f}" r="2.4"><title>'
-                f"{escape(name)}, epoch {e:g}: {as_percent(v) if percent else plain(v)}"
-                f"</title></circle>"
-                for e, v in points
-                if v is not None
-            ]
+            known = [(epoch, value) for epoch, value in points if value is not None]
+            told = [f"{name}, epoch {epoch:g}: {form(value)}" for epoch, value in known]
+            parts.append(_dots(known, told, x, y, kind))
     return svg(parts, ", ".join(series) + " by epoch")
 
 
@@ -213,6 +210,17 @@ def _line(points: Points, x: Axis, y: Axis, name: str) -> str:
         path += f"{pen}{x(across):.1f} {y(up):.1f}"
         pen = "L"
     return f'<path class="line {escape(name)}" d="{path}"/>' if path else ""
+
+
+def _dots(
+    points: Sequence[tuple[float, float]], told: Sequence[str], x: Axis, y: Axis, name: str
+) -> str:
+    """A dot at each point, with the text that is shown over it."""
+    return "".join(
+        f'<circle class="{escape(name)}" cx="{x(across):.1f}" cy="{y(up):.1f}" r="2.5">'
+        f"<title>{escape(text)}</title></circle>"
+        for (across, up), text in zip(points, told, strict=True)
+    )
 
 
 def _steps(edges: Sequence[float], shares: Sequence[float], x: Axis, y: Axis, name: str) -> str:

@@ -11,7 +11,7 @@ from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays
 from retrieval.reporting.view import ClassColumns
 from retrieval.resources import blocks
-from retrieval.space import row_scores, space_of
+from retrieval.space import row_scores, unit_rows
 
 CONFUSED, EXAMPLES, DUPLICATES = 60, 3, 60
 
@@ -81,10 +81,9 @@ def _rows(problem: Problem, distance: str) -> Iterator[tuple[np.ndarray, np.ndar
     """Blocks of rows (n, D), of length 1 for cos, and their classes (n,), side by side."""
     for vectors, codes in _sides(problem):
         order = np.argsort(codes, kind="stable")
-        space = space_of(vectors, vectors, distance)
         for part in blocks(vectors):
-            rows = space.points(vectors, order[part], centred=False)[:, : vectors.shape[1]]
-            yield rows / space.scale, codes[order[part]]
+            rows = vectors[order[part]].astype(np.float64)
+            yield unit_rows(rows) if distance == "cos" else rows, codes[order[part]]
 
 
 def _means(problem: Problem, items: np.ndarray, distance: str) -> np.ndarray:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from retrieval import bootstrap
-from retrieval.comparison import align, difference
+from retrieval.checks import warnings
+from retrieval.comparison import align, difference, flipped
 from retrieval.embeddings import Embeddings
 from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
@@ -24,25 +25,14 @@ from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
 from retrieval.registry import unknown
 from retrieval.reporting import classes, layout, nearest, sampling, thumbs
-from retrieval.reporting.view import (
-    ChangedQuery,
-    Compared,
-    Confusion,
-    Curve,
-    ItemColumns,
-    Map,
-    Pair,
-    Query,
-    Run,
-    View,
-)
 from retrieval.resources import StageProgress, of_file, stage
-from retrieval.results import Source
-from retrieval.tables import evaluation_warnings
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from retrieval.reporting import view
+    from retrieval.results import Source
+
 NEAR, FLIPS, LONGEST = 8, 100, 300
-CURVE = 1000  # the largest K
+CURVE = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1000)  # values of K
 MEMORY = 512 << 20
 
 
@@ -75,23 +65,22 @@ class Items:
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)  # (side, row) -> item
 
     def query(self, n: int) -> int:
-        return self._number(0, int(n))
+        return self._numbers(0, [n])[0]
 
     def answers(self, found: Sequence[int]) -> list[int]:
-        side = int(self.problem.protocol == QUERY_GALLERY)
-        return [self._number(side, int(n)) for n in found]
+        return self._numbers(int(self.problem.protocol == QUERY_GALLERY), found)
 
-    def _number(self, side: int, row: int) -> int:
-        return self.numbers.setdefault((side, row), len(self.numbers))
+    def _numbers(self, side: int, rows: Sequence[int]) -> list[int]:
+        return [self.numbers.setdefault((side, int(row)), len(self.numbers)) for row in rows]
 
     def paths(self) -> list[str | None]:
         return [self._path(side, row) for side, row in self.numbers]
 
     def _path(self, side: int, row: int) -> str | None:
-        split = self.data.splits.get("gallery" if side else self.problem.split)
-        return None if split is None or split.paths is None else str(split.paths[row])
+        paths = self.data.splits["gallery" if side else self.problem.split].paths
+        return None if paths is None else str(paths[row])
 
-    def columns(self, pictured: dict[str, int]) -> ItemColumns:
+    def columns(self, pictured: dict[str, int]) -> view.ItemColumns:
         codes = [self.problem.query_codes, self.problem.gallery_codes]
         paths = self.paths()
         return {
@@ -110,12 +99,12 @@ def gather(
     options: Options | None = None,
     *,
     pictures: thumbs.Pictures | None = None,
-    run_view: Run | None = None,
+    run_view: view.Run | None = None,
     notes: Sequence[str] = (),
     progress: StageProgress | None = None,
-) -> View:
+) -> view.View:
     """source: what the result says of the file; others: files of the same items to compare with."""
-    options = options or Options()
+    options, tell = options or Options(), progress or _silent
     title, *names = _tails([data.source, *(other.source for other in others)])
     pairs = [align(*comparable(data, other)) for other in others]  # before anything takes long
     problem = from_embeddings(data)
@@ -132,16 +121,19 @@ def gather(
     items = Items(data, problem)
     for n in sorted(n for tab in sample.tabs.values() for n in tab):
         _query(sample.queries[n], ranks, rows[n], items)
-    columns = _told(progress, "classes", classes.columns, problem, ranks, d, _names(data, problem))
+    tell("classes", 0, 1)
+    columns = classes.columns(problem, ranks, d, _names(data, problem))
     # Items are numbered, and get their pictures, in the order of these calls.
-    confused = _confused(problem, ranks, best, items, d)
-    duplicates = _duplicates(problem, best, items, d)
+    confused = _confused(items, ranks, best, d)
+    duplicates = _pairs(items, classes.nearest_strangers(problem, best, d), best, d)
     compared = [
         _compared(name, own, theirs, items, settings, options, progress)
         for name, theirs in zip(names, pairs, strict=True)
     ]
-    histograms = _told(progress, "histograms", sampling.histograms, problem, options.seed)
-    plane = _told(progress, "map", _map, problem, sample.queries, options)
+    tell("histograms", 0, 1)
+    histograms = sampling.histograms(problem, options.seed)
+    tell("map", 0, 1)
+    plane = _map(problem, sample.queries, options)
     for query in sample.queries:  # all of them before the neighbours of some
         items.query(query)
     queries = [
@@ -152,7 +144,7 @@ def gather(
         "title": title,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dmltool": version("dmltool"),
-        "result": own.result | {"source": _encodable(source)},
+        "result": own.result | {"source": source},
         "provenance": _provenance(source, own.result["settings"]),
         "curve": _curve(own, settings),
         "distance": d,
@@ -164,18 +156,20 @@ def gather(
         "compare": compared,
         "histograms": histograms,
         "map": plane,
-        "run": _encodable(run_view),
+        "run": run_view,
         "queries": queries,
         "items": items.columns(pictured.of),
         "thumbs": {"side": thumbs.SIDE, "images": pictured.images},
-        "warnings": [*evaluation_warnings(own.result), *map(shown, notes), *unread],
+        "warnings": [*warnings(own.result), *map(shown, notes), *unread],
     }
 
 
 # Parts of the view
 
 
-def _query(n: int, ranks: np.ndarray, row: tuple[list[int], list[float]], items: Items) -> Query:
+def _query(
+    n: int, ranks: np.ndarray, row: tuple[list[int], list[float]], items: Items
+) -> view.Query:
     near, scores = row
     return {
         "item": items.query(n),
@@ -185,14 +179,11 @@ def _query(n: int, ranks: np.ndarray, row: tuple[list[int], list[float]], items:
     }
 
 
-def _curve(own: Evaluation, settings: Settings) -> dict[str, Curve]:
-    """Recall@K with intervals for K = 1, 2, 3, 5, 8, ... up to CURVE."""
+def _curve(own: Evaluation, settings: Settings) -> dict[str, view.Curve]:
+    """Recall@K with intervals for the K of CURVE, the last of them that of all candidates."""
     problem = own.problem
-    last = min(CURVE, max(1, len(problem.gallery) - (problem.protocol == LEAVE_ONE_OUT)))
-    ks = [1, 2]
-    while ks[-1] + ks[-2] < last:
-        ks.append(ks[-1] + ks[-2])
-    ks = [*(k for k in ks if k < last), last]
+    last = min(CURVE[-1], max(1, len(problem.gallery) - (problem.protocol == LEAVE_ONE_OUT)))
+    ks = [*(k for k in CURVE if k < last), last]
     hits = [(rank[:, None] > 0) & (rank[:, None] <= ks) for rank in own.ranks.values()]
     table = np.hstack(hits)  # (Q, 2 K)
     low, high = bootstrap.interval(
@@ -218,36 +209,25 @@ def _names(data: Embeddings, problem: Problem) -> list[str]:
     return [shown(label) for label in labels.tolist()]
 
 
-def _confused(
-    problem: Problem, ranks: np.ndarray, best: Best, items: Items, d: str
-) -> list[Confusion]:
-    found = list(classes.confused(problem, ranks, best))
-    queries = np.concatenate([np.empty(0, np.int64), *(some for *_, some in found)])
-    scores = iter(pair_scores(problem, queries, best.negative[queries], d).tolist())
+def _confused(items: Items, ranks: np.ndarray, best: Best, d: str) -> list[view.Confusion]:
     return [
         {
             "a": a,
             "b": b,
             "count": count,
             "share": round(share, 4),
-            "examples": _pairs(some, best, items, [next(scores) for _ in some]),
+            "examples": _pairs(items, some, best, d),
         }
-        for a, b, count, share, some in found
+        for a, b, count, share, some in classes.confused(items.problem, ranks, best)
     ]
 
 
-def _duplicates(problem: Problem, best: Best, items: Items, d: str) -> list[Pair]:
-    queries = classes.nearest_strangers(problem, best, d)
-    scores = pair_scores(problem, queries, best.negative[queries], d).tolist()
-    return _pairs(queries, best, items, scores)
-
-
-def _pairs(queries: np.ndarray, best: Best, items: Items, scores: list[float]) -> list[Pair]:
+def _pairs(items: Items, queries: np.ndarray, best: Best, d: str) -> list[view.Pair]:
     """Query, its nearest negative, score."""
-    answers = items.answers(best.negative[queries])
-    return [
-        [items.query(q), g, s] for q, g, s in zip(queries, answers, _digits(scores), strict=True)
-    ]
+    found = best.negative[queries]
+    answers = items.answers(found)
+    scores = _digits(pair_scores(items.problem, queries, found, d))
+    return [[items.query(q), g, s] for q, g, s in zip(queries, answers, scores, strict=True)]
 
 
 def _compared(
@@ -258,15 +238,12 @@ def _compared(
     settings: Settings,
     options: Options,
     progress: StageProgress | None,
-) -> Compared:
+) -> view.Compared:
     """What our file has gained on another one, and lost."""
     tell = of_file(progress, name)
     theirs = run(from_embeddings(data), replace(settings, nmi=False), tell)
     ranks, their_ranks = own.ranks[options.distance], theirs.ranks[options.distance]
-    changed = {
-        "gained": np.flatnonzero((ranks == 1) & (their_ranks != 1)),
-        "lost": np.flatnonzero((ranks != 1) & (their_ranks == 1)),
-    }
+    changed = flipped(their_ranks, ranks)
     rng = np.random.default_rng(options.seed)
     drawn = {kind: rng.permutation(rows)[:FLIPS] for kind, rows in changed.items()}
     chosen = np.concatenate(list(drawn.values()))
@@ -275,7 +252,7 @@ def _compared(
         nearest.rows_of(e.problem, chosen, r[chosen], options.distance, NEAR, stage(tell, "rows"))
         for e, r in ((own, ranks), (theirs, their_ranks))
     ]
-    flips: list[ChangedQuery] = [
+    flips: list[view.ChangedQuery] = [
         {
             "item": items.query(query),
             "kind": kind,
@@ -298,7 +275,7 @@ def _compared(
     }
 
 
-def _map(problem: Problem, queries: np.ndarray, options: Options) -> Map | None:
+def _map(problem: Problem, queries: np.ndarray, options: Options) -> view.Map | None:
     if options.map == "none":
         return None
     method, points = layout.plane(
@@ -315,17 +292,17 @@ def _thumbs(
     progress: StageProgress | None,
 ) -> tuple[thumbs.Thumbs, list[str]]:
     paths = [path for path in items.paths() if path is not None]
+    none = thumbs.Thumbs([], {}, [])
     if pictures is None or not paths:
-        return thumbs.Thumbs([], {}, []), []
+        return none, []
     if find_spec("PIL") is None:
-        why = f"images are not shown: that needs Pillow. {install('cpu')}"
-        return thumbs.Thumbs([], {}, []), [why]
+        return none, [f"images are not shown: that needs Pillow. {install('cpu')}"]
     made = thumbs.thumbnails(paths, pictures, options.budget, stage(progress, "thumbnails"))
     if not made.unread:
         return made, []
-    tried = len(made.unread) + len(made.of)
-    unread = f"images that could not be read: {len(made.unread):,} of {tried:,}"
-    return made, [f"{unread}; the first: {shown(made.unread[0])}"]
+    count, tried = len(made.unread), len(made.unread) + len(made.of)
+    first = shown(made.unread[0])
+    return made, [f"images that could not be read: {count:,} of {tried:,}; the first: {first}"]
 
 
 def _provenance(source: Source, settings: dict[str, Any]) -> list[list[str]]:
@@ -354,15 +331,6 @@ def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:half]}…{text[1 - half :]}"
 
 
-def _encodable(value: Any) -> Any:
-    """The same without lone surrogates, which UTF-8 does not have."""
-    if isinstance(value, dict):
-        return {_encodable(key): _encodable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_encodable(item) for item in value]
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-
-
 def _tails(paths: Sequence[Path | str]) -> list[str]:
     """Names of files, with as many folders as tell them apart."""
     parts = [Path(path).parts for path in paths]
@@ -373,14 +341,9 @@ def _tails(paths: Sequence[Path | str]) -> list[str]:
     return [shown(tail) for tail in tails]
 
 
-def _digits(values: Sequence[float]) -> list[float]:
+def _digits(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
-def _told(
-    progress: StageProgress | None, name: str, function: Callable[..., T], *given: object
-) -> T:
-    """Calls a function that has no progress of its own."""
-    if progress:
-        progress(name, 0, 1)
-    return function(*given)
+def _silent(stage: str, done: int, total: int) -> None:
+    """Progress that nobody wants to hear of."""

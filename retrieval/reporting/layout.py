@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from retrieval.space import space_of
+from retrieval.space import unit_rows
 
 DIMENSIONS = 50  # left by PCA for t-SNE
 STEPS = 500  # of t-SNE; twice as many raised the trustworthiness from 0.872 to 0.875
@@ -19,14 +19,14 @@ def plane(
 
     method: tsne or pca; too few points, or points that are all the same, get PCA.
     """
-    space = space_of(vectors, vectors, distance)
-    points = space.points(vectors, rows, centred=False)[:, : vectors.shape[1]]
-    flat, name = _principal(points), "PCA"
+    points = vectors[rows].astype(np.float64)
+    points = unit_rows(points) if distance == "cos" else points / (np.abs(points).max() or 1.0)
+    flat = _principal(points)
     if method == "tsne" and len(rows) >= FEWEST and np.ptp(flat, axis=0).max() > 0:
         found = _tsne(flat, seed)
         if np.isfinite(found).all():
             return "t-SNE", _fitted(found)
-    return name, _fitted(flat[:, :2])
+    return "PCA", _fitted(flat[:, :2])
 
 
 def _principal(points: np.ndarray) -> np.ndarray:

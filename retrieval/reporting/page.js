@@ -120,7 +120,7 @@
   function rowHead(item, rank) {
     return el("div", { class: "row-head" },
       el("span", { class: "class name" }, nameOf(item)),
-      el("span", { class: `rank ${rankKind(rank)}` }, rankText(rank)),
+      rank == null ? null : el("span", { class: `rank ${rankKind(rank)}` }, rankText(rank)),
       el("span", { class: "path", title: pathOf(item) }, pathOf(item)));
   }
 
@@ -480,10 +480,7 @@
 
   function flipRow(flip, file) {
     const side = (title, rank, items, scores) => el("div", {}, el("h4", {}, `${title}: ${rankText(rank)}`), near(flip.item, items, scores));
-    return el("li", { class: "row" },
-      el("div", { class: "row-head" },
-        el("span", { class: "class name" }, nameOf(flip.item)),
-        el("span", { class: "path", title: pathOf(flip.item) }, pathOf(flip.item))),
+    return el("li", { class: "row" }, rowHead(flip.item),
       el("div", { class: "line-up" }, asked(flip.item),
         el("div", { class: "versus" }, side(view.title, flip.rank, flip.ours, flip.score), side(file, flip.their_rank, flip.theirs, flip.their_score))));
   }

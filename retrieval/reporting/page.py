@@ -74,9 +74,9 @@ def sentence(result: Result) -> str:
     """The protocol, for a reader who does not know the word."""
     queries, gallery = result["queries"], result["gallery"]
     if result["protocol"] == "leave-one-out":
-        who = "Each item" if queries == gallery else f"Each of {queries:,} items drawn at random"
+        who = "each item" if queries == gallery else f"each of {queries:,} items drawn at random"
         return (
-            f"Leave-one-out: {who[0].lower()}{who[1:]} is a query against the {gallery - 1:,} "
+            f"Leave-one-out: {who} is a query against the {gallery - 1:,} "
             "others, and right when the nearest one is of its class."
         )
     return (

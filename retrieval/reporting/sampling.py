@@ -34,10 +34,10 @@ def choose(ranks: np.ndarray, codes: np.ndarray, margin: np.ndarray, seed: int) 
     }
     by_turns = shuffled[np.argsort(_turns(codes[shuffled]), kind="stable")]
     wanted = np.concatenate([*tabs.values(), by_turns])
-    _, first = np.unique(wanted, return_index=True)
-    queries = wanted[np.sort(first)][:MOST]
-    index = {query: n for n, query in enumerate(queries.tolist())}
-    return Sample(queries, {name: [index[q] for q in tab.tolist()] for name, tab in tabs.items()})
+    queries = list(dict.fromkeys(wanted.tolist()))[:MOST]
+    index = {query: n for n, query in enumerate(queries)}
+    shown = {name: [index[query] for query in tab.tolist()] for name, tab in tabs.items()}
+    return Sample(np.array(queries), shown)
 
 
 def _turns(codes: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.resources import Progress, processors
+from retrieval.resources import Progress, processors, slices
 
 SIDE = 64
 BUDGET = 14 << 20  # characters of base64 in all
@@ -41,8 +41,8 @@ def thumbnails(
     used = 0
     with ThreadPoolExecutor(processors()) as pool:
         try:
-            for start in range(0, len(paths), CHUNK):
-                some = paths[start : start + CHUNK]
+            for part in slices(len(paths), CHUNK):
+                some = paths[part]
                 for path, (found, fault) in zip(
                     some, pool.map(lambda p: _made(p, pictures, encode), some), strict=True
                 ):
@@ -57,7 +57,7 @@ def thumbnails(
                         out.images.append(found)
                     out.of[path] = known[found]
                 if progress:
-                    progress(start + len(some), len(paths))
+                    progress(part.stop, len(paths))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
