@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 
 import click
 
@@ -55,8 +55,7 @@ class LazyCommands(Mapping[str, click.Command]):
         self.paths = {name: path for group in COMMANDS.values() for name, path in group.items()}
 
     def __getitem__(self, name: str) -> click.Command:
-        module, _, attribute = (self.paths | HIDDEN)[name].partition(":")
-        return getattr(import_module(module), attribute)
+        return resolve_name((self.paths | HIDDEN)[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.paths)
@@ -90,7 +89,7 @@ class Cli(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            with signals.raised():
+            with signals.raised(), console.on_interrupt(signals.left):
                 return super().invoke(ctx)
         except click.ClickException as error:
             from retrieval.processes import reports_fully
@@ -100,13 +99,9 @@ class Cli(click.Group):
             raise
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
-        except KeyboardInterrupt:
-            console.end_interrupted(console.NOTHING)
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            if signals.happened():  # in an import, for example, that made another error of it
-                console.end_interrupted(console.NOTHING)
             show_error(explained(error))
             ctx.exit(1)
 

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.resources import slices
 
 _BLOCK = 1 << 21  # drawn classes per block: 16 MB for each of three temporaries
 
@@ -29,7 +29,6 @@ def interval(
     (nan, nan) with fewer than two classes: one class says nothing about how classes vary, and an
     interval of width zero would look like certainty.
     """
-    _check(resamples, level)
     return _limits(_resampled_means(values, classes, resamples, seed), level)
 
 
@@ -47,7 +46,6 @@ def paired(
     with the interval: p < 1 - level when the interval leaves zero out. The observed sample counts
     as one more resample, p is never 0. nan with fewer than two classes.
     """
-    _check(resamples, level)
     gain = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     means = _resampled_means(gain[:, None], classes, resamples, seed)  # (resamples, 1)
     mean = float(gain.mean()) if len(gain) else float("nan")
@@ -77,7 +75,6 @@ def paired_runs(
     sizes : array (C,)
         Queries of each class.
     """
-    _check(resamples, level)
     gain, sizes = np.asarray(gain, np.float64), np.asarray(sizes, np.float64)
     S, C = gain.shape
     mean = float(gain.sum() / (S * sizes.sum())) if gain.size else float("nan")
@@ -85,13 +82,12 @@ def paired_runs(
         return mean, (float("nan"), float("nan")), float("nan")
     rng = np.random.default_rng(seed)
     means = np.empty((resamples, 1))
-    step = max(1, _BLOCK // C)
-    for start in range(0, resamples, step):
-        n = min(step, resamples - start)
+    for part in slices(resamples, max(1, _BLOCK // C)):
+        n = part.stop - part.start
         of_classes = rng.multinomial(C, np.full(C, 1 / C), size=n)  # (n, C)
         of_seeds = rng.multinomial(max(1, S - 1), np.full(S, 1 / S), size=n)  # (n, S)
         hits = ((of_seeds @ gain) * of_classes).sum(axis=1)
-        means[start : start + n, 0] = hits / (max(1, S - 1) * (of_classes @ sizes))
+        means[part, 0] = hits / (max(1, S - 1) * (of_classes @ sizes))
     means = mean + _widening(gain, sizes, level) * (means - mean)
     return mean, *_tested(means, level)
 
@@ -122,15 +118,6 @@ def _tested(means: np.ndarray, level: float) -> tuple[tuple[float, float], float
     return (float(low), float(high)), p
 
 
-def _check(resamples: int, level: float) -> None:
-    if resamples < 1:
-        raise DmlError(
-            f"{resamples} resamples are too few.", "At least one is needed.", "Try 2000."
-        )
-    if not 0 < level < 1:
-        raise DmlError(f"The confidence level is {level}.", "It lies between 0 and 1.", "Try 0.95.")
-
-
 def _limits(means: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     """(M,) and (M,): those of -means are exactly the same, mirrored."""
     low, high = (np.quantile(side, (1 - level) / 2, axis=0) for side in (means, -means))
@@ -147,13 +134,11 @@ def _resampled_means(
         return np.full((resamples, sums.shape[1]), np.nan)
     rng = np.random.default_rng(seed)
     means = np.empty((resamples, sums.shape[1]))
-    step = max(1, _BLOCK // C)
-    for start in range(0, resamples, step):
-        n = min(step, resamples - start)
-        drawn = rng.integers(0, C, size=(n, C))
-        drawn += np.arange(n)[:, None] * C
+    for part in slices(resamples, max(1, _BLOCK // C)):
+        n = part.stop - part.start
+        drawn = rng.integers(0, C, size=(n, C)) + np.arange(n)[:, None] * C
         weights = np.bincount(drawn.ravel(), minlength=n * C).reshape(n, C).astype(np.float64)
-        means[start : start + n] = (weights @ sums) * unit / (weights @ sizes)[:, None]
+        means[part] = (weights @ sums) * unit / (weights @ sizes)[:, None]
     return means
 
 
@@ -165,19 +150,15 @@ def _class_sums(
     The unit is a power of two so coarse that no sum of C of them is rounded, so fine that 2^-50 of
     the largest is kept: the products above are the same whatever else is multiplied beside them.
     """
-    names, member = np.unique(classes, return_inverse=True)
-    C = len(names)
-    order = np.argsort(member, kind="stable")
-    ends = np.cumsum(np.bincount(member, minlength=C)).tolist()
-    runs = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    _, member, sizes = np.unique(classes, return_inverse=True, return_counts=True)
+    C, order = len(sizes), np.argsort(member, kind="stable")
     sums = np.zeros((C, columns.shape[1]))
     for m, column in enumerate(columns.T):
         if np.array_equal(column, np.rint(column)):  # whole numbers: exact in any order
             sums[:, m] = np.bincount(member, weights=column, minlength=C)
         else:
-            listed = column[order].tolist()
-            sums[:, m] = [math.fsum(listed[run]) for run in runs]
+            by_class = np.split(column[order], np.cumsum(sizes)[:-1])
+            sums[:, m] = [math.fsum(values.tolist()) for values in by_class]
     top = np.abs(sums).max(axis=0, initial=0.0) * max(C, 1)
     unit = np.ldexp(1.0, np.frexp(np.where(top > 0, top, 1.0))[1] - 52)
-    sizes = np.bincount(member, minlength=C).astype(np.float64)
-    return sizes, np.rint(sums / unit), unit
+    return sizes.astype(np.float64), np.rint(sums / unit), unit

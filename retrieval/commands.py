@@ -31,6 +31,7 @@ from retrieval.options import (
     scoring_options,
     scoring_settings,
     tell_device,
+    whole_option,
 )
 
 if TYPE_CHECKING:
@@ -50,18 +51,15 @@ if TYPE_CHECKING:
     default=None,
     help="Compute NMI and AMI by k-means.  [default: if it takes less than 2 min]",
 )
-@click.option(
+@whole_option(
     "--kmeans-iterations",
-    type=click.IntRange(1),
+    "Most iterations of a k-means run, which ends when nothing changes.",
     default=ITERATIONS,
-    show_default=True,
-    help="Most iterations of a k-means run, which ends when nothing changes.",
 )
-@click.option(
+@whole_option(
     "--kmeans-restarts",
-    type=click.IntRange(1),
-    help="Starts of k-means for each seed; the best is kept.  [default: 10 up to 1,000 clusters, "
-    "else 1]",
+    "Starts of k-means for each seed; the best is kept.  [default: 10 up to 1,000 clusters, else "
+    "1]",
 )
 @click.option(
     "--drop-nonfinite", is_flag=True, help="Leave out rows with NaN or infinity instead of failing."
@@ -99,12 +97,13 @@ def eval_command(
       dmltool eval 's3://bucket/shards/*.npy' --labels s3://bucket/labels.npy
       torchrun --nproc-per-node=8 -m cli eval large.h5 --no-nmi
     """
+    from retrieval.checks import warnings
     from retrieval.embeddings import provenance
-    from retrieval.evaluation import rank
+    from retrieval.evaluation import score
     from retrieval.loading import load
     from retrieval.problem import from_embeddings
     from retrieval.sources import Sources
-    from retrieval.tables import evaluation_warnings, per_class_csv
+    from retrieval.tables import per_class_csv
 
     settings = scoring_settings(**scoring)
     with ProgressBar() as report:
@@ -117,17 +116,18 @@ def eval_command(
         data = read(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         lists = data.has_only_neighbours
         problem = None if lists else from_embeddings(data, drop_nonfinite=drop_nonfinite)
-    if problem is None and per_class:
-        raise click.UsageError("--per-class needs labels, and the file has none.")
-    if world.rank:  # helps to count; the first process does everything else
-        if problem is not None:
-            rank(problem, settings.of(data), world=world)
-        return
     if problem is None:
-        _compare_lists(data, settings, sources, output)
+        if per_class:
+            raise click.UsageError("--per-class needs labels, and the file has none.")
+        if world.rank == 0:
+            _compare_lists(data, settings, sources, output)
+        return
+    settings = settings.of(data)
+    if world.rank:  # helps to count; the first process does everything else
+        score(problem, settings, world=world)
         return
     tell_device(settings.device, data)
-    evaluation, interrupted = _score(problem, settings.of(data), sources, not as_json, world)
+    evaluation, interrupted = _score(problem, settings, sources, not as_json, world)
     result = evaluation.result | {"source": provenance(data)}
     if classes:
         from retrieval.files import write_text
@@ -136,7 +136,7 @@ def eval_command(
     output.write(result)
     if not as_json:
         _tell_source(data)
-    for line in evaluation_warnings(result) if not as_json else result["notes"]:
+    for line in warnings(result) if not as_json else result["notes"]:
         warn(line)
     if interrupted:
         raise click.exceptions.Exit(signals.INTERRUPTED)
@@ -192,8 +192,7 @@ def _with_nmi(
     from retrieval.clustering import LONG, add_nmi, seconds_of
     from retrieval.number_format import duration
 
-    seconds = seconds_of(problem, settings)
-    if settings.nmi and seconds > LONG:
+    if settings.nmi and (seconds := seconds_of(problem, settings)) > LONG:
         tell(
             f"k-means for NMI takes about {duration(seconds)} on two cores; "
             "Ctrl-C leaves it out and keeps the rest."
@@ -261,7 +260,6 @@ def compare(
     Example:
       dmltool compare old.h5 new.h5 --distance cos
     """
-    from retrieval.comparison import assist
     from retrieval.comparison import compare as paired
     from retrieval.loading import load
     from retrieval.sources import Sources
@@ -274,11 +272,10 @@ def compare(
     with ProgressBar() as report:
         read = partial(load, train=False, progress=report, places=sources.places)
         first, second = (read(name, labels=labels) for name in (a, b))
-        if world.rank:
-            assist(first, second, settings, world)
-            return
         tell_device(settings.device, first, second)
         result = paired(first, second, settings, report, world)
+    if world.rank:  # has helped to count; the first process does everything else
+        return
     sources.check_unchanged()
     output.write(result)
     if as_json:

@@ -9,7 +9,7 @@ import numpy as np
 
 from retrieval import bootstrap
 from retrieval.embeddings import Embeddings, Split
-from retrieval.evaluation import Evaluation, Settings, rank, run
+from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading import comparable, loaded
 from retrieval.matching import match_rows
 from retrieval.metrics import cluster_metrics
@@ -41,14 +41,15 @@ def compare(
     progress : function, optional
         Called with (stage, done, total).
     world : World, optional
-        The processes that share the work: rank 0 calls this, the others `assist`.
+        The processes that share the work: all of them call this.
 
     Returns
     -------
     dict
         Differences with paired class-bootstrap intervals and p values, as in docs/json.md.
     """
-    a, b, settings = prepared(a, b, settings)
+    a, b = comparable(loaded(a), loaded(b))
+    b, settings = align(a, b), (settings or Settings(nmi=False)).of(a)
     first, second = (
         run(from_embeddings(data), settings, of_file(progress, name), world)
         for name, data in (("A", a), ("B", b))
@@ -68,21 +69,6 @@ def compare(
         "settings": first.result["settings"],
         "notes": first.result["notes"],  # B has the same items, and so the same notes
     }
-
-
-def prepared(
-    a: Embeddings | str | Path, b: Embeddings | str | Path, settings: Settings | None
-) -> tuple[Embeddings, Embeddings, Settings]:
-    """Both embeddings with the same items in their rows, and the settings for them."""
-    a, b = comparable(loaded(a), loaded(b))
-    return a, align(a, b), (settings or Settings(nmi=False)).of(a)
-
-
-def assist(a: Embeddings, b: Embeddings, settings: Settings, world: World) -> None:
-    """Count the share of this rank, while rank 0 runs `compare`."""
-    a, b, settings = prepared(a, b, settings)
-    for data in (a, b):
-        rank(from_embeddings(data), settings, world=world)
 
 
 def align(a: Embeddings, b: Embeddings) -> Embeddings:
@@ -126,10 +112,15 @@ def difference(
 
 def _flipped(first: Evaluation, second: Evaluation, d: str, a: Embeddings) -> dict[str, list[Flip]]:
     """Rows (and paths) of the queries that only one of the two gets right at rank 1."""
-    one, two = first.ranks[d] == 1, second.ranks[d] == 1
-    rows = first.problem.query_rows
-    split = a.splits[first.problem.split]
-    return {"gained": _listed(split, rows[two & ~one]), "lost": _listed(split, rows[one & ~two])}
+    rows, split = first.problem.query_rows, a.splits[first.problem.split]
+    changed = flipped(first.ranks[d], second.ranks[d])
+    return {kind: _listed(split, rows[queries]) for kind, queries in changed.items()}
+
+
+def flipped(first: np.ndarray, second: np.ndarray) -> dict[str, np.ndarray]:
+    """Of ranks (Q,) of two files, the queries that only the second gets right, or the first."""
+    one, two = first == 1, second == 1
+    return {"gained": np.flatnonzero(two & ~one), "lost": np.flatnonzero(one & ~two)}
 
 
 def _listed(split: Split, rows: np.ndarray) -> list[Flip]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -29,7 +29,6 @@ from retrieval.world import ALONE, from_environment
 if TYPE_CHECKING:
     from rich.console import Console
 
-NOTHING = "nothing was written"
 GOES_ON = "the same command goes on"
 OWN_OPTIONS = ("threads", "device", "provider")  # of which each process has its own
 FILES = ("FILE", "FOLDER", "PATH")  # what the help calls the values of options that name files
@@ -54,9 +53,10 @@ def use_safe_encodings() -> None:
     """
     codecs.register_error("dmltool", _replace_unencodable)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell: dmltool ... >&-
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell: dmltool ... >&-
+            stream = Path(os.devnull).open("w")  # noqa: SIM115
+            setattr(sys, name, stream)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="dmltool")
 
@@ -172,15 +172,9 @@ def _options() -> tuple[dict[str, object], list[str]]:
 # Ctrl-C
 
 
-def end_interrupted(left: str) -> NoReturn:
-    """Say that Ctrl-C was pressed and what is left behind, and exit with code 130."""
-    click.echo(f"\nInterrupted: {left}.", err=True)
-    raise click.exceptions.Exit(signals.INTERRUPTED)
-
-
 @contextmanager
 def on_interrupt(left: Callable[[], str]) -> Iterator[None]:
-    """Say on Ctrl-C what `left()` returns: what is there to go on from."""
+    """Say on Ctrl-C what `left()` returns: what is there to go on from; exit with code 130."""
     before, signals.left = signals.left, left  # said there if an import does not let Ctrl-C through
     try:
         yield
@@ -189,7 +183,8 @@ def on_interrupt(left: Callable[[], str]) -> Iterator[None]:
     except (KeyboardInterrupt, Exception) as error:
         if not isinstance(error, KeyboardInterrupt) and not signals.happened():
             raise  # else a library has made another error of Ctrl-C
-        end_interrupted(left())
+        click.echo(f"\nInterrupted: {left()}.", err=True)
+        raise click.exceptions.Exit(signals.INTERRUPTED) from None
     finally:
         signals.left = before
 
@@ -205,7 +200,7 @@ def resumable(*files: Path, resume: bool) -> Callable[[], str]:
 
     def left() -> str:
         written = any(now and now != was for now, was in zip(state(), before, strict=True))
-        return "add --resume to go on" if written else NOTHING
+        return "add --resume to go on" if written else signals.NOTHING
 
     return left
 
@@ -265,31 +260,29 @@ class ProgressBar:
     def __init__(
         self, console: Console | None = None, delay: float = 1.0, quiet: float = 10.0
     ) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress
 
         self.console = console or safe_console(stderr=True)
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            "{task.description}",
             BarColumn(bar_width=10),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[text]}"),
+            "{task.percentage:>3.0f}%",
+            "{task.fields[left]}",
+            "{task.fields[text]}",
             console=self.console,
             transient=True,
         )
         self.task = self.bar.add_task("reading", total=None, left="", text="")
         self.stage = ""
         self.since = (time.monotonic(), 0)  # when the stage began, and how much was done then
-        self.delay, self.quiet, self.told = delay, quiet, time.monotonic()
+        self.quiet, self.told = quiet, time.monotonic()
         # By a timer, so that work that reports nothing yet is seen as well.
         self.timer = threading.Timer(delay, self.bar.start)
         self.timer.daemon = True
 
     def __enter__(self) -> ProgressBar:
-        if self.console.is_terminal and self.delay:
+        if self.console.is_terminal:
             self.timer.start()
-        elif self.console.is_terminal:
-            self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -94,7 +94,7 @@ def log_squares(
     n = len(vectors)
     if n < 2:
         return LogSquares(0.0, 0, 0)
-    centre, least = np.zeros(vectors.shape[1]), SAME_DIRECTION
+    centre, least = np.zeros(vectors.shape[1]), float(SAME_DIRECTION)
     if distance == "l2":  # distances do not change, and products lose fewer digits
         centre = sum(vectors[part].sum(0, np.float64) for part in slices(n, tile)) / n
         least = 0.0

@@ -24,7 +24,7 @@ from retrieval.problem import (
     sample,
 )
 from retrieval.ranking.backends.choice import PATTERN
-from retrieval.ranking.ranks import Ranks, count_ranks
+from retrieval.ranking.ranks import count_ranks
 from retrieval.resources import StageProgress, allowed, stage
 from retrieval.world import ALONE, World
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 LEAST = {"seeds": 1, "kmeans_iterations": 1, "kmeans_restarts": 1, "queries": 1, "threads": 1}
-LEAST |= {"seed": 0, "memory": 64 << 20}
+LEAST |= {"seed": 0, "resamples": 1, "memory": 64 << 20}
 
 
 @dataclass(frozen=True)
@@ -61,24 +61,16 @@ class Settings:
             given = getattr(self, name)
             several = [given] if isinstance(given, str | int) else given
             object.__setattr__(self, name, tuple(several))
+        known = set(self.distances) & {*DISTANCES}
+        ks = self.recall_at
+        whole = all(isinstance(k, int | np.integer) and k is not True and k >= 1 for k in ks)
+        starts = " or ".join(map(repr, STARTS))
         rules = {
-            "distances": (
-                0 < len(set(self.distances) & {*DISTANCES}) == len(self.distances),
-                f"wants some of {DISTANCES}",
-            ),
-            "recall_at": (
-                min(self.recall_at, default=1) >= 1
-                and all(
-                    isinstance(k, int | np.integer) and not isinstance(k, bool)
-                    for k in self.recall_at
-                ),
-                "wants whole numbers from 1",
-            ),
-            "device": (
-                PATTERN.fullmatch(self.device) is not None,
-                "wants 'auto', 'cpu', 'cuda' or a GPU such as 'cuda:1'",
-            ),
-            "kmeans_init": (self.kmeans_init in STARTS, f"wants {' or '.join(map(repr, STARTS))}"),
+            "distances": (0 < len(known) == len(self.distances), f"wants some of {DISTANCES}"),
+            "recall_at": (whole, "wants whole numbers from 1"),
+            "device": (PATTERN.fullmatch(self.device), "wants auto, cpu, cuda or one GPU: cuda:1"),
+            "kmeans_init": (self.kmeans_init in STARTS, f"wants {starts}"),
+            "level": (0 < self.level < 1, "wants a number between 0 and 1"),
         }
         for name, low in LEAST.items():
             value = getattr(self, name)
@@ -188,40 +180,16 @@ def run(
     progress: StageProgress | None = None,
     world: World = ALONE,
 ) -> Evaluation:
-    """Evaluates the problem; `progress(stage, done, total)` hears of everything long."""
+    """Evaluates the problem; `progress(stage, done, total)` hears of everything long.
+
+    Of several processes, each counts its share of the ranks; the first one clusters.
+    """
     found = score(problem, settings, progress, world)
-    if settings.nmi is False:
+    if settings.nmi is False or world.rank:
         return found
     from retrieval.clustering import add_nmi  # not imported where k-means is not wanted
 
     return add_nmi(found, problem, settings, progress)
-
-
-def rank(
-    problem: Problem,
-    settings: Settings,
-    progress: StageProgress | None = None,
-    world: World = ALONE,
-) -> tuple[Problem, dict[str, Ranks]]:
-    """The problem with the queries that the settings ask for, and their ranks by each distance.
-
-    Of several processes, each counts its share: all of them call this, and rank 0 goes on.
-    """
-    require_common_label(problem)
-    if settings.queries is not None:
-        problem = sample(problem, settings.queries, settings.seed)
-    if world.size > 1:
-        world.require_same(problem.checksum(), "embeddings")
-    return problem, count_ranks(
-        problem,
-        distances=settings.distances,
-        positions=settings.map_at_r,
-        memory=settings.memory,
-        threads=settings.threads and allowed(settings.threads),
-        device=settings.device,
-        progress=stage(progress, "ranks"),
-        world=world,
-    )
 
 
 def score(
@@ -231,9 +199,22 @@ def score(
     world: World = ALONE,
 ) -> Evaluation:
     """All scores but NMI and AMI, which k-means may take long for: `clustering.add_nmi`."""
-    settings = settings.of()
-    full = problem
-    problem, ranked = rank(full, settings, progress, world)
+    settings, full = settings.of(), problem
+    require_common_label(problem)
+    if settings.queries is not None:
+        problem = sample(problem, settings.queries, settings.seed)
+    if world.size > 1:
+        world.require_same(problem.checksum(), "embeddings")
+    ranked = count_ranks(
+        problem,
+        distances=settings.distances,
+        positions=settings.map_at_r,
+        memory=settings.memory,
+        threads=settings.threads and allowed(settings.threads),
+        device=settings.device,
+        progress=stage(progress, "ranks"),
+        world=world,
+    )
     found = checks.data_checks(full)
     per_query = {
         d: metrics.query_scores(r.rank, r.positions, settings.recall_at) for d, r in ranked.items()

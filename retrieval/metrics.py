@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from retrieval import number_format
+from retrieval.number_format import interval, percent
 
 DISTANCES = ("l2", "cos")  # in the order in which they are shown everywhere
 
@@ -248,8 +248,8 @@ def _score(scores: Mapping[str, Any], metric: Metric, k: str) -> Score:
     if value is None:
         return Score("", "")
     if metric.at_k:
-        return Score(number_format.percent(value[k]), number_format.interval((span or {}).get(k)))
+        return Score(percent(value[k]), interval((span or {}).get(k)))
     if metric.reads != "clusters":
-        return Score(number_format.percent(value), number_format.interval(span))
-    seeds = f"± {number_format.percent(value['std'])} ({len(value['values'])} seeds)"
-    return Score(number_format.percent(value["mean"]), "" if value["std"] is None else seeds)
+        return Score(percent(value), interval(span))
+    seeds = f"± {percent(value['std'])} ({len(value['values'])} seeds)"
+    return Score(percent(value["mean"]), "" if value["std"] is None else seeds)

@@ -114,6 +114,12 @@ output_options = options(
 )
 
 
+def whole_option(name: str, help: str, low: int = 1, **more: Any) -> Callable:
+    """An option that takes a whole number from `low` on; a default is shown."""
+    number = click.IntRange(low)
+    return click.option(name, type=number, show_default="default" in more, help=help, **more)
+
+
 def device_option(task: str = "Device that counts ranks") -> Callable:
     """The option --device; its help begins with the task of the device."""
     return click.option(
@@ -148,13 +154,11 @@ scoring_options = options(
         show_default=True,
         help="Compute MAP@R and R-precision.",
     ),
-    click.option(
+    whole_option(
         "--seeds",
-        type=click.IntRange(1),
+        "Number of k-means results for NMI and AMI, each with its own seed.",
         default=3,
-        show_default=True,
         metavar="N",
-        help="Number of k-means results for NMI and AMI, each with its own seed.",
     ),
     click.option(
         "--kmeans-init",
@@ -163,19 +167,10 @@ scoring_options = options(
         show_default=True,
         help="Initial centroids of k-means: greedy k-means++ or random items.",
     ),
-    click.option(
-        "--queries",
-        type=click.IntRange(1),
-        metavar="N",
-        help="Evaluate only N random queries; the gallery stays complete.",
+    whole_option(
+        "--queries", "Evaluate only N random queries; the gallery stays complete.", metavar="N"
     ),
-    click.option(
-        "--seed",
-        type=click.IntRange(0),
-        default=0,
-        show_default=True,
-        help="Seed of the random queries and of the bootstrap.",
-    ),
+    whole_option("--seed", "Seed of the random queries and of the bootstrap.", 0, default=0),
     click.option(
         "--memory",
         type=Size(),
@@ -183,12 +178,7 @@ scoring_options = options(
         show_default=True,
         help="Limit of working memory, in addition to the embeddings.",
     ),
-    click.option(
-        "--threads",
-        type=click.IntRange(1),
-        metavar="N",
-        help="Number of threads.  [default: one per processor]",
-    ),
+    whole_option("--threads", "Number of threads.  [default: one per processor]", metavar="N"),
     device_option(),
 )
 
@@ -204,14 +194,14 @@ def tell_device(device: str, *several: Embeddings) -> None:
     """Say which device counts the ranks of these embeddings and why, where that is worth a line."""
     from retrieval.ranking.backends.choice import choose
 
-    told = set()
+    notes: dict[str, None] = {}
     for data in several:
         scored = [s.vectors for name, s in data.splits.items() if name != "train"]
         rows = sum(map(len, scored))
-        note = choose(device, rows, rows, scored[0].shape[1]).note if scored else ""
-        if note and note not in told:
-            tell(note)
-        told.add(note)
+        if scored:
+            notes[choose(device, rows, rows, scored[0].shape[1]).note] = None
+    for note in filter(None, notes):
+        tell(note)
 
 
 class Output(NamedTuple):
@@ -224,11 +214,9 @@ class Output(NamedTuple):
     @classmethod
     def checked(cls, as_json: bool, out: str | None, force: bool, inputs: list[Path]) -> Output:
         """Refuse a target that exists or is one of the inputs before the work begins."""
-        if not out:
-            return cls(as_json, None, force)
         from retrieval.files import check_target
 
-        return cls(as_json, check_target(out, force, inputs), force)
+        return cls(as_json, check_target(out, force, inputs) if out else None, force)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Write the result to the target, and print it if JSON is wanted."""

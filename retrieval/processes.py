@@ -205,14 +205,7 @@ def require_same_options(options: Mapping[str, object], world: World, may_differ
 
 def agree(flag: bool, world: World) -> bool:
     """Whether the flag of any rank is true; all ranks wait here for each other."""
-    if world.size == 1:
-        return flag
-    import torch
-    from torch import distributed
-
-    votes = torch.tensor([int(flag)], device=carrier_device(world))
-    distributed.all_reduce(votes, distributed.ReduceOp.MAX)
-    return bool(votes.item())
+    return any(gather(flag, world))
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def _loaded_libraries(modules: int) -> ThreadpoolController:
 
 def stage(progress: StageProgress | None, name: str) -> Progress | None:
     """The progress of one stage."""
-    return None if progress is None else partial(progress, name)
+    return progress and partial(progress, name)
 
 
 def of_file(progress: StageProgress | None, file: str) -> StageProgress | None:

@@ -19,6 +19,7 @@ else:
     import _signal as signal
 
 INTERRUPTED = 130  # exit code, as of a shell
+NOTHING = "nothing was written"
 STEP = "DMLTOOL_STEP"  # set in the environment of commands that another one runs
 AGAIN = 1.0  # seconds within which a second signal is taken for the first: launchers send it too
 
@@ -34,7 +35,7 @@ _main = _thread.get_ident()  # of the thread that runs commands
 
 def left() -> str:
     """What a command leaves behind that Ctrl-C ends; `console.on_interrupt` replaces this."""
-    return ""
+    return NOTHING
 
 
 def end_on_interrupt(name: str) -> None:
@@ -88,8 +89,10 @@ def happened() -> bool:
 
 
 def _end(*_: object) -> None:
-    os.write(2, b"\nInterrupted: nothing was written.\n")
-    os._exit(INTERRUPTED)
+    try:
+        os.write(2, f"\nInterrupted: {left()}.\n".encode())
+    finally:
+        os._exit(INTERRUPTED)
 
 
 def _raise(_: int, frame: types.FrameType | None) -> None:
@@ -126,20 +129,12 @@ def _wait() -> None:
         time.sleep(EVERY)
         while _waiting and not _ended:
             if time.monotonic() - _when > _patience:
-                _tell_and_end()
+                _end()
             _looking = True
             signal.pthread_kill(_main, signal.SIGINT)  # also wakes what sleeps
             time.sleep(EVERY)
 
     _thread.start_new_thread(wait, ())
-
-
-def _tell_and_end() -> None:
-    try:
-        found = left()
-        os.write(2, f"\nInterrupted{': ' if found else ''}{found}.\n".encode())
-    finally:
-        os._exit(INTERRUPTED)
 
 
 def _unraisable(args: sys.UnraisableHookArgs) -> None:

@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from retrieval import metrics
-from retrieval.checks import warnings
 from retrieval.metrics import DISTANCES, per_class_recall, score_rows, title_of
 from retrieval.number_format import (
     counted,
@@ -63,7 +62,7 @@ def _score_table(result: Result, width: int, *reads: str, header: bool) -> Rende
     return Padding(table, (0, 0, 0, 1), expand=False)
 
 
-def _shown_distances(result: Result | Comparison) -> list[str]:
+def _shown_distances(result: Result | Comparison | Agreement) -> list[str]:
     return [d for d in DISTANCES if d in result["distances"]]
 
 
@@ -83,7 +82,7 @@ def headline(result: Result | Comparison) -> str:
 
 def neighbours_table(result: Agreement) -> RenderableType:
     """Recall@K of the neighbours that a file lists, l2 and cos side by side, in percent."""
-    distances = [d for d in ("l2", "cos") if d in result["distances"]]
+    distances = _shown_distances(result)
     table = _table()
     table.add_column("", no_wrap=True)
     for d in distances:
@@ -104,20 +103,15 @@ def taken(data: Embeddings) -> str:
     """x.csv: vectors from d0 ... d31, 32 columns; labels from label. Empty for our own files."""
     if "format" in data.attrs:
         return ""
-    parts = {}
-    for name, split in data.splits.items():
-        roles = [f"{role} from {source}" for role, source in split.taken.items()]
-        parts[name] = "; ".join(roles)
-    if len(parts) > 1 and len(set(parts.values())) > 1:
+    parts = {
+        name: "; ".join(f"{role} from {source}" for role, source in split.taken.items())
+        for name, split in data.splits.items()
+    }
+    if len(set(parts.values())) > 1:
         told = ". ".join(f"{name}: {text}" for name, text in parts.items() if text)
     else:
         told = next(iter(parts.values()), "")
     return f"{data.source}: {told}." if told else ""
-
-
-def evaluation_warnings(result: Result) -> list[str]:
-    """What a reader of the numbers must know."""
-    return warnings(result["checks"], result["queries"], result["classes"]) + result["notes"]
 
 
 def per_class_csv(evaluation: Evaluation, label_names: np.ndarray | None) -> str:

@@ -34,7 +34,9 @@ class Watchdog:
         self.noticed, self.ended = threading.Event(), ""  # the first rank that ended, in words
         for peer in peers:
             peer.settimeout(None)
-            _keep_alive(peer)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name in KEEPALIVE.keys() & vars(socket).keys():  # macOS lacks some
+                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), KEEPALIVE[name])
         threading.Thread(target=self._watch, daemon=True).start()
 
     @classmethod
@@ -49,8 +51,8 @@ class Watchdog:
         peers: dict[socket.socket, str] = {}
         both = socket.has_dualstack_ipv6()  # IPv4 and IPv6
         family = socket.AF_INET6 if both else socket.AF_INET
-        listening = {"family": family, "backlog": size, "dualstack_ipv6": both}
-        with socket.create_server(("", 0), **listening) as server:
+        server = socket.create_server(("", 0), family=family, backlog=size, dualstack_ipv6=both)
+        with server:
             server.settimeout(WAIT)
             store.set("watchdog", f"{server.getsockname()[1]} {token}")
             while len(peers) < size - 1:
@@ -126,11 +128,3 @@ def _receive(peer: socket.socket) -> str:
             return unread.readline(LONGEST).decode("utf-8", "replace").strip()
     except OSError:
         return ""
-
-
-def _keep_alive(peer: socket.socket) -> None:
-    """Let the system find out when the other machine is gone."""
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE.items():
-        if hasattr(socket, name):
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

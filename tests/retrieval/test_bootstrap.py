@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from retrieval import bootstrap
-from retrieval.errors import DmlError
 
 
 def sample(seed: int, C: int = 40, spread: float = 0.25) -> tuple[np.ndarray, np.ndarray]:
@@ -215,9 +214,3 @@ def test_sop_sized_bootstrap_stays_within_200_megabytes():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200e6
-
-
-@pytest.mark.parametrize("wrong", [{"resamples": 0}, {"level": 95}])
-def test_impossible_settings_are_explained(wrong):
-    with pytest.raises(DmlError):
-        interval(np.ones(4), np.arange(4), **wrong)

@@ -263,7 +263,13 @@ def test_arrays_that_do_not_fit_are_refused(args, message):
 def test_settings_that_do_not_work_are_reported_together():
     with pytest.raises(DmlError, match=r"(?s)recall_at.*seeds"):
         Settings(recall_at=(0,), seeds=0)
-    for wrong in ({"distances": ()}, {"distances": ("l3",)}, {"recall_at": (1.5,)}, {"seed": -1}):
+    several = (
+        {"distances": ()},
+        {"distances": ("l3",)},
+        {"recall_at": (1.5,)},
+        {"recall_at": True},
+    )
+    for wrong in (*several, {"seed": -1}, {"resamples": 0}, {"level": 95}):
         with pytest.raises(DmlError, match=next(iter(wrong))):
             Settings(**wrong)
 

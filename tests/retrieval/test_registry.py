@@ -49,7 +49,7 @@ def test_an_added_entry_is_found_and_listed():
     table.add(Entry("mine", "math:tan", "my own"))
     assert table.find("mine").load() is math.tan
     assert table.summaries() == {"group": "a group", "triplet": "three", "mine": "my own"}
-    assert len(table) == 3
+    assert len(list(table)) == 3
 
 
 @pytest.mark.parametrize(
