@@ -79,16 +79,23 @@ def parse_value(text: str) -> Any:
 def render(value: Any) -> str:
     """A value on one line of TOML."""
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(
-                f"{k if k.isidentifier() else render(k)} = {render(v)}" for k, v in value.items()
-            )
-            + "}"
+        pairs = (
+            f"{key if key.isidentifier() else render(key)} = {render(item)}"
+            for key, item in value.items()
         )
+        return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(render, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     # The strings and numbers of JSON are those of TOML, but for its escape of DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def render_tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of a file of tables."""
+    texts = (
+        "\n".join([f"[{name}]", *(f"{key} = {render(value)}" for key, value in table.items())])
+        for name, table in tables.items()
+    )
+    return "\n\n".join(texts) + "\n"

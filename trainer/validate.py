@@ -34,11 +34,10 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
             found += wrong
     if "phase" in tables:
         own = tables["phase"].optimizer
-        known = {key: value for key, value in own.items() if key in get_type_hints(Optimizer)}
-        values, wrong = _table("phase.optimizer", known, Optimizer)
-        sound = {key: getattr(values, key) for key in known}
+        values, wrong = _table("phase.optimizer", own, Optimizer)
         found += wrong
-        tables["phase"] = replace(tables["phase"], optimizer=own | sound)
+        sound = {key: getattr(values, key) for key in own if hasattr(values, key)}
+        tables["phase"] = replace(tables["phase"], optimizer=sound)
     doubtful = {key for problem in found for key in problem.keys}
     try:
         config = Config(**tables)

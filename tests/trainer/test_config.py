@@ -12,7 +12,15 @@ from retrieval.errors import DmlError
 from retrieval.files import write_text
 from tests.trainer.conftest import small_config
 from trainer import toml
-from trainer.config import Batches, Config, Data, Input, Loss, Optimizer, Phase
+from trainer.config import (
+    Batches,
+    Config,
+    Data,
+    Input,
+    Loss,
+    Optimizer,
+    Phase,
+)
 from trainer.resolve import (
     default_preset,
     preset_names,

@@ -43,10 +43,7 @@ def render(found: dict[str, Any]) -> str:
         rows=[_row(n, row, ends) for n, row in enumerate(found["rows"], 1)],
         test=_test(best["test"]) if best and best["test"] else None,
         distances=[d for d in DISTANCES if best and best["test"] and d in best["test"]],
-        settings="\n\n".join(
-            "\n".join([f"[{name}]", *(f"{k} = {toml.render(v)}" for k, v in table.items())])
-            for name, table in found["settings"].items()
-        ),
+        settings=toml.render_tables(found["settings"]),
     )
 
 
