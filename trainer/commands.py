@@ -36,7 +36,6 @@ from retrieval.options import (
 from trainer.options import OPTION_OF, flags_of, resolved, settings_options
 
 if TYPE_CHECKING:
-    from retrieval.registry import Registry
     from trainer.config import Config
 
 
@@ -88,12 +87,12 @@ def train(
     flags = flags_of(**given)
     if allow_incomplete:
         settings = (*settings, "data.options.allow_incomplete=true")
-    folder = Path(out) if out else None
+    path, folder = (Path(each) if each else None for each in (file, out))
     if resume:
         config, folder = _resumed(Path(resume), flags, settings)
         name = folder.name
     else:
-        config, name = resolved(preset, Path(file) if file else None, flags, settings)
+        config, name = resolved(preset, path, flags, settings)
     if dry_run:
         from trainer.validate import check_names
 
@@ -101,8 +100,7 @@ def train(
         click.echo(config.to_toml(), nl=False)
         return
     if seeds:
-        start: dict[str, Any] = {"preset": preset, "file": Path(file) if file else None}
-        start |= {"flags": flags, "settings": settings}
+        start = {"preset": preset, "file": path, "flags": flags, "settings": settings}
         _run_seeds(start, seeds, folder or Path("runs") / f"{name}-seeds", as_json)
         return
     result = _run(config, folder, name, bool(resume))
@@ -171,32 +169,27 @@ def new_folder(parent: Path, name: str) -> Path:
     return folder
 
 
+TABLES = {
+    "losses": "trainer.losses:LOSSES",
+    "miners": "trainer.losses.miners:MINERS",
+    "datasets": "trainer.data.datasets:DATASETS",
+    "backbones": "trainer.networks.backbones:BACKBONES",
+    "trackers": "trainer.run.trackers:TRACKERS",
+}
+
+
 def listing(kind: str) -> dict[str, str]:
     """The summary of each entry of a table by its name. Nothing heavy is imported."""
-    from trainer.data.datasets import DATASETS
-    from trainer.losses import LOSSES
-    from trainer.losses.miners import MINERS
-    from trainer.networks.backbones import BACKBONES
+    from retrieval.registry import Entry
     from trainer.resolve import preset_names, preset_summary
-    from trainer.run.trackers import TRACKERS
 
     if kind == "presets":
         return {name: preset_summary(name) for name in preset_names()}
-    tables: dict[str, Registry[Any]] = {
-        "losses": LOSSES,
-        "miners": MINERS,
-        "datasets": DATASETS,
-        "backbones": BACKBONES,
-        "trackers": TRACKERS,
-    }
-    return tables[kind].summaries()
+    return Entry(kind, TABLES[kind], "").load().summaries()
 
 
 @click.command("list")
-@click.argument(
-    "kind",
-    type=click.Choice(["presets", "losses", "miners", "datasets", "backbones", "trackers"]),
-)
+@click.argument("kind", type=click.Choice(["presets", *TABLES]))
 @json_option
 def list_command(kind: str, as_json: bool) -> None:
     """List presets, losses, miners, data sets, backbones or trackers.

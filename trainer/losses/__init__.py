@@ -152,9 +152,9 @@ def build(name: str, num_classes: int, dim: int, **options: Any) -> "nn.Module":
     entry = LOSSES.find(name)
     loss = _load_own(entry) if entry.path == name else entry.load()
     if entry.path == PML:
-        from trainer.losses.pml import parameters_of_loss
+        from trainer.losses.pml import parameters_of
 
-        parameters = parameters_of_loss(entry.defaults["loss"])
+        parameters = parameters_of("loss", entry.defaults["loss"])
     else:
         parameters = _keywords(loss)
     check_options(f"The loss {name!r}", options, parameters, entry.defaults, "loss.options")

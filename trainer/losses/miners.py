@@ -60,12 +60,12 @@ def add_miner(loss: "nn.Module", loss_name: str, name: str, options: Mapping[str
     """Let a loss see only what the miner of that name chooses; the miner is tried once."""
     import torch
 
-    from trainer.losses.pml import MetricLearning, parameters_of_miner
+    from trainer.losses.pml import MetricLearning, parameters_of
 
     entry = MINERS.find(name)
     if not isinstance(loss, MetricLearning):
         raise takes_no_miner(loss_name, "It uses all images of a batch.")
-    parameters = parameters_of_miner(entry.defaults["miner"])
+    parameters = parameters_of("miner", entry.defaults["miner"])
     check_options(f"The miner {name!r}", options, parameters, entry.defaults, "loss.miner_options")
     loss.miner = entry.load()(**{**entry.defaults, **options})
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -2,12 +2,10 @@
 
 import inspect
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import nearest, unknown
 from trainer.losses.base import Loss
@@ -30,6 +28,7 @@ MODULES = {  # options that are objects are given by the name of their class
     "embedding_regularizer": regularizers,
     "weight_regularizer": regularizers,
 }
+KINDS = {"loss": (losses, losses.BaseMetricLossFunction), "miner": (miners, miners.BaseMiner)}
 WITHOUT = {
     "BaseMetricLossFunction": "It is a base class.",
     "GenericPairLoss": "It is a base class.",
@@ -49,7 +48,7 @@ class MetricLearning(Loss):
 
     def __init__(self, num_classes: int, dim: int, *, loss: str, **options: Any) -> None:
         super().__init__(num_classes, dim)
-        target = loss_class(loss)
+        target = library_class("loss", loss)
         sizes = {"num_classes": num_classes, "dim": dim}
         if "reducer" not in options:  # another one need not give the sum of the parts
             target = pairwise.IN_PARTS.get(loss, target)
@@ -81,61 +80,53 @@ def apart(loss: nn.Module) -> nn.Module:
 
 def build_miner(*, miner: str, **options: Any) -> nn.Module:
     """`miner` is the name of a class."""
-    return made("miner", miner, library_class("miner", miner, miner_classes()), options, {})
+    return made("miner", miner, library_class("miner", miner), options, {})
 
 
 def made(
     kind: str, name: str, target: type, options: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> nn.Module:
     """An object of a class of the library; `kind` is loss or miner."""
-    table = "loss.options" if kind == "loss" else "loss.miner_options"
-    registry.check_options(f"The {kind} {name!r}", options, accepted(target), table)
-    filled = {n: sizes[SIZES[n]] for n in constructor(target) if n in SIZES}
-    missing = [n for n in required(target) if n not in filled and n not in options]
+    parameters = constructor(target)
+    filled = {n: sizes[SIZES[n]] for n in parameters if n in SIZES}
+    given = filled.keys() | options.keys()
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in given]
     if missing:
+        table = "loss.options" if kind == "loss" else "loss.miner_options"
         raise DmlError(
             f"The {kind} {name!r} needs the option {missing[0]!r}.",
             f"It has no default for: {', '.join(missing)}.",
             f"--set {table}.{missing[0]}=...",
         )
     objects = {key: instance(key, value) for key, value in options.items()}
+    return called(target, filled | objects, options)
+
+
+def called(target: type, values: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """An object of a class; DmlError if it refuses the values, which were given as `given`."""
     try:
-        return target(**{**filled, **objects})
+        return target(**values)
     except (AssertionError, TypeError, ValueError) as error:
-        raise DmlError(f"{name} refuses its options.", f"{error}", f"Given: {options}.") from error
+        what = f"{target.__name__} refuses its options."
+        raise DmlError(what, f"{error}", f"Given: {dict(given)}.") from error
 
 
-def loss_classes() -> dict[str, type]:
-    """The classes that take embeddings and labels."""
-    return classes_of(losses, losses.BaseMetricLossFunction)
-
-
-def miner_classes() -> dict[str, type]:
-    """The classes that choose pairs or triplets."""
-    return classes_of(miners, miners.BaseMiner)
-
-
-def classes_of(module: ModuleType, base: type) -> dict[str, type]:
+def classes(kind: str) -> dict[str, type]:
+    """The classes of the library that can be used; `kind` is loss or miner."""
+    module, base = KINDS[kind]
     found = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
     return {name: target for name, target in found if name not in WITHOUT}
 
 
-def parameters_of_loss(name: str) -> dict[str, inspect.Parameter]:
-    """The parameters of a class of losses that are options."""
-    return options_in(loss_class(name))
+def parameters_of(kind: str, name: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a class of the library that are options."""
+    found = constructor(library_class(kind, name))
+    return {name: parameter for name, parameter in found.items() if name not in SIZES}
 
 
-def parameters_of_miner(name: str) -> dict[str, inspect.Parameter]:
-    """The parameters of a class of miners that are options."""
-    return options_in(library_class("miner", name, miner_classes()))
-
-
-def loss_class(name: str) -> type:
-    return library_class("loss", name, loss_classes())
-
-
-def library_class(kind: str, name: str, known: Mapping[str, type]) -> type:
+def library_class(kind: str, name: str) -> type:
     """The class of that name; DmlError names the nearest one."""
+    known = classes(kind)
     if name in WITHOUT:
         near = nearest(name, known) or next(iter(known))
         raise DmlError(
@@ -148,31 +139,14 @@ def library_class(kind: str, name: str, known: Mapping[str, type]) -> type:
     return known[name]
 
 
-def accepted(target: type) -> list[str]:
-    """Keywords of the constructor and of those that it hands its rest to, without the sizes."""
-    return list(options_in(target))
-
-
-def options_in(target: type) -> dict[str, inspect.Parameter]:
-    return {name: p for name, p in constructor(target).items() if name not in SIZES}
-
-
-def required(target: type) -> list[str]:
-    return [p.name for p in constructor(target).values() if p.default is p.empty]
-
-
 def constructor(target: type) -> dict[str, inspect.Parameter]:
+    """Keywords of the constructor and of those that it hands its rest to."""
     parameters: dict[str, inspect.Parameter] = {}
-    for base in target.__mro__:
-        if base is nn.Module:
-            break
-        if "__init__" not in vars(base):
-            continue
-        for name, parameter in inspect.signature(base).parameters.items():
-            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD or (
-                parameter.kind is parameter.KEYWORD_ONLY
-            ):
-                parameters.setdefault(name, parameter)
+    for base in target.__mro__[: target.__mro__.index(nn.Module)]:
+        if "__init__" in vars(base):
+            for name, parameter in inspect.signature(base).parameters.items():
+                if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                    parameters.setdefault(name, parameter)
     parameters.pop("mat_based_loss", None)  # the subclasses set it
     return parameters
 
@@ -190,7 +164,4 @@ def instance(option: str, value: Any) -> Any:
     name = own.pop("name", "")
     if name not in known:
         raise unknown(option, name, known)
-    try:
-        return known[name](**own)
-    except (AssertionError, TypeError, ValueError) as error:
-        raise DmlError(f"{name} refuses its options.", f"{error}", f"Given: {own}.") from error
+    return called(known[name], own, own)

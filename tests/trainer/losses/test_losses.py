@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from retrieval.errors import DmlError
 from trainer.losses import LOSSES, build
-from trainer.losses.pml import loss_classes
+from trainer.losses.pml import classes
 
 OURS = ["ce", "spce", "pce", "group", "center"]
 NAMES = [entry.name for entry in LOSSES]
@@ -368,7 +368,7 @@ def test_pce_without_a_floor_says_why_it_cannot_be_computed(n):
 # the adapter
 
 
-@pytest.mark.parametrize("name", sorted(loss_classes()))
+@pytest.mark.parametrize("name", sorted(classes("loss")))
 def test_every_loss_class_of_pytorch_metric_learning_trains(name):
     # the library indexes with a list, and hands tensors to SciPy: both are to change some day
     warnings.filterwarnings("ignore", "Using a non-tuple sequence", UserWarning)

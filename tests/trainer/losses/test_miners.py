@@ -9,7 +9,7 @@ from retrieval.errors import DmlError
 from tests.trainer.losses.test_reference import loop_multi_similarity, unit
 from trainer.losses import build, check
 from trainer.losses.miners import MINERS, add_miner
-from trainer.losses.pml import miner_classes
+from trainer.losses.pml import classes
 
 CLASSES, DIM = 5, 6
 
@@ -31,7 +31,7 @@ def cosines(z):
     return [[sum(a * b for a, b in zip(x, y, strict=True)) for y in rows] for x in rows]
 
 
-@pytest.mark.parametrize("name", [*MINERS.names(), *(f"pml:{name}" for name in miner_classes())])
+@pytest.mark.parametrize("name", [*MINERS.names(), *(f"pml:{name}" for name in classes("miner"))])
 @pytest.mark.parametrize("loss", ["triplet", "margin", "multi_similarity", "contrastive", "snca"])
 def test_every_miner_trains_with_every_loss_of_pairs(name, loss):
     made = mined(loss, name)

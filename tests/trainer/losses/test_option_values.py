@@ -7,9 +7,8 @@ import pytest
 from retrieval.errors import DmlError
 from trainer import losses
 from trainer.config import Batches, Config, Loss, Phase, Schedule
-from trainer.losses import LOSSES, build
+from trainer.losses import LOSSES, build, pml
 from trainer.losses.miners import MINERS
-from trainer.losses.pml import parameters_of_loss, parameters_of_miner
 from trainer.validate import check_names
 
 
@@ -23,7 +22,7 @@ def numbers(parameters):
 
 def parameters_of(entry):
     if "loss" in entry.defaults:
-        return parameters_of_loss(entry.defaults["loss"])
+        return pml.parameters_of("loss", entry.defaults["loss"])
     return inspect.signature(entry.load()).parameters
 
 
@@ -39,7 +38,7 @@ def test_text_for_a_number_of_a_loss_is_an_error(entry):
 
 @pytest.mark.parametrize("entry", MINERS, ids=lambda entry: entry.name)
 def test_text_for_a_number_of_a_miner_is_an_error(entry):
-    for option in numbers(parameters_of_miner(entry.defaults["miner"])):
+    for option in numbers(pml.parameters_of("miner", entry.defaults["miner"])):
         with pytest.raises(DmlError, match=f"{option} = 'x'") as error:
             losses.check("triplet", {}, entry.name, {option: "x"})
         assert error.value.what.startswith(f"The miner {entry.name!r}")
