@@ -115,23 +115,23 @@ def check_names(config: Config) -> None:
     loss = config.loss
     checks: dict[str, Callable[[], object]] = {
         "loss.name": lambda: losses.check(loss.name, loss.options, loss.miner, loss.miner_options),
-        "loss.monitor": lambda: losses.check_monitors(loss.monitor, loss.name),
-        "phase.epochs": lambda: losses.check_phase(config.phase.epochs, loss.name),
+        "loss.monitor": lambda: losses.check_monitors(loss.monitor, loss.name, loss.options),
+        "phase.epochs": lambda: losses.check_phase(config.phase.epochs, loss.name, loss.options),
         "loss.options": lambda: check_anchors(config),
         "network.backbone": lambda: backbones.check(config.network.backbone, config.input.crop),
         "data.dataset": lambda: datasets.check(config.data.dataset, config.data.options),
         "run.log": lambda: trackers.check(config.run.log),
     }
-    errors = {}
+    errors: dict[str, tuple[str, DmlError]] = {}  # an unknown loss fails several checks
     for key, check in checks.items():
         try:
             check()
         except DmlError as error:
-            errors[key] = error
+            errors.setdefault(str(error), (key, error))
     if len(errors) == 1:
-        raise next(iter(errors.values()))
+        raise next(error for _, error in errors.values())
     if errors:
-        found = [Problem((key,), f"{each.what} {each.fix}") for key, each in errors.items()]
+        found = [Problem((key,), f"{each.what} {each.fix}") for key, each in errors.values()]
         raise BadSettings(f"The configuration has {len(found)} problems.", found, FIX)
 
 

@@ -6,7 +6,7 @@ parts(embeddings, labels) -> the same value as named summands.
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from retrieval import registry
@@ -209,55 +209,47 @@ def check(
         add_miner(loss, name, miner, miner_options or {})
 
 
-def check_monitors(names: Iterable[str], loss: str) -> None:
+def described(name: str, options: Mapping[str, Any]) -> Entry:
+    """The entry of a loss; one outside the table is built, to see which weights it has."""
+    entry = LOSSES.find(name)
+    if ":" not in name:
+        return entry
+    weights = dict(build(name, num_classes=4, dim=8, **options).named_parameters())
+    has_head = "head.weight" in weights
+    return replace(entry, has_head=has_head, own_weights=bool(weights) and not has_head)
+
+
+def check_monitors(names: Iterable[str], loss: str, options: Mapping[str, Any]) -> None:
     """Raise for the first name that cannot be logged beside the training loss of that name."""
     valid = [entry.name for entry in LOSSES if not entry.own_weights]
     for name in names:
-        if ":" in name:
-            check(name, {})
-        elif name not in LOSSES.names():
+        if ":" not in name and name not in LOSSES.names():
             raise registry.unknown("monitor", name, valid, "--monitor", ["pml:NAME"])
-        if LOSSES.find(name).own_weights:
-            raise cannot_monitor(name)
-        if LOSSES.find(name).has_head and _headless(loss):
-            raise needs_head(name, loss)
+        monitor = described(name, {})
+        if monitor.own_weights:
+            raise DmlError(
+                f"{name} cannot be a monitor.",
+                "It has weights of its own, such as proxies, that only training with it changes.",
+                f"Train with it, or log one of these: --monitor NAME, of {', '.join(valid)}.",
+            )
+        if monitor.has_head and not described(loss, options).has_head:
+            raise DmlError(
+                f"The monitor {name} needs a loss with a linear head.",
+                f"The loss {loss!r} has none; these have one: {with_head()}.",
+                f"Train with one of them, or leave {name} out of --monitor.",
+            )
 
 
-def cannot_monitor(name: str) -> DmlError:
-    """The error for a monitor with weights of its own."""
-    valid = ", ".join(entry.name for entry in LOSSES if not entry.own_weights)
-    return DmlError(
-        f"{name} cannot be a monitor.",
-        "It has weights of its own, such as proxies, that only training with it changes.",
-        f"Train with it, or log one of these: --monitor NAME, of {valid}.",
-    )
+def with_head() -> str:
+    """The names of the losses that have a linear head."""
+    return ", ".join(entry.name for entry in LOSSES if entry.has_head)
 
 
-def needs_head(monitor: str, loss: str) -> DmlError:
-    """The error for a monitor that needs the head of the training loss, which has none."""
-    with_head = ", ".join(entry.name for entry in LOSSES if entry.has_head)
-    return DmlError(
-        f"The monitor {monitor} needs a loss with a linear head.",
-        f"The loss {loss!r} has none; these have one: {with_head}.",
-        f"Train with one of them, or leave {monitor} out of --monitor.",
-    )
-
-
-def check_phase(epochs: int, loss: str) -> None:
-    """Raise if classification epochs are asked for and the loss of the table has no head."""
-    if epochs and _headless(loss):
-        raise no_head(loss)
-
-
-def _headless(loss: str) -> bool:
-    """Whether a loss is known to have no head; of one outside the table that is seen later."""
-    return loss in LOSSES.names() and not LOSSES.find(loss).has_head
-
-
-def no_head(loss: str) -> DmlError:
-    """The error for classification epochs with a loss that cannot classify."""
-    return DmlError(
-        f"The loss {loss!r} has no head to classify with.",
-        "The setting phase.epochs starts with plain cross-entropy on it.",
-        "Use --set phase.epochs=0, or --loss group.",
-    )
+def check_phase(epochs: int, loss: str, options: Mapping[str, Any]) -> None:
+    """Raise if classification epochs are asked for and the loss has no head."""
+    if epochs and not described(loss, options).has_head:
+        raise DmlError(
+            f"The loss {loss!r} has no head to classify with.",
+            "The setting phase.epochs starts with plain cross-entropy on it.",
+            "Use --set phase.epochs=0, or --loss group.",
+        )

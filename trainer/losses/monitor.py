@@ -9,18 +9,17 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from trainer.losses import build, cannot_monitor, needs_head
+from trainer.losses import build
 from trainer.losses.base import Loss
 
 
 class Monitors:
-    """Losses to compute on training batches; `notes` has at most one for each of them."""
+    """Losses to compute on training batches; `notes` gets at most one for each of them."""
 
     def __init__(self, watched: dict[str, Loss]) -> None:
         self.watched = watched
         self.notes: list[str] = []
         self.noted: set[str] = set()
-        self.told = 0
 
     @torch.no_grad()
     def measure(self, embeddings: Tensor, labels: Tensor) -> dict[str, float]:
@@ -52,31 +51,14 @@ class Monitors:
             values |= {f"{name}/{part}": value for part, value in further.items()}
         return values
 
-    def news(self) -> list[str]:
-        """Notes since the last call."""
-        new, self.told = self.notes[self.told :], len(self.notes)
-        return new
 
-
-def build_monitors(
-    names: Iterable[str], num_classes: int, dim: int, loss: nn.Module, loss_name: str = ""
-) -> Monitors:
+def build_monitors(names: Iterable[str], num_classes: int, dim: int, loss: nn.Module) -> Monitors:
     """Build the named losses; those with a head take that of `loss`, the one that trains."""
     with torch.random.fork_rng(devices=[]):  # a monitor must not change what is drawn later
         watched = {name: build(name, num_classes, dim) for name in names}
-    for name, monitor in watched.items():
-        if isinstance(getattr(monitor, "head", None), nn.Linear):
-            monitor.head = head_for(name, loss, loss_name)
-        elif next(monitor.parameters(), None) is not None:
-            raise cannot_monitor(name)
+    for monitor in watched.values():
+        if hasattr(monitor, "head"):
+            monitor.head = loss.head
         monitor.eval()  # no dropout
         monitor.warn = False  # its note is passed on instead
     return Monitors(watched)
-
-
-def head_for(monitor: str, loss: nn.Module, loss_name: str) -> nn.Linear:
-    """The head of the loss that trains."""
-    head = getattr(loss, "head", None)
-    if isinstance(head, nn.Linear):
-        return head
-    raise needs_head(monitor, loss_name or type(loss).__name__)

@@ -35,14 +35,9 @@ class PairwiseCrossEntropy(Loss):
     def further_values(self) -> dict[str, float]:
         return {"lambda": self.smallest}
 
-    def split(
-        self, embeddings: Tensor, labels: Tensor, head: nn.Linear | None = None
-    ) -> dict[str, Tensor]:
-        """With `head`, that of another loss gives the probabilities.
-
-        A bias is the weight of one more dimension that is always 1.
-        """
-        head = head or self.head
+    def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """A bias of the head is the weight of one more dimension that is always 1."""
+        head = self.head
         logits = F.linear(embeddings, head.weight, head.bias)  # (B, C)
         if head.bias is not None:
             embeddings = F.pad(embeddings, (0, 1), value=1.0)  # (B, D + 1)

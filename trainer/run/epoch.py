@@ -168,8 +168,8 @@ class Meter:
         if self.training.monitors and step % self.monitor_every == 0:
             for name, value in self.training.monitors.measure(*batch).items():
                 self.monitored.setdefault(name, []).append(value)
-            for text in self.training.monitors.news():
-                self.training.watch.note(text)
+            while self.training.monitors.notes:
+                self.training.watch.note(self.training.monitors.notes.pop())
         if len(self.pending) == self.every or step == self.steps - 1:
             self.flush()
 

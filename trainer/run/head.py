@@ -14,7 +14,7 @@ from retrieval.files import sha256
 from retrieval.problem import finite_rows
 from retrieval.resources import slices
 from retrieval.results import HeadInformation, Inspection
-from trainer.losses import LOSSES
+from trainer import losses
 from trainer.run import checkpoint
 from trainer.validate import from_dict
 
@@ -39,10 +39,9 @@ def load_head(run: Path) -> Head:
     loss = from_dict(state["config"], f"The checkpoint in {run}").loss
     weight, bias = (state["loss"].get(f"head.{name}") for name in ("weight", "bias"))
     if weight is None:
-        with_head = ", ".join(entry.name for entry in LOSSES if entry.has_head)
         raise DmlError(
             f"The run {run} has no linear head.",
-            f"Its loss is {loss.name}; these have one: {with_head}.",
+            f"Its loss is {loss.name}; these have one: {losses.with_head()}.",
             "Leave out --run, or name a run of one of these losses.",
         )
     weight = weight.double().numpy()

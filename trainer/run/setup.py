@@ -183,11 +183,3 @@ def wrapped(embedder: Embedder, config: Config, world: World, device: torch.devi
     """The network, wrapped for several processes and compiled if asked for."""
     model = distributed.wrap(embedder, world, device)
     return torch.compile(model) if config.run.compile else model
-
-
-def head_of(loss: nn.Module, name: str) -> nn.Linear:
-    """The linear head of a loss; DmlError if it has none."""
-    head = getattr(loss, "head", None)
-    if not isinstance(head, nn.Linear):
-        raise losses.no_head(name)
-    return head

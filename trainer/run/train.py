@@ -32,7 +32,6 @@ from trainer.run.setup import (
     balanced,
     build_embedder,
     check_names,
-    head_of,
     load_weights,
     open_data,
     wrapped,
@@ -174,8 +173,6 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
     loss = losses.build(config.loss.name, classes, embedder.dim, **config.loss.options)
     if config.loss.miner:
         add_miner(loss, config.loss.name, config.loss.miner, config.loss.miner_options)
-    if config.phase.epochs:
-        head_of(loss, config.loss.name)
     layout = torch.channels_last if config.run.channels_last else torch.preserve_format
     embedder.to(device, memory_format=layout)
     loss.to(device)
@@ -187,8 +184,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
             job.watch.note(told)
     monitors = None
     if config.loss.monitor and world.rank == 0:
-        names = config.loss.monitor
-        monitors = build_monitors(names, classes, embedder.dim, loss, config.loss.name)
+        monitors = build_monitors(config.loss.monitor, classes, embedder.dim, loss)
     half = precision(config, device)
     rows = source.data.rows("train")
     spec = config.optimizer_in(max(0, saved["epoch"] - 1) if saved else 0)  # of the last epoch

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
-from trainer.losses import LOSSES, build
+from trainer.losses import LOSSES, build, check_monitors
 from trainer.losses.monitor import build_monitors
 
 CLASSES, DIM = 5, 3
@@ -43,7 +43,8 @@ def test_pce_is_of_the_head_that_trains(batch, ce):
     monitors = build_monitors(["pce"], CLASSES, DIM, ce)
     values = monitors.measure(*batch)
     pce = build("pce", CLASSES, DIM)
-    parts = pce.parts(*batch, head=ce.head)
+    pce.head = ce.head
+    parts = pce.parts(*batch)
     assert values["pce"] == pytest.approx(sum(parts.values()).item())
     assert values["pce/tightness"] == pytest.approx(parts["tightness"].item())
     assert values["pce/contrastive"] == pytest.approx(parts["contrastive"].item())
@@ -86,12 +87,11 @@ def test_watching_follows_the_head_as_it_learns(batch, ce):
     assert monitors.measure(*batch)["pce"] != pytest.approx(before["pce"])
 
 
-@pytest.mark.parametrize("name", ["spce", "triplet", "proxy_nca", "norm_softmax"])
+@pytest.mark.parametrize("name", ["spce", "triplet", "proxy_nca", "pml:NormalizedSoftmaxLoss"])
 def test_pce_without_a_linear_head_names_the_losses_that_have_one(name):
-    loss = build(name, CLASSES, DIM)
-    build_monitors(["spce"], CLASSES, DIM, loss)
+    check_monitors(["spce"], name, {})
     with pytest.raises(DmlError) as caught:
-        build_monitors(["spce", "pce"], CLASSES, DIM, loss)
+        check_monitors(["spce", "pce"], name, {})
     assert "ce, pce, group, center" in caught.value.why
     assert "--monitor" in caught.value.fix
 
@@ -116,10 +116,10 @@ def test_any_loss_without_weights_of_its_own_can_be_watched(batch, ce, name):
         assert sum(values[key] for key in parts) == pytest.approx(values[name])
 
 
-@pytest.mark.parametrize("name", WITH_WEIGHTS)
-def test_a_loss_with_weights_that_nobody_trains_cannot_be_watched(ce, name):
+@pytest.mark.parametrize("name", [*WITH_WEIGHTS, "pml:ProxyAnchorLoss"])
+def test_a_loss_with_weights_that_nobody_trains_cannot_be_watched(name):
     with pytest.raises(DmlError) as caught:
-        build_monitors([name], CLASSES, DIM, ce)
+        check_monitors([name], "ce", {})
     assert "weights of its own" in caught.value.why
     assert "--monitor" in caught.value.fix
 

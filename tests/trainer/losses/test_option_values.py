@@ -85,7 +85,7 @@ def test_the_table_knows_which_losses_have_weights_of_their_own(entry):
 @pytest.mark.parametrize("name", ["nonsense", "proxy_anchor", "proxy_nca"])
 def test_a_wrong_monitor_names_the_option_and_losses_that_can_be_one(name):
     with pytest.raises(DmlError) as error:
-        losses.check_monitors([name], "ce")
+        losses.check_monitors([name], "ce", {})
     text = f"{error.value.why} {error.value.fix}"
     assert "--monitor" in error.value.fix
     assert "--loss" not in error.value.fix

@@ -322,7 +322,9 @@ def test_pce_of_another_head_counts_its_bias_as_a_dimension(batch):
     p = [softmax(row) for row in head_logits(ce, z)]
     longer = [[*row, 1.0] for row in z.tolist()]
     expected = sum(loop_pce(longer, LABELS, p, loop_lambda(longer, p)))
-    parts = made("pce", floor=0.0).parts(z, labels, head=ce.head)
+    pce = made("pce", floor=0.0)
+    pce.head = ce.head
+    parts = pce.parts(z, labels)
     assert sum(parts.values()).item() == pytest.approx(expected, rel=1e-9)
 
 
