@@ -4,8 +4,6 @@
 and types; the values are checked here. All problems are reported together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -378,6 +376,11 @@ class Config:
             }
             for name, table in asdict(self).items()
         }
+
+    def dotted(self) -> dict[str, Any]:
+        """Return all settings by their dotted keys."""
+        tables = self.to_dict().items()
+        return {f"{name}.{key}": value for name, table in tables for key, value in table.items()}
 
     def to_toml(self) -> str:
         return toml.render_tables(self.to_dict())

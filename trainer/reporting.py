@@ -1,7 +1,5 @@
 """Collect what a report shows of a run, and find the images of an embedding file. No torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Make the config of a run: a preset or a file, changed by options and settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path

@@ -3,8 +3,6 @@
 Files that are much larger or deeper than settings are refused instead of parsed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 There is one way to report problems: all of them together, a line each, in `BadSettings`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, get_args, get_origin, get_type_hints

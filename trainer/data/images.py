@@ -1,7 +1,5 @@
 """Read any image file as RGB, the same way in training, export and evaluation."""
 
-from __future__ import annotations
-
 import io
 import os
 import stat
@@ -96,9 +94,7 @@ def read_rgb(
         why = " ".join(part for part in (error.what, error.why) if part)
         raise DmlError(f"{path} cannot be read as an image.", why, error.fix) from error
     except Exception as error:  # decoders raise nearly anything when a file is damaged
-        raise DmlError(
-            f"{path} cannot be read as an image.", _reason(error), _fix(error)
-        ) from error
+        raise DmlError(f"{path} cannot be read as an image.", *_reason(error)) from error
 
 
 class _Bounded(io.BufferedReader):
@@ -262,19 +258,15 @@ def _formats() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception) -> tuple[str, str]:
+    """Why an image cannot be read, and what to do about it."""
     if isinstance(error, FileNotFoundError):
-        return "there is no such file"
+        return "there is no such file", ""
     if isinstance(error, Image.UnidentifiedImageError):
-        return "it is not an image of a known kind"
+        fix = f"Known kinds: {', '.join(_formats())}. Convert it to one of these."
+        return "it is not an image of a known kind", fix
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"it has more than {MAX_PIXELS:,} pixels"
+        return f"it has more than {MAX_PIXELS:,} pixels", ""
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error) or type(error).__name__
-
-
-def _fix(error: Exception) -> str:
-    if isinstance(error, Image.UnidentifiedImageError):
-        return f"Known kinds: {', '.join(_formats())}. Convert it to one of these."
-    return ""
+        return error.strerror.lower(), ""
+    return str(error) or type(error).__name__, ""

@@ -3,8 +3,6 @@
 Neither the number of workers nor the cache changes a single bit of a batch.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
@@ -12,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
+from typing import Self
 
 import numpy as np
 import torch
@@ -28,79 +27,13 @@ MOST_WORKERS = 8
 Task = tuple[np.ndarray, np.ndarray | None]  # rows (B,), keys (B,); no keys: as in evaluation
 
 
-class Loader:
-    """Training batches of a whole run; worker processes stay from epoch to epoch."""
+class Pool:
+    """Reads the batches of a list of tasks, in order, in this process or in workers that stay."""
 
     def __init__(
-        self,
-        source: Source,
-        rows: np.ndarray,
-        targets: np.ndarray,
-        workers: int = -1,
-        device: torch.device | str = "cpu",
+        self, source: Source, workers: int = -1, device: torch.device | str = "cpu"
     ) -> None:
-        """rows (n,) of the data set; targets (n,) beside them."""
-        self.rows = np.asarray(rows, np.int64)
-        self.targets = np.asarray(targets, np.int64)
-        self.pool = _Pool(source, workers, torch.device(device))
-        self.workers = self.pool.workers
-
-    def epoch(self, plan: np.ndarray, keys: np.ndarray | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images uint8 (B, 3, H, W) in channels-last memory and targets (B,), step by step.
-
-        plan (steps, B): places in rows; keys (steps, B), see `sampling`; None: as in evaluation.
-        """
-        each = [None] * len(plan) if keys is None else keys
-        tasks = [(self.rows[places], own) for places, own in zip(plan, each, strict=True)]
-        for places, batch in zip(plan, self.pool.read(tasks), strict=True):
-            yield batch, torch.from_numpy(self.targets[places])
-
-    def close(self) -> None:
-        self.pool.close()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def testing_batches(
-    source: Source,
-    rows: np.ndarray,
-    batch_size: int,
-    workers: int = -1,  # noqa: PT028 this is no test
-    device: torch.device | str = "cpu",  # noqa: PT028
-) -> Iterator[Tensor]:
-    """Yield images as `Loader.epoch` does, in the order of rows and without random changes."""
-    rows = np.asarray(rows, np.int64)
-    pool = _Pool(source, workers, torch.device(device))
-    try:
-        starts = range(0, len(rows), batch_size)
-        yield from pool.read([(rows[start : start + batch_size], None) for start in starts])
-    finally:
-        pool.close()
-
-
-def chosen_workers(source: Source, device: torch.device) -> int:
-    """How many processes read images.
-
-    None if the images are in memory and the processor trains as well, else one for each core.
-    """
-    in_memory = source.store is not None and source.store.file is None
-    if in_memory and (device.type == "cpu" or sys.platform != "linux"):
-        return 0
-    return min(from_environment().processors, MOST_WORKERS)
-
-
-# Processes
-
-
-class _Pool:
-    """Reads the batches of a list of tasks, in order."""
-
-    def __init__(self, source: Source, workers: int, device: torch.device) -> None:
-        self.source, spec = source, source.spec
+        self.source, spec, device = source, source.spec, torch.device(device)
         self.workers = chosen_workers(source, device) if workers < 0 else workers
         self.pin = device.type == "cuda"
         self.tasks: list[Task] = []
@@ -161,6 +94,62 @@ class _Pool:
         if iterator is not None:
             iterator._shutdown_workers()  # else they end whenever the iterator is collected
         self.loader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Loader(Pool):
+    """Training batches of a whole run."""
+
+    def __init__(
+        self,
+        source: Source,
+        rows: np.ndarray,
+        targets: np.ndarray,
+        workers: int = -1,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """rows (n,) of the data set; targets (n,) beside them."""
+        super().__init__(source, workers, device)
+        self.rows, self.targets = rows, targets
+
+    def epoch(self, plan: np.ndarray, keys: np.ndarray | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield images uint8 (B, 3, H, W) in channels-last memory and targets (B,), step by step.
+
+        plan (steps, B): places in rows; keys (steps, B), see `sampling`; None: as in evaluation.
+        """
+        each = [None] * len(plan) if keys is None else keys
+        tasks = [(self.rows[places], own) for places, own in zip(plan, each, strict=True)]
+        for places, batch in zip(plan, self.read(tasks), strict=True):
+            yield batch, torch.from_numpy(self.targets[places])
+
+
+def testing_batches(
+    source: Source,
+    rows: np.ndarray,
+    batch_size: int,
+    workers: int = -1,  # noqa: PT028 this is no test
+    device: torch.device | str = "cpu",  # noqa: PT028
+) -> Iterator[Tensor]:
+    """Yield images as `Loader.epoch` does, in the order of rows and without random changes."""
+    with Pool(source, workers, device) as pool:
+        starts = range(0, len(rows), batch_size)
+        yield from pool.read([(rows[start : start + batch_size], None) for start in starts])
+
+
+def chosen_workers(source: Source, device: torch.device) -> int:
+    """How many processes read images.
+
+    None if the images are in memory and the processor trains as well, else one for each core.
+    """
+    in_memory = source.store is not None and source.store.file is None
+    if in_memory and (device.type == "cpu" or sys.platform != "linux"):
+        return 0
+    return min(from_environment().processors, MOST_WORKERS)
 
 
 class _Batches(Dataset):

@@ -6,8 +6,6 @@ is asked for: half of the work where a crop follows. `warp` is one affine change
 Pillow's takes several times as long.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from retrieval.resources import compiled

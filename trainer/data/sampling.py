@@ -4,12 +4,7 @@ A plan is an array, a function of seed and epoch alone: a run that is resumed, o
 more processes, sees the same batches. A rank takes its columns of every batch.
 """
 
-from __future__ import annotations
-
 import numpy as np
-
-from retrieval.errors import DmlError
-from retrieval.number_format import counted
 
 _PLANS = 0x706C616E  # keeps the stream of plans apart from others of the same seed
 
@@ -20,12 +15,6 @@ def random_batches(N: int, size: int, seed: int, epoch: int) -> np.ndarray:
     An incomplete last batch is dropped; with fewer than `size` images all are one batch.
     """
     size = min(size, N)
-    if size < 2:
-        raise DmlError(
-            f"{counted(N, 'image')} cannot be trained on.",
-            "A batch needs at least two.",
-            "Add images, or hold out fewer classes: --set data.val_fraction=0.1",
-        )
     order = shuffle(N, generator(seed, epoch))
     return order[: N // size * size].reshape(-1, size)
 
@@ -36,25 +25,16 @@ def balanced_batches(
     images: int,
     seed: int,
     epoch: int,
-    repeat: bool = False,
     equally: bool = False,
 ) -> np.ndarray:
     """(steps, classes * images) places in targets: blocks of `images` of one class, no class twice.
 
     N // (classes * images) steps. Classes are used in proportion to their images, as far as a class
-    can be in a batch only once, and all images of a class before one of them comes again.
-    repeat: a class with too few images gives some of them twice in a batch.
+    can be in a batch only once, and all images of a class before one of them comes again, in the
+    same batch if the class has fewer than `images`.
     equally: all classes are used equally often, however many images they have.
     """
     sizes = np.bincount(targets)
-    present = np.flatnonzero(sizes)
-    short = present[sizes[present] < images]
-    if len(present) < classes or (len(short) and not repeat):
-        raise DmlError(
-            f"Batches of {classes} classes x {images} images cannot be made.",
-            f"Classes in train: {len(present):,}, with fewer than {images} images: {len(short):,}.",
-            "Ask for fewer, or repeat images: --set batches.repeat=true",
-        )
     rng = generator(seed, epoch)
     steps = max(1, len(targets) // (classes * images))
     uses = apportioned(np.sign(sizes) if equally else sizes, steps, classes, rng)

@@ -1,7 +1,5 @@
 """Images of a data set, ready to be resized, cropped and stacked into batches. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random

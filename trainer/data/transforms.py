@@ -5,13 +5,11 @@ and export use these functions and no others. An image that was resized before (
 the same pixels as the image itself.
 """
 
-from __future__ import annotations
-
 import math
 from random import Random
 
 import numpy as np
-from PIL import Image, ImageStat
+from PIL import Image, ImageEnhance
 
 from retrieval.errors import DmlError
 from trainer.config import INTERPOLATIONS, Input
@@ -224,22 +222,6 @@ def jittered(image: np.ndarray, amounts: tuple[float, ...], rng: Random) -> np.n
     return np.asarray(picture)
 
 
-def brightness(image: Image.Image, factor: float) -> Image.Image:
-    """Blend with black."""
-    return Image.blend(Image.new("RGB", image.size), image, factor)
-
-
-def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """Blend with the mean grey."""
-    grey = int(ImageStat.Stat(image.convert("L")).mean[0] + 0.5)
-    return Image.blend(Image.new("RGB", image.size, (grey, grey, grey)), image, factor)
-
-
-def saturation(image: Image.Image, factor: float) -> Image.Image:
-    """Blend with the grey image."""
-    return Image.blend(image.convert("L").convert("RGB"), image, factor)
-
-
 def hue(image: Image.Image, turn: float) -> Image.Image:
     """Turn the hue by a share of the colour circle."""
     h, s, v = image.convert("HSV").split()
@@ -248,7 +230,12 @@ def hue(image: Image.Image, turn: float) -> Image.Image:
     return Image.merge("HSV", (h, s, v)).convert("RGB")
 
 
-_CHANGES = (brightness, contrast, saturation, hue)
+_CHANGES = (
+    lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+    lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+    lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+    hue,
+)
 
 
 # Numbers: only `random()`, whose values do not change between versions of Python

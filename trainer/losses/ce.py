@@ -26,13 +26,18 @@ class CrossEntropy(Loss):
         require(0 <= dropout < 1, "dropout", dropout, "at least 0 and below 1")
         self.smoothing = smoothing
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(dim, num_classes)
-        if zero_init:
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
+        self.head = zero_head(dim, num_classes) if zero_init else nn.Linear(dim, num_classes)
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return cross_entropy_parts(self.head(self.dropout(embeddings)), labels, self.smoothing)
+
+
+def zero_head(dim: int, num_classes: int) -> nn.Linear:
+    """A linear layer whose weights and biases are 0."""
+    head = nn.Linear(dim, num_classes)
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    return head
 
 
 def cross_entropy_parts(logits: Tensor, labels: Tensor, smoothing: float = 0) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
 """Center loss: Wen et al., ECCV 2016, with the class means of the batch as centres."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.losses.base import Loss, require
-from trainer.losses.ce import cross_entropy_parts
+from trainer.losses.ce import cross_entropy_parts, zero_head
 
 
 class Center(Loss):
@@ -19,9 +19,7 @@ class Center(Loss):
         super().__init__(num_classes, dim)
         require(weight >= 0, "weight", weight, "0 or more")
         self.weight = weight
-        self.head = nn.Linear(dim, num_classes)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = zero_head(dim, num_classes)
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         squares = (embeddings - class_means(embeddings, labels)).square().sum(1).mean()

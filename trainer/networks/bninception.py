@@ -4,13 +4,10 @@ Layers have the names of the public weight files, those of Cadene's pretrained-m
 the Group Loss code, so that these files are loaded as they are.
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from retrieval.formats.named_arrays import Entry as Array
 from trainer.networks import weights
 from trainer.networks.backbones import Backbone, Entry
 
@@ -99,18 +96,6 @@ class BNInception(nn.Module):
 
 def bninception(entry: Entry, source: str, image_size: int) -> Backbone:
     """BN-Inception without its classifier; its weights take pixels of 0 to 255 minus a mean."""
-    module, notes = BNInception(), []
-    if source != "none":
-        path = weights.fetched(URL) if source == "imagenet" else weights.existing(source)
-        content = {name: _flat(name, each) for name, each in weights.read(path).items()}
-        notes = weights.load(module, content, str(path), entry.name)
-    if source == "imagenet":  # that the classifier is left out is no news
-        notes = []
-    return Backbone(module, entry.features, *entry.normalisation, tuple(notes))
-
-
-def _flat(name: str, entry: Array) -> Array:
-    """The vectors of BatchNorm without the axis of length 1 that the oldest files have."""
-    if "_bn." not in name or len(entry.shape) != 2 or entry.shape[0] != 1:
-        return entry
-    return replace(entry, shape=entry.shape[1:], read=lambda: entry.read()[0])
+    module = BNInception()
+    notes = weights.fill(module, source, entry.name, URL)
+    return Backbone(module, entry.features, *entry.normalisation, notes)

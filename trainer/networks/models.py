@@ -1,7 +1,5 @@
 """Build the backbones of the table: networks of torchvision and timm, and our own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +12,7 @@ from retrieval.registry import nearest
 from trainer.networks import weights
 from trainer.networks.backbones import IMAGENET, Backbone, Entry
 
+POSITIONS = "encoder.pos_embedding"
 WIDTHS = (32, 64, 128, 256)  # few at first: the first, largest maps take most of the time
 
 
@@ -46,17 +45,9 @@ class SmallCNN(nn.Module):
 
 def smallcnn(entry: Entry, source: str, image_size: int) -> Backbone:
     """Our own network for small images, of any size from entry.smallest on."""
-    module, notes = SmallCNN(), []
-    if source == "imagenet":
-        raise DmlError(
-            f"{entry.name} has no ImageNet weights.",
-            "It is trained from scratch.",
-            "Train from scratch: --weights none",
-        )
-    if source != "none":
-        path = weights.existing(source)
-        notes = weights.load(module, weights.read(path), str(path), entry.name)
-    return Backbone(module, entry.features, *entry.normalisation, tuple(notes))
+    module = SmallCNN()
+    notes = weights.fill(module, source, entry.name)
+    return Backbone(module, entry.features, *entry.normalisation, notes)
 
 
 def torchvision(entry: Entry, source: str, image_size: int) -> Backbone:
@@ -68,26 +59,15 @@ def torchvision(entry: Entry, source: str, image_size: int) -> Backbone:
     for part in (entry.head, *entry.also_removed):
         module.set_submodule(part, nn.Identity())
 
-    notes: list[str] = []
-    if source != "none":
-        if source == "imagenet":
-            published = library.models.get_model_weights(entry.name).IMAGENET1K_V1
-            path = weights.fetched(published.url)
-        else:
-            path = weights.existing(source)
+    def positions(given: Tensor) -> Tensor:
+        """The positions of a ViT, for another size of images."""
+        resize = library.models.vision_transformer.interpolate_embeddings
+        return resize(image_size, entry.patch, {POSITIONS: given})[POSITIONS]
 
-        def positions(given: Tensor) -> Tensor:
-            """The positions of a ViT, for another size of images."""
-            resize = library.models.vision_transformer.interpolate_embeddings
-            key = "encoder.pos_embedding"
-            return resize(image_size, entry.patch, {key: given})[key]
-
-        adapt = {"encoder.pos_embedding": positions} if entry.patch else {}
-        content = weights.read(path)
-        notes = weights.load(module, content, str(path), entry.name, (entry.head,), adapt)
-        if source == "imagenet":  # that the classifier is left out is no news
-            notes = []
-    return Backbone(module, entry.features, *entry.normalisation, tuple(notes))
+    url = library.models.get_model_weights(entry.name).IMAGENET1K_V1.url
+    adapt = {POSITIONS: positions} if entry.patch else {}
+    notes = weights.fill(module, source, entry.name, url, (entry.head,), adapt)
+    return Backbone(module, entry.features, *entry.normalisation, notes)
 
 
 def timm(entry: Entry, source: str, image_size: int) -> Backbone:
@@ -112,14 +92,12 @@ def timm(entry: Entry, source: str, image_size: int) -> Backbone:
             f"{error or type(error).__name__}",
             f"It was made for {size}: --set input.crop={size}",
         ) from error
-    notes: list[str] = []
-    if weights.is_file(source):
-        path = weights.existing(source)
-        heads = published.classifier if published is not None else ()
-        heads = (heads,) if isinstance(heads, str) else tuple(heads or ())
-        notes = weights.load(module, weights.read(path), str(path), name, heads)
+    heads = published.classifier if published is not None else ()
+    heads = (heads,) if isinstance(heads, str) else tuple(heads or ())
+    file = source if weights.is_file(source) else "none"
+    notes = weights.fill(module, file, name, heads=heads)
     mean, std = IMAGENET if published is None else (published.mean, published.std)
-    return Backbone(module, features, tuple(mean), tuple(std), tuple(notes))
+    return Backbone(module, features, tuple(mean), tuple(std), notes)
 
 
 def _timm() -> ModuleType:

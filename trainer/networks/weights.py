@@ -1,13 +1,12 @@
 """Weights from a file or from the network into a backbone. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
@@ -64,7 +63,36 @@ def read(path: Path) -> dict[str, Entry]:
             why,
             "Fetch or copy it again, or save tensors only: torch.save(network.state_dict(), name)",
         ) from error
-    return {DENSENET.sub(r"\1\2", name): entry for name, entry in found.items()}
+    return {DENSENET.sub(r"\1\2", name): _flat(name, entry) for name, entry in found.items()}
+
+
+def _flat(name: str, entry: Entry) -> Entry:
+    """The vectors of BN-Inception's BatchNorm without the axis of length 1 of the oldest files."""
+    if "_bn." not in name or len(entry.shape) != 2 or entry.shape[0] != 1:
+        return entry
+    return replace(entry, shape=entry.shape[1:], read=lambda: entry.read()[0])
+
+
+def fill(
+    module: nn.Module,
+    source: str,
+    name: str,
+    url: str = "",
+    heads: Collection[str] = (),
+    adapt: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+) -> tuple[str, ...]:
+    """Fill the module `name` from a file, or from the URL of its ImageNet weights; see `load`."""
+    if source == "none":
+        return ()
+    if source == "imagenet" and not url:
+        raise DmlError(
+            f"{name} has no ImageNet weights.",
+            "It is trained from scratch.",
+            "Train from scratch: --weights none",
+        )
+    path = fetched(url) if source == "imagenet" else existing(source)
+    notes = load(module, read(path), str(path), name, heads, adapt or {})
+    return () if source == "imagenet" else notes  # that the classifier is left out is no news
 
 
 def load(
@@ -72,15 +100,14 @@ def load(
     content: Mapping[str, Entry],
     source: str,
     name: str,
-    heads: Collection[str] = (),
-    adapt: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-) -> list[str]:
+    heads: Collection[str],
+    adapt: Mapping[str, Callable[[Tensor], Tensor]],
+) -> tuple[str, ...]:
     """Fills the module from tensors named as in its state dict, after any common prefix.
 
     `heads` are parts that the file may have and the module has not. Tensors of the names in
     `adapt` may have another shape. Returns what was left out.
     """
-    adapt = adapt or {}
     wanted = module.state_dict()
     prefix = _prefix(content, wanted)
     here = {key.removeprefix(prefix): e for key, e in content.items() if key.startswith(prefix)}
@@ -113,9 +140,8 @@ def load(
             values[key] = change(values[key])
     with torch.no_grad():
         module.load_state_dict({**wanted, **values})
-    outside = [key for key in content if not key.startswith(prefix)]
-    left = [*extra, *outside]
-    return [f"{source}: left out {listed(left, SHOWN)}"] if left else []
+    left = [*extra, *(key for key in content if not key.startswith(prefix))]
+    return (f"{source}: left out {listed(left, SHOWN)}",) if left else ()
 
 
 def _prefix(content: Mapping[str, Entry], wanted: Mapping[str, Tensor]) -> str:

@@ -4,8 +4,6 @@ They hold tensors, numbers, texts, lists and dicts, and are read with weights_on
 a file is ever run.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -52,7 +50,7 @@ def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
             torch.save(canonical({"format": FORMAT, "version": VERSION, **state}), file)
         sync(folder)
     except (OSError, RuntimeError, DmlError) as error:
-        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes(error)):
             raise KeyboardInterrupt from error
         first = not (folder / LAST).exists()
         raise DmlError(
@@ -137,13 +135,14 @@ def load_config(path: Path) -> Config:
 
 def _reason(error: BaseException) -> str:
     """torch hides the error of the file behind its own."""
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, OSError) and cause.strerror:
             return f"{cause.strerror}."
     return str(error).split("\n", 1)[0].rstrip(".") + "."
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what has led to it."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

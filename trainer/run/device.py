@@ -1,7 +1,5 @@
 """Choose the device, the precision and the threads of a run."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

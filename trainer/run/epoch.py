@@ -1,7 +1,5 @@
 """Train one epoch, and record the means of its losses."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -97,7 +95,6 @@ def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
             batches.images,
             seed,
             epoch,
-            repeat=batches.repeat,
             equally=batches.sampling == "classes",
         )
     return sampling.random_batches(len(targets), batches.size, seed, epoch)

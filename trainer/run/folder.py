@@ -1,7 +1,5 @@
 """Create, lock, save and restore a run folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A virtual machine may advertise instructions (AMX) that it does not let programs
 computes for torch, believes the processor, and the first bf16 layer ends the process.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

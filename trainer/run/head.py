@@ -1,7 +1,5 @@
 """Apply the head of a run to embeddings: H(Y) - CE, the information that it finds in them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Write metrics.jsonl and curves.png; describe the environment."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

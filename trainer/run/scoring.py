@@ -1,7 +1,5 @@
 """Recall of a network on held-out images, computed by `retrieval`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Check and build what a run needs before its first step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The state of a run: the parts that training changes, and what a checkpoint keeps of them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from contextlib import suppress

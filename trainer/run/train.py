@@ -1,11 +1,9 @@
 """Train a network: from a config to a folder with checkpoints, metrics and scores."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +108,8 @@ def train(
 
 def _compared(config: Config) -> dict[str, object]:
     """The settings that all processes of a run share; files may be elsewhere on each machine."""
-    settings = {
-        f"{table}.{key}": value
-        for table, fields in asdict(config).items()
-        for key, value in fields.items()
-    }
-    for own in ("data.root", *OWN):
-        del settings[own]
+    own = ("data.root", *OWN)
+    settings: dict[str, Any] = {k: v for k, v in config.dotted().items() if k not in own}
     settings["data.options"] = {k: v for k, v in config.data.options.items() if k != "images"}
     if weights.is_file(config.network.weights):
         settings["network.weights"] = "a file"

@@ -1,7 +1,5 @@
 """Score a run: before training, after each epoch, and on the test set at the end."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

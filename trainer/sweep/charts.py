@@ -1,7 +1,5 @@
 """Draw the settings of a sweep as SVG: a curve, a heat map or parallel coordinates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

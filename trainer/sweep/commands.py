@@ -1,7 +1,5 @@
 """The command sweep. What it calls is imported when it runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

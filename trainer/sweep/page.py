@@ -1,7 +1,5 @@
 """Write the result of a sweep as one HTML page that works offline, without a script."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a sweep trains: settings, the parameters that vary, and seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,12 +76,7 @@ class Plan:
 
 def comparable(config: Config) -> dict[str, Any]:
     """The settings that a result depends on, by dotted key."""
-    found = {
-        f"{table}.{key}": value
-        for table, keys in config.to_dict().items()
-        for key, value in keys.items()
-        if f"{table}.{key}" not in ANY_TIME
-    }
+    found = {key: value for key, value in config.dotted().items() if key not in ANY_TIME}
     if config.batches.balance:  # chosen when the data set is known
         for key in ("classes", "images", "repeat"):
             del found[f"batches.{key}"]

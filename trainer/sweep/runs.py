@@ -1,7 +1,5 @@
 """Train the runs of one setting, a seed each; go on with what was interrupted."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,17 +73,16 @@ def check_alone() -> None:
 def continued(config: Config, folder: Path) -> Config:
     """The settings of a run that has begun, where it is computed changed as asked."""
     saved = load_config(folder)
-    if comparable(saved) != comparable(config):
-        ours, theirs = comparable(config), comparable(saved)
+    ours, theirs = comparable(config), comparable(saved)
+    if ours != theirs:
         key = next(k for k in (*ours, *theirs) if ours.get(k) != theirs.get(k))
         raise DmlError(
             f"{folder} holds a run of other settings.",
             f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here.",
             "Choose another --out.",
         )
-    tables = config.to_dict()
-    places = {key: tables[key.split(".")[0]][key.split(".")[1]] for key in ANY_TIME}
-    return resumed(saved, places, ())
+    given = config.dotted()
+    return resumed(saved, {key: given[key] for key in ANY_TIME}, ())
 
 
 def finished(config: Config, folder: Path) -> Outcome | None:

@@ -1,7 +1,5 @@
 """`dmltool train --seeds N`: one setting with several seeds, the simplest sweep. No Optuna."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

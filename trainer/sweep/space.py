@@ -1,7 +1,5 @@
 """The parameters of a sweep and the values they may take: --grid, and files for --space."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ A trial is one setting with all its seeds. What is drawn for a trial depends on 
 trial's number, so that it is drawn again where a worker was killed before it wrote it down.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

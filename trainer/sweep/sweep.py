@@ -1,7 +1,5 @@
 """Run a sweep: workers train its trials, then the settings are compared."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading
@@ -15,6 +13,7 @@ import torch
 
 from retrieval.errors import DmlError
 from retrieval.files import locked_folder, write_text
+from trainer.run.checkpoint import causes
 from trainer.run.watch import Watch
 from trainer.sweep import page, results
 from trainer.sweep.plan import Plan
@@ -66,8 +65,8 @@ def work(trials: Trials, watch: SweepWatch) -> None:
                 runs = trials.plan.runs(claim.values)
                 outcomes = train_seeds(runs, claim.folder, watch, trials.plan.test_all)
             except (DmlError, torch.OutOfMemoryError) as error:
-                if is_of_machine(error):
-                    raise
+                if any(isinstance(each, OSError) for each in causes(error)):
+                    raise  # a file or the disk is at fault, not the settings
                 why = "Out of GPU memory."
                 if isinstance(error, DmlError):
                     why = " ".join(f"{error.what} {error.why}".split())
@@ -76,15 +75,6 @@ def work(trials: Trials, watch: SweepWatch) -> None:
                 continue
             trials.complete(claim, outcomes)
             watch.trained(claim.values, outcomes)
-
-
-def is_of_machine(error: BaseException | None) -> bool:
-    """Whether a file or the disk is at fault, not the settings: then the sweep stops."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 @contextmanager

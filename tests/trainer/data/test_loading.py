@@ -84,7 +84,7 @@ def test_an_image_that_vanishes_is_named(data, workers):
 
 
 def workers_of(loader):
-    return [worker.pid for worker in loader.pool.loader._iterator._workers]
+    return [worker.pid for worker in loader.loader._iterator._workers]
 
 
 def alive(pid):
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_all_processes_without_a_word(data, tmp_path):
             with Loader(source, np.arange(len(rows)), data.labels, 2) as loader:
                 for step, _ in enumerate(loader.epoch(plan, sampling.keys(0, 0, *plan.shape))):
                     if step == 0:
-                        workers = loader.pool.loader._iterator._workers
+                        workers = loader.loader._iterator._workers
                         print(*[worker.pid for worker in workers], flush=True)
                     time.sleep(0.05)
         except KeyboardInterrupt:

@@ -3,11 +3,9 @@
 import time
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval.errors import DmlError
 from trainer.data.sampling import balanced_batches, keys, mix, random_batches
 
 
@@ -40,12 +38,6 @@ def test_too_few_images_are_one_batch():
     assert random_batches(7, 10, 0, 0).shape == (1, 7)
 
 
-@pytest.mark.parametrize("N", [0, 1])
-def test_less_than_two_images_are_an_error(N):
-    with pytest.raises(DmlError, match="cannot be trained on"):
-        random_batches(N, 10, 0, 0)
-
-
 def test_seed_and_epoch_decide_the_plan():
     targets = np.arange(200) % 10
     for make in (
@@ -76,9 +68,6 @@ def test_places_are_shuffled_evenly():
 def test_batches_are_c_classes_of_m_images_for_any_sizes(sizes, classes, images, seed):
     targets = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     present = [size for size in sizes if size]
-    if len(present) < classes or min(present) < images:
-        with pytest.raises(DmlError):
-            balanced_batches(targets, classes, images, seed, 0)
     if len(present) < classes:
         return
     repeat = min(present) < images
@@ -133,11 +122,9 @@ def test_a_class_larger_than_all_others_is_in_every_batch_once():
     assert ((labels[:, :, 0] == 0).sum(axis=1) == 1).all()
 
 
-def test_small_classes_repeat_images_only_if_allowed():
+def test_small_classes_repeat_images():
     targets = np.repeat(np.arange(50), 2)
-    with pytest.raises(DmlError, match="repeat=true"):
-        balanced_batches(targets, 5, 4, 0, 0)
-    plan = balanced_batches(targets, 5, 4, 0, 0, repeat=True)
+    plan = balanced_batches(targets, 5, 4, 0, 0)
     blocks(targets, plan, 5, 4)
     for block in plan.reshape(-1, 4).tolist():
         assert sorted(np.bincount(block)[np.unique(block)].tolist()) == [2, 2]

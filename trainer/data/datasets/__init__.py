@@ -3,8 +3,6 @@
 A module has `read(root, **options) -> DataSet`; the keyword-only parameters are the options.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Two layouts hold the same images: `cars_annos.mat` lists all of them; the later 
 classification split in two files. Either way the split here is the one by class.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A table of images: columns path, label and split, separated by comma, semicolon or tab."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -12,7 +10,7 @@ from retrieval.embeddings import SPELLINGS
 from retrieval.errors import DmlError
 from retrieval.registry import nearest
 from trainer.data.datasets import layout
-from trainer.data.datasets.records import DataSet, build, listed, unlabelled
+from trainer.data.datasets.records import DataSet, Row, build, listed, unlabelled
 from trainer.data.datasets.splitting import divide, shared_classes
 
 PATHS = ("path", "file", "filename", "image", "image_path", "file_name")
@@ -60,22 +58,18 @@ def read_unlabelled(table: Path, allow_incomplete: bool = False) -> DataSet | No
 
 
 def _present(
-    table: Path, base: Path, rows: list[tuple[str, str, str]], allow_incomplete: bool
-) -> tuple[list[tuple[str, str, str]], list[str]]:
+    table: Path, base: Path, rows: list[Row], allow_incomplete: bool
+) -> tuple[list[Row], list[str]]:
     """The rows whose files are there, and a note about the others."""
-    absent = set(layout.missing(base, [path for path, _, _ in rows]))
-    if not absent:
-        return rows, []
-    examples = listed(rows[place][0] for place in sorted(absent)[:3])
-    why = f"{len(absent):,} of {len(rows):,} files are not in {base}: {examples}."
-    if not allow_incomplete or len(absent) == len(rows):
+    kept, absent = layout.present(base, rows, table)
+    if absent and not (allow_incomplete and kept):
         raise DmlError(
             f"{table} names files that are missing.",
-            why,
+            absent,
             "Say where the images are (images=FOLDER), complete them, or leave these out: "
             "--allow-incomplete (embed: --skip-bad)",
         )
-    return [row for place, row in enumerate(rows) if place not in absent], [why]
+    return kept, [absent] if absent else []
 
 
 def _table(root: Path) -> Path:
@@ -98,7 +92,7 @@ def _table(root: Path) -> Path:
     return root
 
 
-def _rows(table: Path, base: Path, labelled: bool = True) -> list[tuple[str, str, str]]:
+def _rows(table: Path, base: Path, labelled: bool = True) -> list[Row]:
     """(path, label, split) of each line; the split is empty where there is no such column."""
     try:
         text = table.read_text(encoding="utf-8-sig")

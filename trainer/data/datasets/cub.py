@@ -3,8 +3,6 @@
 `train_test_split.txt` is the classification split, with every class on both sides: not used.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from retrieval.errors import DmlError
@@ -38,8 +36,6 @@ def read(root: Path, *, allow_incomplete: bool = False) -> DataSet:
 
 def _pairs(path: Path) -> list[tuple[str, str]]:
     """Lines of `number text`."""
-    pairs = []
-    for line, text in layout.lines(path):
-        key, value = layout.fields(path, line, text, 2, "number text")
-        pairs.append((key, value))
-    return pairs
+    lines = layout.lines(path)
+    words = (layout.fields(path, line, text, 2, "number text") for line, text in lines)
+    return [(key, value) for key, value in words]

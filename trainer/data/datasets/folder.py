@@ -16,7 +16,7 @@ from retrieval.embeddings import SPELLINGS
 from retrieval.errors import DmlError
 from retrieval.number_format import counted
 from trainer.data.datasets import layout
-from trainer.data.datasets.records import DataSet, build, listed, unlabelled
+from trainer.data.datasets.records import DataSet, Row, build, listed, unlabelled
 from trainer.data.datasets.splitting import divide, shared_classes
 
 SUFFIXES = frozenset(
@@ -95,7 +95,7 @@ def _given(
     found: the files of each folder in root. tops: those folders that are splits. notes: on what
     lies beside them.
     """
-    rows: list[tuple[str, str, str]] = []
+    rows: list[Row] = []
     sides: dict[str, set[str]] = {}
     notes = [*notes, *_loose(root)]
     for top in tops:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import DmlError
-from trainer.data.datasets.records import DataSet, build
+from trainer.data.datasets.records import DataSet, Row, build
 
 # Upright regular faces, then bold and slanted ones.
 UPRIGHT = ("DejaVuSans", "DejaVuSansMono", "DejaVuSerif", "STIXGeneral")
@@ -117,7 +117,7 @@ def read(*, variant: str = "test", size: int = 32, copies: int = 1, seed: int = 
     return build("glyphs", None, _rows(variant, copies), GlyphReader(size, seed))
 
 
-def _rows(variant: str, copies: int) -> Iterator[tuple[str, str, str]]:
+def _rows(variant: str, copies: int) -> Iterator[Row]:
     for split, letters in (("train", TRAIN), ("test", TEST)):
         for letter in letters:
             for face in FACES:

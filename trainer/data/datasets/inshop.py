@@ -1,7 +1,5 @@
 """DeepFashion In-Shop Clothes Retrieval (Liu et al. 2016): queries ask the gallery."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from retrieval.errors import DmlError

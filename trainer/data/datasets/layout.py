@@ -1,14 +1,13 @@
 """Find the files of official data sets, refuse hostile paths, and check the counts."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from retrieval.errors import DmlError
-from trainer.data.datasets.records import DataSet, build, listed
+from trainer.data.datasets.records import DataSet, Row, build, listed
 
 # A root, a Windows drive, a step upward, or NUL. Symbolic links are not looked at: whoever made
 # them on this disk chose where they lead, which cannot be said of a line in a downloaded file.
@@ -108,21 +107,17 @@ def unreadable(path: Path, error: Exception) -> DmlError:
 def official(
     name: str,
     root: Path,
-    rows: list[tuple[str, str, str]],
+    rows: list[Row],
     expected: dict[str, tuple[int, int]],
     allow_incomplete: bool,
     source: Path,
 ) -> DataSet:
     """The data set, if all files are there and each split has its published size."""
-    absent = set(missing(root, [path for path, _, _ in rows]))
-    kept = [row for place, row in enumerate(rows) if place not in absent]
+    kept, absent = present(root, rows, source)
     found = build(name, root, kept).counts() if kept else {}
     notes = []
     if absent or found != expected:
-        why = _difference(expected, found)
-        if absent:
-            examples = listed(rows[place][0] for place in sorted(absent)[:3])
-            why += f" {len(absent):,} files that {source.name} names are missing: {examples}."
+        why = f"{_difference(expected, found)} {absent}".strip()
         if not allow_incomplete or not kept:
             raise DmlError(f"{name}: {root} is not the complete data set.", why, GO_ON)
         notes = [f"Incomplete, not comparable with published scores. {why}"]
@@ -139,21 +134,30 @@ def _difference(expected: dict[str, tuple[int, int]], found: dict[str, tuple[int
     return " ".join(parts)
 
 
-def missing(root: Path, paths: Sequence[str]) -> list[int]:
-    """Places in the list of the files that are not there; lists each folder once."""
+def present(root: Path, rows: list[Row], source: Path) -> tuple[list[Row], str]:
+    """The rows whose files are there, and a sentence about the others; each folder is listed once.
+
+    source: the file that names them.
+    """
     inside: dict[str, set[str]] = {}
-    absent = []
-    for place, path in enumerate(paths):
-        parent, _, name = path.rpartition("/")
+    kept: list[Row] = []
+    absent: list[Row] = []
+    for row in rows:
+        parent, _, name = row[0].rpartition("/")
         if parent not in inside:
-            try:
+            inside[parent] = set()
+            with suppress(OSError):
                 inside[parent] = set(os.listdir(root / parent))
-            except OSError:
-                inside[parent] = set()
         # A disk may know a name under other letters: case, composed accents.
-        if name not in inside[parent] and not os.path.exists(root / path):
-            absent.append(place)
-    return absent
+        there = name in inside[parent] or os.path.exists(root / row[0])
+        (kept if there else absent).append(row)
+    if not absent:
+        return kept, ""
+    examples = listed(row[0] for row in absent[:3])
+    return kept, (
+        f"{len(absent):,} of {len(rows):,} files that {source.name} names are missing in {root}: "
+        f"{examples}."
+    )
 
 
 def _listing(root: Path) -> list[str]:

@@ -17,6 +17,7 @@ LISTED = 5
 # (path as in the record, wanted short side or None) -> (H, W, 3) uint8 RGB. Readers are small
 # frozen dataclasses, so that a data set can be sent to worker processes.
 Reader = Callable[[str, int | None], np.ndarray]
+Row = tuple[str, str, str]  # path, label, split
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def unlabelled(data: DataSet) -> DataSet:
 def build(
     name: str,
     root: Path | None,
-    rows: Iterable[tuple[str, str, str]],
+    rows: Iterable[Row],
     reader: Reader | None = None,
     notes: Iterable[str] = (),
     names: Iterable[str] = (),

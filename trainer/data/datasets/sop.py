@@ -1,7 +1,5 @@
 """Stanford Online Products (Oh Song et al. 2016), with its published split."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trainer.data.datasets import layout

@@ -1,7 +1,5 @@
 """Hold out classes for validation, and check that the others can fill a batch."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable
@@ -79,7 +77,7 @@ def with_validation(data: DataSet, fraction: float = 0.1, seed: int = 0) -> Data
     if len(data.rows("val")):
         return data
     rows = data.rows("train")
-    sizes = np.bincount(data.labels[rows], minlength=len(data.label_names))
+    sizes = training_sizes(data)
     movable = {data.label_names[c]: c for c in np.flatnonzero(sizes >= 2)}
     count = held_out(int(np.count_nonzero(sizes)), fraction, "val_fraction")
     if count == 0:
@@ -98,12 +96,17 @@ def with_validation(data: DataSet, fraction: float = 0.1, seed: int = 0) -> Data
     return replace(data, splits=splits)
 
 
+def training_sizes(data: DataSet) -> np.ndarray:
+    """(C,) training images of each class."""
+    return np.bincount(data.labels[data.rows("train")], minlength=len(data.label_names))
+
+
 def check_batches(data: DataSet, classes: int, images: int, *, repeat: bool = False) -> None:
     """Raise unless the training set can fill batches of `classes` classes x `images` images.
 
     repeat: a class with too few images gives some of them twice.
     """
-    sizes = np.bincount(data.labels[data.rows("train")], minlength=len(data.label_names))
+    sizes = training_sizes(data)
     present = np.flatnonzero(sizes)
     if len(present) < classes:
         raise DmlError(
@@ -129,7 +132,7 @@ def check_batches(data: DataSet, classes: int, images: int, *, repeat: bool = Fa
 def without_small_classes(data: DataSet, images: int) -> DataSet:
     """Leave out the training classes that have fewer than `images` images."""
     rows = data.rows("train")
-    sizes = np.bincount(data.labels[rows], minlength=len(data.label_names))
+    sizes = training_sizes(data)
     small = (sizes > 0) & (sizes < images)
     if not small.any():
         return data

@@ -5,11 +5,10 @@ which an earlier tracker of the same folder had as its attribute `run`. `place` 
 the run can be seen. add(values, epoch) logs numbers by name; close(finished) ends the run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,7 +103,7 @@ class Trackers:
             own = self.state.setdefault(name, {})
             try:
                 tracker = TRACKERS.find(name).load()(folder, config, own.get("run"))
-            except Exception as error:  # whatever a server, a disk or a library raises
+            except Exception as error:
                 self._failed(name, error)
                 continue
             own["run"] = tracker.run
@@ -114,32 +113,33 @@ class Trackers:
     def add(self, records: Iterable[dict[str, Any]]) -> None:
         """Log the records of epochs; each tracker gets those that it does not have yet."""
         records = list(records)
-        for name, tracker in list(self.open.items()):
+
+        def send(name: str, tracker: Tracker) -> None:
             own = self.state[name]
-            try:
-                for record in records:
-                    if record["epoch"] > own.get("epoch", -1):
-                        tracker.add(_numbers(record, LOGGED), record["epoch"])
-                        own["epoch"] = record["epoch"]
-            except Exception as error:
-                self._failed(name, error)
-        self._write_state()
+            for record in records:
+                if record["epoch"] > own.get("epoch", -1):
+                    tracker.add(_numbers(record, LOGGED), record["epoch"])
+                    own["epoch"] = record["epoch"]
+
+        self._with_each(send)
+        with suppress(DmlError):  # a full disk ends the run elsewhere
+            write_text(self.folder / STATE, json.dumps(self.state) + "\n", force=True)
 
     def add_test(self, scores: dict[str, dict[str, float]], epoch: int) -> None:
         """Log scores on the test set, by distance and name, at the best epoch."""
         values = {f"{d} {key}": value for d in scores for key, value in scores[d].items()}
-        for name, tracker in list(self.open.items()):
-            try:
-                tracker.add(_numbers({"test": values}, ["test"]), epoch)
-            except Exception as error:
-                self._failed(name, error)
+        numbers = _numbers({"test": values}, ["test"])
+        self._with_each(lambda _, tracker: tracker.add(numbers, epoch))
 
     def close(self, finished: bool) -> None:
         """End the run in every tracker."""
+        self._with_each(lambda _, tracker: tracker.close(finished))
+
+    def _with_each(self, act: Callable[[str, Tracker], None]) -> None:
         for name, tracker in list(self.open.items()):
             try:
-                tracker.close(finished)
-            except Exception as error:
+                act(name, tracker)
+            except Exception as error:  # whatever a server, a disk or a library raises
                 self._failed(name, error)
 
     def _failed(self, name: str, error: Exception) -> None:
@@ -150,12 +150,6 @@ class Trackers:
             "metrics.jsonl has everything, and --resume sends what is missing"
         )
 
-    def _write_state(self) -> None:
-        try:
-            write_text(self.folder / STATE, json.dumps(self.state) + "\n", force=True)
-        except DmlError:  # a full disk ends the run elsewhere
-            return
-
 
 def _read_state(folder: Path) -> dict[str, dict[str, Any]]:
     """The run's id in each tracker, and the last epoch that the tracker has; empty if unknown."""
@@ -163,11 +157,8 @@ def _read_state(folder: Path) -> dict[str, dict[str, Any]]:
         found = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and all(map(_is_dict, found.values())) else {}
-
-
-def _is_dict(value: object) -> bool:
-    return isinstance(value, dict)
+    sound = isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
+    return found if sound else {}
 
 
 def _numbers(record: dict[str, Any], keys: Iterable[str]) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """Log to MLflow: a server, a database or a folder, as MLFLOW_TRACKING_URI says."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -39,11 +37,7 @@ class MLflow:
         experiment = self.client.get_experiment_by_name(wanted)
         number = experiment.experiment_id if experiment else self.client.create_experiment(wanted)
         run = self.client.create_run(number, run_name=name).info.run_id
-        settings = [
-            Param(f"{table}.{key}", str(value)[:LONGEST])
-            for table, keys in config.to_dict().items()
-            for key, value in keys.items()
-        ]
+        settings = [Param(key, str(value)[:LONGEST]) for key, value in config.dotted().items()]
         self.client.log_batch(run, params=settings)
         return run
 

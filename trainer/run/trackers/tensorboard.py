@@ -1,7 +1,5 @@
 """Log to TensorBoard: event files in the run folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter

@@ -1,7 +1,5 @@
 """Log to Weights & Biases, online or into files of the run folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from uuid import uuid4

@@ -71,11 +71,11 @@ def test_cub_of_the_published_size_passes(tmp_path, monkeypatch):
     (folder / "image_class_labels.txt").write_text(
         "".join(f"{n} {int(path[:3])}\n" for n, path in numbered)
     )
-    monkeypatch.setattr(layout, "missing", lambda root, paths: [])
+    monkeypatch.setattr(layout, "present", lambda root, rows, source: (rows, ""))
     data = load("cub", tmp_path)
     assert data.counts() == {"train": (5_864, 100), "test": (5_924, 100)}
     assert data.notes == ()
-    monkeypatch.setattr(layout, "missing", lambda root, paths: [len(paths) - 1])
+    monkeypatch.setattr(layout, "present", lambda root, rows, source: (rows[:-1], "1 is missing."))
     with pytest.raises(DmlError, match="found 5,923 of 100"):
         load("cub", tmp_path)
 
@@ -87,7 +87,7 @@ def test_one_missing_file_is_noticed_and_named(tmp_path, monkeypatch):
     (root / "images" / "002.Bird_2" / "Bird_2_1.jpg").unlink()
     with pytest.raises(DmlError, match="found 5 of 3") as caught:
         load("cub", tmp_path)
-    assert "1 files that images.txt names are missing" in caught.value.why
+    assert "1 of 10 files that images.txt names are missing" in caught.value.why
     assert "images/002.Bird_2/Bird_2_1.jpg" in caught.value.why
     assert len(load("cub", tmp_path, allow_incomplete=True)) == 9
 
