@@ -77,7 +77,7 @@ def throughput(small: bool, dry: bool) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         paths = {kind: Path(folder) / f"{kind}.onnx" for kind in ("fp32", "fp16", "int8")}
-        properties = describe_checkpoint(state, "", dim=embedder.dim)
+        properties = describe_checkpoint(state, "", embedder.dim)
         plain = write_model(embedder, paths["fp32"], size=size, properties=properties)
         models = {
             "fp32": plain,
@@ -175,7 +175,7 @@ def int8(runs: list[Path], small: bool, dry: bool) -> None:
     for run in runs:
         member = load_member(run)
         data = load_data(member.config)
-        prepared = describe_checkpoint(member.state, member.sha256, dim=member.embedder.dim)
+        prepared = describe_checkpoint(member.state, member.sha256, member.embedder.dim)
         with tempfile.TemporaryDirectory() as folder:
             paths = {kind: Path(folder) / f"{kind}.onnx" for kind in ("fp32", "fp16", "int8")}
             size = member.config.input.crop

@@ -285,9 +285,9 @@ def write_plain(job: Job, path: Path) -> Model:
         describe_checkpoint(
             member.state,
             member.sha256,
-            dim=member.embedder.dim,
-            input=settings.input,
-            normalize=settings.normalize,
+            member.embedder.dim,
+            settings.input,
+            settings.normalize,
         )
         for member in job.members
     ]

@@ -57,20 +57,22 @@ def foreign_preprocessing(model: Model, given: Given = NOTHING) -> Preprocessing
     side = given.size if model.size is None else model.size[0]
     assert side is not None, "_check"
     check_batch(model.path, model.batch, side * side)
-    return Preprocessing(
-        resize=side if given.resize is None else given.resize,
-        keep_ratio=not given.squash,
-        crop=side,
-        interpolation=given.interpolation or "bilinear",
-        mean=(0.0, 0.0, 0.0) if given.mean is None else tuple(map(float, given.mean)),
-        std=(1.0, 1.0, 1.0) if given.std is None else tuple(map(float, given.std)),
-        layout=given.layout or model.layout,
-        dtype=model.dtype,
-        inside=model.dtype == "uint8",
-        scale=given.scale or 1,
-        color="BGR" if given.bgr else "RGB",
-        background=given.background or WHITE,
-        draft=0 if given.no_draft else Input.draft,
+    return Preprocessing.from_dict(
+        {
+            "resize": side if given.resize is None else given.resize,
+            "keep_ratio": not given.squash,
+            "crop": side,
+            "interpolation": given.interpolation or "bilinear",
+            "mean": [0, 0, 0] if given.mean is None else [float(value) for value in given.mean],
+            "std": [1, 1, 1] if given.std is None else [float(value) for value in given.std],
+            "layout": given.layout or model.layout,
+            "dtype": model.dtype,
+            "inside": model.dtype == "uint8",
+            "scale": given.scale or 1,
+            "color": "BGR" if given.bgr else "RGB",
+            "background": given.background or WHITE,
+            "draft": 0 if given.no_draft else Input.draft,
+        }
     )
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from retrieval.errors import DmlError
-from trainer.config import Input
+from trainer.config import Input, one_of, within
 from trainer.data.images import WHITE, Colour
+from trainer.validate import converted, shortened
 
 SCHEMA = 1
 PREFIX = "dmltool."
@@ -26,7 +27,7 @@ LAYOUTS = ("nhwc", "nchw")
 DTYPES = ("uint8", "float32", "float16")
 FIX = "Export the model again, or give other values to the options of `dmltool embed`."
 
-Triple = tuple[float, ...]  # of length 3, which is checked
+Triple = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,20 @@ class Preprocessing:
     """See `trainer.config.Input`. Models without this property were trained with 1."""
 
     def __post_init__(self) -> None:
-        found = [problem.text for problem in self.spec().problems()]
-        if self.layout not in LAYOUTS:
-            found.append(f"layout = {self.layout!r}: one of {', '.join(LAYOUTS)}")
-        if self.dtype not in DTYPES:
-            found.append(f"dtype = {self.dtype!r}: one of {', '.join(DTYPES)}")
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            if len(values) != 3 or not all(map(math.isfinite, values)):
-                found.append(f"{name} = {list(values)}: three numbers")
+        problems = [
+            *self.spec().problems(),
+            *one_of("layout", self.layout, LAYOUTS),
+            *one_of("dtype", self.dtype, DTYPES),
+            *one_of("color", self.color, ("RGB", "BGR")),
+            *(each for value in self.background for each in within("background", value, 0, 255)),
+        ]
+        found = [problem.text for problem in problems]
+        if not all(map(math.isfinite, self.mean)):
+            found.append(f"mean = {list(self.mean)}: three numbers")
+        if not all(0 < value < math.inf for value in self.std):
+            found.append(f"std = {list(self.std)}: three numbers above 0")
         if self.scale not in (1, 255):
             found.append(f"scale = {self.scale}: 1 or 255")
-        if self.color not in ("RGB", "BGR"):
-            found.append(f"color = {self.color!r}: RGB or BGR")
-        if len(self.background) != 3 or not all(0 <= value <= 255 for value in self.background):
-            found.append(f"background = {list(self.background)}: three numbers from 0 to 255")
-        if any(value <= 0 for value in self.std):
-            found.append(f"std = {list(self.std)}: above 0")
         if self.dtype == "uint8" and not self.inside:
             found.append("mean and std cannot be applied to uint8 input outside the graph")
         if found:
@@ -96,25 +94,15 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Preprocessing:
-        """Read fields from a dict; a DmlError lists those that are missing or invalid."""
-        values: dict[str, Any] = {}
-        found = []
-        for key, kind in _KINDS.items():
-            if key not in given:
-                if key in _REQUIRED:
-                    found.append(f"{key} is missing")
-                continue
-            try:
-                values[key] = _converted(given[key], kind)
-            except (TypeError, ValueError, RecursionError):
-                found.append(f"{key} = {str(given[key])[:80]!r} is odd")
-        if found:
-            raise DmlError("The preprocessing cannot be read.", "\n".join(found), FIX)
-        return cls(**values)
+        """Read fields, as values or as JSON; a DmlError lists those that are missing or invalid."""
+        required = [each.name for each in fields(cls) if each.default is MISSING]
+        if missing := [f"{name} is missing" for name in required if name not in given]:
+            raise DmlError("The preprocessing cannot be read.", "\n".join(missing), FIX)
+        return cls(**_typed(given, get_type_hints(cls)))
 
     @classmethod
     def from_checkpoint(cls, state: Mapping[str, Any], input: str = "uint8-nhwc") -> Preprocessing:
-        layout, dtype = _form(input)
+        layout, dtype = INPUTS[input]
         try:
             return cls.from_dict({**state["preprocessing"], "layout": layout, "dtype": dtype})
         except DmlError as error:
@@ -171,22 +159,17 @@ class Metadata:
 def describe_checkpoint(
     state: Mapping[str, Any],
     sha256: str,
-    *,
-    dim: int | None = None,
+    dim: int,
     input: str = "uint8-nhwc",
     normalize: bool = False,
 ) -> dict[str, str]:
-    """The properties of a float32 model that is exported from a checkpoint.
-
-    dim: length of the embedding; needed if the configuration leaves it to the backbone.
-    """
+    """The properties of a float32 model that is exported from a checkpoint."""
     config = state["config"]
     prepared = Preprocessing.from_checkpoint(state, input)
-    dim = dim or config["network"]["dim"]
     values = {
         "schema": SCHEMA,
         "arch": config["network"]["backbone"],
-        "embedding_dim": dim or None,
+        "embedding_dim": dim,
         "l2_normalized": normalize,
         "size": prepared.crop,
         "antialias": True,
@@ -196,8 +179,9 @@ def describe_checkpoint(
         "versions": {str(key): str(value) for key, value in state["versions"].items()},
         "precision": "fp32",
     }
-    values |= {_NAMES.get(key, key): value for key, value in prepared.to_dict().items()}
-    return to_properties({key: value for key, value in values.items() if value is not None})
+    names = {field: name for name, field in _FIELDS.items()}
+    values |= {names.get(key, key): value for key, value in prepared.to_dict().items()}
+    return to_properties(values)
 
 
 def describe_ensemble(members: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -244,67 +228,42 @@ def read_properties(properties: Mapping[str, str]) -> Metadata | None:
             f"This dmltool reads schema {SCHEMA}.",
             "Update dmltool, or export the model again.",
         )
-    known = {"embedding_dim", "l2_normalized", *_NAMES.values(), *_NAMED, *_KINDS, "schema"}
+    said = {_FIELDS.get(key, key): value for key, value in own.items() if key != "schema"}
+    kinds = get_type_hints(Metadata) | get_type_hints(Preprocessing) | {"dim": int}
     try:
-        values: dict[str, Any] = {key: own[key] for key in _TEXTS & own.keys()}
-        values |= {key: _object(own[key]) for key in ("versions", "parity") if key in own}
-        if "embedding_dim" in own:
-            values["dim"] = _converted(own["embedding_dim"], "int")
-        values["normalized"] = _converted(own.get("l2_normalized", False), "bool")
-        prepared = {key: own[_NAMES.get(key, key)] for key in _KINDS if _NAMES.get(key, key) in own}
-        values["preprocessing"] = Preprocessing.from_dict(prepared)
-    except (DmlError, TypeError, ValueError, RecursionError) as error:
-        why = error.why if isinstance(error, DmlError) else str(error)
+        prepared = Preprocessing.from_dict(said)
+        about = _typed(said, {key: kinds[key] for key in _ABOUT})
+    except DmlError as error:
         raise DmlError(
-            "The model's metadata is damaged.", why, "Export the model again: dmltool export RUN"
+            "The model's metadata is damaged.",
+            error.why,
+            "Export the model again: dmltool export RUN",
         ) from error
-    return Metadata(**values, others={k: v for k, v in own.items() if k not in known})
+    others = {key: value for key, value in said.items() if key not in kinds}
+    return Metadata(prepared, **about, others=others)
 
 
-_NAMES = {"layout": "input_layout", "dtype": "input_dtype", "inside": "normalizes_input"}
-"""Fields of Preprocessing whose property has another name."""
-_KINDS = {each.name: str(each.type) for each in fields(Preprocessing)}
-_REQUIRED = ("resize", "keep_ratio", "crop", "interpolation", "mean", "std")
-_TEXTS = {"arch", "precision", "loss", "dataset", "checkpoint_sha256"}
-_NAMED = {each.name for each in fields(Metadata)}
+_FIELDS = {
+    "input_layout": "layout",
+    "input_dtype": "dtype",
+    "normalizes_input": "inside",
+    "embedding_dim": "dim",
+    "l2_normalized": "normalized",
+}
+"""Properties that have another name than the field of Preprocessing or Metadata they fill."""
+_ABOUT = [each.name for each in fields(Metadata) if each.name not in ("preprocessing", "others")]
 
 
-def _form(input: str) -> tuple[str, str]:
-    if input not in INPUTS:
-        raise DmlError(
-            f"There is no input form {input!r}.",
-            f"There are: {', '.join(INPUTS)}.",
-            "Choose one of these with --input.",
-        )
-    return INPUTS[input]
-
-
-def _converted(value: Any, kind: str) -> Any:
-    """Convert a value, or its JSON, to a type; ValueError or TypeError if it has another."""
-    if kind == "str":
-        if not isinstance(value, str):
-            raise TypeError
-        return value
-    if isinstance(value, str):
-        if len(value) > 1000:
-            raise ValueError
-        value = json.loads(value)
-    if kind == "Triple":
-        if not isinstance(value, list | tuple) or any(isinstance(v, bool | str) for v in value):
-            raise TypeError
-        return tuple(float(v) for v in value)
-    if kind == "Colour":
-        if not isinstance(value, list | tuple) or any(type(v) is not int for v in value):
-            raise TypeError
-        return tuple(value)
-    wanted = {"int": int, "bool": bool}[kind]
-    if type(value) is not wanted:
-        raise TypeError
-    return value
-
-
-def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"{text[:80]!r} is no table")
-    return value
+def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of these keys in their types, read from JSON where they are texts."""
+    values, found = {}, []
+    for key in [key for key in kinds if key in given]:
+        value = given[key]
+        try:
+            decode = isinstance(value, str) and kinds[key] is not str
+            values[key] = converted(json.loads(value) if decode else value, kinds[key])
+        except (ValueError, RecursionError) as error:
+            found.append(f"{key} = {shortened(value)}: {error}")
+    if found:
+        raise DmlError("The preprocessing cannot be read.", "\n".join(found), FIX)
+    return values

@@ -79,7 +79,7 @@ def test_preprocessing_survives_json_and_properties(prepared):
 
 
 def test_a_checkpoint_is_described_and_read_back(state):
-    properties = describe_checkpoint(state, "abc", normalize=True)
+    properties = describe_checkpoint(state, "abc", 512, normalize=True)
     assert all(isinstance(value, str) for value in properties.values())
     names = (
         "schema arch embedding_dim l2_normalized input_layout size resize keep_ratio crop "
@@ -99,7 +99,7 @@ def test_models_and_checkpoints_without_draft_and_background_keep_theirs(state):
     """Before there was a choice, JPEGs were reduced to the short side and white lay behind."""
     new = {"draft": 2, "background": [255, 255, 255]}
     now = state | {"preprocessing": state["preprocessing"] | new}
-    properties = describe_checkpoint(now, "")
+    properties = describe_checkpoint(now, "", 512)
     assert properties["dmltool.draft"] == "2"
     assert properties["dmltool.background"] == "[255, 255, 255]"
     found = read_properties(properties).preprocessing
@@ -111,16 +111,8 @@ def test_models_and_checkpoints_without_draft_and_background_keep_theirs(state):
 
 
 def test_the_form_of_the_input_is_told(state):
-    found = read_properties(describe_checkpoint(state, "", input="float-nchw")).preprocessing
+    found = read_properties(describe_checkpoint(state, "", 512, input="float-nchw")).preprocessing
     assert found == replace(PLAIN, layout="nchw", dtype="float32")
-    with pytest.raises(DmlError, match="no input form 'nchw'"):
-        describe_checkpoint(state, "", input="nchw")
-
-
-def test_the_length_of_the_embedding_is_the_networks_where_the_config_leaves_it_open():
-    state = checkpoint_of(Config(network=Network("resnet50")))
-    assert read_properties(describe_checkpoint(state, "")).dim is None
-    assert read_properties(describe_checkpoint(state, "", dim=2048)).dim == 2048
 
 
 def test_models_of_others_have_no_metadata_of_ours():
@@ -129,7 +121,7 @@ def test_models_of_others_have_no_metadata_of_ours():
 
 @pytest.mark.parametrize("schema", ["2", "", "one", None])
 def test_another_schema_is_refused(state, schema):
-    properties = describe_checkpoint(state, "") | {"dmltool.schema": schema}
+    properties = describe_checkpoint(state, "", 512) | {"dmltool.schema": schema}
     if schema is None:
         del properties["dmltool.schema"]
     with pytest.raises(DmlError, match="schema"):
@@ -174,7 +166,7 @@ def test_another_schema_is_refused(state, schema):
     ],
 )
 def test_damaged_properties_are_an_error_of_ours(state, key, value):
-    properties = describe_checkpoint(state, "")
+    properties = describe_checkpoint(state, "", 512)
     if value is None:
         del properties[f"dmltool.{key}"]
     else:
