@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.measure import alternate, machine, record, table
 from exporter import parity
-from exporter.image_samples import CALIBRATION, calibration_images, read_images
+from exporter.image_samples import CALIBRATION, calibration_images, readable
 from exporter.networks import load_member
 from exporter.onnx.metadata import describe_checkpoint
 from exporter.onnx.precision import compare, to_fp16, to_int8
@@ -82,7 +82,7 @@ def throughput(small: bool, dry: bool) -> None:
         models = {
             "fp32": plain,
             "fp16": to_fp16(plain, paths["fp16"]),
-            "int8": to_int8(plain, paths["int8"], iter(parts)),
+            "int8": to_int8(plain, paths["int8"], images),
         }
         sessions = {kind: Session(model, "cpu") for kind, model in models.items()}
         sizes = {kind: path.stat().st_size for kind, path in paths.items()}
@@ -181,14 +181,14 @@ def int8(runs: list[Path], small: bool, dry: bool) -> None:
             size = member.config.input.crop
             plain = write_model(member.embedder, paths["fp32"], size=size, properties=prepared)
             spec = plain.preprocessing
-            calibration, _ = calibration_images(data, spec)
+            calibration = calibration_images(data, spec)
             models = {
                 "fp32": plain,
                 "fp16": to_fp16(plain, paths["fp16"]),
                 "int8": to_int8(plain, paths["int8"], calibration),
             }
             tested = data.rows("test")[: 400 if small else None]
-            images, tested = read_images(data, tested, spec)
+            images, tested = readable(data, tested, spec)
             found = compare(models, images, data.labels[tested], provider="cpu", batch_size=32)
         network = f"{data.name}, {member.config.network.backbone}, {member.config.loss.name}"
         rows += [

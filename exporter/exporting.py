@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +34,7 @@ from exporter.onnx.metadata import (
     to_properties,
 )
 from exporter.onnx.model import Model
-from exporter.onnx.session import Session
+from exporter.onnx.session import TimedSession
 from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
 from retrieval.processes import agree
@@ -257,25 +256,6 @@ def _told(model: Model) -> dict[str, Any]:
     }
 
 
-class TimedSession(Session):
-    """A session that measures its speed, without its first run, which allocates memory."""
-
-    runs, images, seconds = 0, 0, 0.0
-
-    def run(self, batch: np.ndarray) -> np.ndarray:
-        start = time.perf_counter()
-        found = super().run(batch)
-        if self.runs:
-            self.images += len(batch)
-            self.seconds += time.perf_counter() - start
-        self.runs += 1
-        return found
-
-    @property
-    def images_per_second(self) -> float:
-        return self.images / self.seconds
-
-
 def write_plain(job: Job, path: Path) -> Model:
     """Write the float32 model."""
     if job.progress:
@@ -310,8 +290,8 @@ def at_precision(job: Job, plain: Model, name: str) -> Model:
     if name == "fp16":
         return precision.to_fp16(plain, target)
     if name == "int8":
-        images, count = calibration_images(job.data, job.preprocessing, job.settings.skip_bad)
-        return precision.to_int8(plain, target, images, progress=job.progress, total=count)
+        images = calibration_images(job.data, job.preprocessing, job.settings.skip_bad)
+        return precision.to_int8(plain, target, images, job.progress)
     return plain
 
 

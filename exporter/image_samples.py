@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from exporter.embedding.decoding import read_image
+from exporter.embedding.decoding import read_images
 from exporter.onnx.metadata import Preprocessing
 from retrieval.embeddings import HELD_OUT
 from retrieval.errors import DmlError
@@ -49,38 +49,30 @@ def comparison_images(
         starts = np.flatnonzero(np.diff(labels, prepend=-1))
         each = max(2, most // len(starts))
         order = np.concatenate([part[:each] for part in np.split(order, starts[1:])])[:most]
-    images, rows = read_images(data, rows[order], prepared, skip_bad)
+    images, rows = readable(data, rows[order], prepared, skip_bad)
     return images, data.labels[rows]
 
 
 def calibration_images(
     data: DataSet, prepared: Preprocessing, skip_bad: bool = False
-) -> tuple[Iterator[np.ndarray], int]:
-    """Batches of training images (B, H, W, 3) for the scales of int8, and how many images."""
+) -> np.ndarray:
+    """Training images (N, H, W, 3) for the scales of int8."""
     rows = data.rows("train")
-    count = min(CALIBRATION, len(rows))
-    rows = rows[np.linspace(0, len(rows) - 1, count).astype(int)]
-    parts = (rows[at : at + 8] for at in range(0, count, 8))
-    batches = (read_images(data, part, prepared, skip_bad)[0] for part in parts)
-    return (batch for batch in batches if len(batch)), count
+    chosen = np.linspace(0, len(rows) - 1, min(CALIBRATION, len(rows))).astype(int)
+    return readable(data, rows[chosen], prepared, skip_bad)[0]
 
 
-def read_images(
+def readable(
     data: DataSet, rows: np.ndarray, prepared: Preprocessing, skip_bad: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images (n, H, W, 3) uint8 and the rows (n,) of those that could be read.
+    """Images (n, H, W, 3) uint8 and the rows (n,) of those that can be read.
 
     An image that cannot be read is a DmlError unless `skip_bad`.
     """
-    spec = prepared.spec()
-    images, kept = [np.empty((0, spec.crop, spec.crop, 3), np.uint8)], []
-    for row in rows.tolist():
-        try:
-            images.append(read_image(data, spec, row)[None])
-        except DmlError as error:
-            if not skip_bad:
-                fix = "Replace it, or continue without it: --skip-bad"
-                raise DmlError(error.what, error.why, fix) from error
-        else:
-            kept.append(row)
-    return np.concatenate(images), np.array(kept, rows.dtype)
+    images, errors = read_images(data, rows, prepared.spec())
+    first = next(filter(None, errors), None)
+    if first and not skip_bad:
+        fix = "Replace it, or continue without it: --skip-bad"
+        raise DmlError(first.what, first.why, fix) from first
+    good = np.equal(errors, None)
+    return images[good], rows[good]

@@ -15,6 +15,7 @@ import numpy as np
 
 from exporter.embedding.engine import Engine, pool
 from retrieval.errors import DmlError
+from retrieval.resources import slices
 from trainer.config import Input
 from trainer.data import transforms
 from trainer.data.datasets.records import DataSet, FileReader
@@ -43,15 +44,23 @@ def chosen_workers(data: DataSet, processors: int) -> int:
     return min(max(1, processors - 1), MOST_WORKERS)
 
 
-def read_image(data: DataSet, spec: Input, row: int) -> np.ndarray:
-    """Read one image, resize and crop it as for testing: (crop, crop, 3) uint8."""
-    path = data.paths[row]
-    try:
-        return transforms.for_testing(data.image(row, spec.short_side), spec)
-    except DmlError as error:
-        if path in error.what:
-            raise
-        raise DmlError(f"{path}: {error.what}", error.why, error.fix) from error
+def read_images(
+    data: DataSet, rows: np.ndarray, spec: Input
+) -> tuple[np.ndarray, list[DmlError | None]]:
+    """Read images, resize and crop them as for testing: (n, crop, crop, 3) uint8.
+
+    The second result says for each image why it cannot be read; its pixels are arbitrary then.
+    """
+    images = np.empty((len(rows), spec.crop, spec.crop, 3), np.uint8)
+    errors: list[DmlError | None] = [None] * len(rows)
+    for n, row in enumerate(rows.tolist()):
+        try:
+            images[n] = transforms.for_testing(data.image(row, spec.short_side), spec)
+        except DmlError as error:
+            if data.paths[row] not in error.what:
+                error = DmlError(f"{data.paths[row]}: {error.what}", error.why, error.fix)
+            errors[n] = error
+    return images, errors
 
 
 def run_batches(
@@ -68,32 +77,25 @@ def run_batches(
     """
     spec = engine.preprocessing.spec()
 
-    def decode(split: str, positions: np.ndarray) -> tuple[np.ndarray, Bad]:
-        """Images (n, crop, crop, 3); those of bad images hold arbitrary bytes."""
-        images, bad = np.empty((len(positions), spec.crop, spec.crop, 3), np.uint8), []
-        for n, position in enumerate(positions.tolist()):
-            try:
-                images[n] = read_image(data, spec, int(rows[split][position]))
-            except DmlError as error:
-                bad.append((position, error))
-        return images, bad
-
     def compute(task: Task, parts: list[Future]) -> Done:
         split, positions = task
         decoded = [part.result() for part in parts]
-        bad = [each for _, found in decoded for each in found]
         images = np.concatenate([images for images, _ in decoded])
+        errors = [error for _, found in decoded for error in found]
+        bad = [(n, error) for n, error in zip(positions.tolist(), errors, strict=True) if error]
         if bad:
-            good = ~np.isin(positions, [position for position, _ in bad])
+            good = np.equal(errors, None)
             positions, images = positions[good], images[good]
         return Done(split, positions, engine.run(images) if len(positions) else None, bad)
 
     running: deque[Future[Done]] = deque()
     with pool(engine.lanes, engine.stop) as models, pool(workers) as decoders:
         for task in tasks:
-            split, positions = task
-            chunks = (positions[at : at + CHUNK] for at in range(0, len(positions), CHUNK))
-            parts = [decoders.submit(decode, split, chunk) for chunk in chunks]
+            wanted = rows[task[0]][task[1]]
+            parts = [
+                decoders.submit(read_images, data, wanted[chunk], spec)
+                for chunk in slices(len(wanted), CHUNK)
+            ]
             running.append(models.submit(compute, task, parts))
             if len(running) >= engine.lanes + 2:
                 yield running.popleft().result()

@@ -39,11 +39,15 @@ class Model:
     dim: int | None
     """Length of the embedding; None: known only after a run."""
     properties: dict[str, str]
-    preprocessing: Preprocessing | None
-    """None: a model of another program, see `foreign_preprocessing`."""
-    metadata: Metadata | None = None
+    metadata: Metadata | None
+    """None: a model of another program."""
     beside: tuple[Path, ...] = ()
     """Files that hold weights."""
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """None: a model of another program, see `foreign_preprocessing`."""
+        return self.metadata and self.metadata.preprocessing
 
     def read(self) -> bytes:
         """The bytes of the file; a DmlError if they are not those that were described."""
@@ -88,9 +92,7 @@ def describe_graph(
     except DmlError as error:
         raise DmlError(f"{path} cannot be used. {error.what}", error.why, error.fix) from error
     name, dtype, dims = _find_input(proto, path)
-    layout = _layout(dims)
-    if metadata is not None and layout == "":
-        layout = metadata.preprocessing.layout
+    layout = _layout(dims) or (metadata.preprocessing.layout if metadata else "")
     height, width = dims[1:3] if layout == "nhwc" else dims[2:4]
     size = None if not layout or height is None or width is None else (height, width)
     untrusted.check_batch(path, dims[0], math.prod(size or (1, 1)))
@@ -106,7 +108,6 @@ def describe_graph(
         batch=dims[0],
         dim=dim,
         properties=properties,
-        preprocessing=None if metadata is None else metadata.preprocessing,
         metadata=metadata,
         beside=tuple(beside),
     )
@@ -130,9 +131,9 @@ def shown(value: ValueInfoProto) -> str:
     return f"{printable(value.name)} ({inner})"
 
 
-def printable(text: str) -> str:
+def printable(text: str, most: int = 80) -> str:
     """A short text without control characters, which a file may use to change a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text[:80])
+    return "".join(c if c.isprintable() else "?" for c in text[:most])
 
 
 def _find_input(proto: ModelProto, path: Path) -> tuple[str, str, list[int | None]]:
@@ -166,39 +167,26 @@ def _find_input(proto: ModelProto, path: Path) -> tuple[str, str, list[int | Non
 
 def _layout(dims: Sequence[int | None]) -> str:
     """nhwc or nchw, by the axis that has length 3 or can have it; empty if both or neither can."""
-    first, last = dims[1], dims[3]
-    if first == last:
-        return ""
-    if 3 in (first, last):
-        return "nchw" if first == 3 else "nhwc"
-    return "nchw" if first is None else "nhwc"
+    ranks = {3: 2, None: 1}  # no other length can be that of the colours
+    first, last = ranks.get(dims[1], 0), ranks.get(dims[3], 0)
+    return "" if first == last else "nchw" if first > last else "nhwc"
 
 
 def _find_output(proto: ModelProto, path: Path, wanted: str | None) -> tuple[str, int | None]:
     outputs = {value.name: value for value in proto.graph.output}
-    if wanted is None and len(outputs) > 1:
-        wanted = OUTPUT if OUTPUT in outputs else None
-    elif wanted is None and outputs:
-        wanted = next(iter(outputs))
-    listed = ", ".join(shown(value) for value in list(outputs.values())[:12])
+    listed = f"Outputs: {', '.join(map(shown, list(outputs.values())[:12])) or 'none'}."
     flat = [name for name, value in outputs.items() if len(_shape(value) or ()) == 2]
-    first = (flat or [*outputs, ""])[0]
     if wanted is None:
-        what = f"{path} has {len(outputs)} outputs." if outputs else f"{path} has no output."
-        raise DmlError(
-            what,
-            f"Outputs: {listed or 'none'}.",
-            f"Name the embedding: --output-name {printable(first)}",
-        )
+        names = [OUTPUT] if OUTPUT in outputs else list(outputs)
+        if len(names) != 1:
+            first = printable((flat or [*names, "NAME"])[0])
+            fix = f"Name the embedding: --output-name {first}"
+            raise DmlError(f"{path} has {len(names)} outputs.", listed, fix)
+        wanted = names[0]
     if wanted not in outputs:
-        near = nearest(wanted, outputs)
-        raise DmlError(
-            f"{path} has no output {wanted!r}.",
-            f"Outputs: {listed or 'none'}.",
-            f"Did you mean {near!r}? --output-name {printable(near)}"
-            if near
-            else "Choose one of these.",
-        )
+        near = printable(nearest(wanted, outputs))
+        fix = f"Did you mean {near!r}? --output-name {near}" if near else "Choose one of these."
+        raise DmlError(f"{path} has no output {wanted!r}.", listed, fix)
     value = outputs[wanted]
     shape = _shape(value)
     if shape is not None and len(shape) != 2:

@@ -9,12 +9,12 @@ import json
 import logging
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,11 +24,11 @@ from exporter.onnx.metadata import PREFIX
 from exporter.onnx.model import Model
 from exporter.onnx.nodes import head, last, straighten, tail
 from exporter.onnx.providers import load_runtime
-from exporter.onnx.session import Session
+from exporter.onnx.session import TimedSession
 from exporter.onnx.trace import clean, save, set_properties
 from exporter.parity import retrieved
 from retrieval.errors import DmlError
-from retrieval.resources import StageProgress
+from retrieval.resources import StageProgress, slices
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -50,21 +50,33 @@ def to_fp16(source: Model, target: Path) -> Model:
 def to_int8(
     source: Model,
     target: Path,
-    calibration: Iterable[np.ndarray],
-    *,
+    images: np.ndarray,
     progress: StageProgress | None = None,
-    total: int = 0,
 ) -> Model:
     """Write a model with convolutions and matrix products in 8 bits (static quantisation).
 
-    calibration: batches of training images, uint8 (B, H, W, 3). The smallest and the largest number
-    that each layer computes for them become the ends of its scale.
-    total: number of these images, for progress.
+    images: training images, uint8 (N, H, W, 3). The smallest and the largest number that each layer
+    computes for them become the ends of its scale.
     """
+    prepared = source.preprocessing
+    assert prepared is not None, "a model of dmltool"
+    if not len(images):
+        raise DmlError(
+            "There are no images to calibrate with.",
+            "8-bit scales are found from training images.",
+            "Use a data set with a training split, or --precision fp16.",
+        )
+
+    def feeds() -> Iterator[dict[str, np.ndarray]]:
+        for part in slices(len(images), 8):
+            if progress:
+                progress("calibrating", part.start, len(images))
+            yield {source.input_name: prepared.to_input(images[part])}
+
     tools, _ = _tools()
     model = source.load()
-    reader = Reader(source, calibration, progress, total)
     spared = [node.name for node in (*head(model), *last(model))]
+    reader = SimpleNamespace(get_next=partial(next, feeds(), None))
     with tempfile.TemporaryDirectory(prefix="dmltool-") as folder, _calm_logging():
         written = Path(folder) / "int8.onnx"
         tools.quantize_static(
@@ -84,46 +96,9 @@ def to_int8(
         "format": "QDQ, static",
         "activations": "uint8",
         "weights": "int8 per channel, 7 bits used",
-        "calibration_images": reader.images,
+        "calibration_images": len(images),
     }
     return _finish(small, source, target, "int8", how)
-
-
-class Reader:
-    """Calibration images in the form that ONNX Runtime reads them."""
-
-    def __init__(
-        self,
-        model: Model,
-        batches: Iterable[np.ndarray],
-        progress: StageProgress | None,
-        total: int,
-    ) -> None:
-        if model.preprocessing is None:
-            raise DmlError(
-                f"{model.path} does not say how images are prepared for it.",
-                "Only models exported by dmltool can be quantised.",
-                "Export a run: dmltool export RUN --precision int8",
-            )
-        self.input_name, self.preprocessing = model.input_name, model.preprocessing
-        self.batches = iter(batches)
-        self.progress, self.total = progress, total
-        self.images = 0
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        batch = next(self.batches, None)
-        if batch is None:
-            if not self.images:
-                raise DmlError(
-                    "There are no images to calibrate with.",
-                    "8-bit scales are found from training images.",
-                    "Use a data set with a training split, or --precision fp16.",
-                )
-            return None
-        self.images += len(batch)
-        if self.progress:
-            self.progress("calibrating", self.images, max(self.total, self.images))
-        return {self.input_name: self.preprocessing.to_input(batch)}
 
 
 # Comparison
@@ -157,24 +132,21 @@ def compare(
 
     device: the device that searches nearest neighbours.
     """
-    sessions = {name: Session(model, provider, threads) for name, model in models.items()}
-    batches = [images[at : at + batch_size] for at in range(0, len(images), batch_size)]
-    seconds = dict.fromkeys(sessions, 0.0)
+    sessions = {name: TimedSession(model, provider, threads) for name, model in models.items()}
+    batches = [images[part] for part in slices(len(images), batch_size)]
     found: dict[str, list[np.ndarray]] = {name: [] for name in sessions}
     for session in sessions.values():
         session.run(batches[0])  # the first run allocates
     for done, batch in enumerate(batches, 1):  # in turn: a busy moment hits all alike
         for name, session in sessions.items():
-            start = time.perf_counter()
             found[name].append(session.run(batch))
-            seconds[name] += time.perf_counter() - start
         if progress:
             progress("comparing precisions", done, len(batches))
     rows, first = [], None
     for name, model in models.items():
         recall, nearest = retrieved(np.concatenate(found[name]), labels, device)
         first = nearest if first is None else first
-        speed = len(images) / max(seconds[name], 1e-9)
+        speed = sessions[name].images_per_second
         changed = float((nearest != first).mean())
         rows.append(Row(name, model.path.stat().st_size, speed, recall, changed))
     return rows

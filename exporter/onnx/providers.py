@@ -13,9 +13,17 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import (
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 from retrieval.errors import DmlError, install
 from retrieval.resources import gpu_fault
@@ -25,6 +33,7 @@ NAMES = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
+TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
 CHOICES = ("auto", *NAMES)
 _LIBRARIES = {
     "cuda": "'onnxruntime-gpu[cuda,cudnn]'",
@@ -50,20 +59,13 @@ def pick(provider: str = "auto") -> tuple[list[str], str]:
     wanted = "cuda" if provider == "auto" else provider
     missing = missing_for(wanted)
     if missing is None:
-        chain = ["tensorrt", "cuda", "cpu"] if wanted == "tensorrt" else ["cuda", "cpu"]
+        chain = ["cuda", "cpu"] if wanted == "cuda" else ["tensorrt", "cuda", "cpu"]
         reason = "it works on this machine" if provider == "auto" else "asked for, and it works"
-        return [NAMES[name] for name in chain], f"{_title(wanted)}: {reason}"
+        return [NAMES[name] for name in chain], f"{TITLES[wanted]}: {reason}"
+    why, fix = missing
     if provider == "auto":
-        return [NAMES["cpu"]], f"CPU: {missing[0]}"
-    raise DmlError(
-        f"{_title(wanted)} cannot be used here.",
-        f"{missing[0][:1].upper()}{missing[0][1:]}.",
-        missing[1],
-    )
-
-
-def _title(name: str) -> str:
-    return {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}[name]
+        return [NAMES["cpu"]], f"CPU: {why}"
+    raise DmlError(f"{TITLES[wanted]} cannot be used here.", f"{why[0].upper()}{why[1:]}.", fix)
 
 
 @cache
@@ -75,7 +77,7 @@ def missing_for(name: str) -> tuple[str, str] | None:
     runtime = load_runtime()
     if NAMES[name] not in runtime.get_available_providers():
         return (
-            f"this onnxruntime is built without {_title(name)}",
+            f"this onnxruntime is built without {TITLES[name]}",
             f"{install('gpu')}, in an environment of its own",
         )
     with quiet() as said:
@@ -84,16 +86,13 @@ def missing_for(name: str) -> tuple[str, str] | None:
         try:
             chain = [NAMES[name], NAMES["cpu"]]
             session = runtime.InferenceSession(tiny_model(), silent_options(), providers=chain)
-            works = session.get_providers()[0] == NAMES[name]
-            if works:
-                session.run(None, {"x": _one()})
+            if session.get_providers()[0] == NAMES[name]:
+                session.run(None, {"x": np.ones(1, np.float32)})
+                return None
         except Exception as error:  # the runtime has its own class for every failure
-            works = False
             said.append(str(error))
-    if works:
-        return None
     return (
-        f"{_title(name)} does not start: {last_words(said)}",
+        f"{TITLES[name]} does not start: {last_words(said)}",
         f"Its libraries must fit: pip install {_LIBRARIES[name]}; or --provider cpu",
     )
 
@@ -102,20 +101,12 @@ def load_runtime() -> Any:
     """Import onnxruntime; a DmlError with the command that installs it if it is missing."""
     # Looking for devices, it may remark on them when it is first imported.
     with nullcontext() if "onnxruntime" in sys.modules else quiet():
-        return _import_runtime()
-
-
-def _import_runtime() -> Any:
-    try:
-        import onnxruntime
-
-        onnxruntime.set_default_logger_severity(4)
-    except ImportError as error:
-        raise DmlError(
-            "The library onnxruntime is not installed.",
-            f"{error}.",
-            install("cpu"),
-        ) from error
+        try:
+            import onnxruntime
+        except ImportError as error:
+            what = "The library onnxruntime is not installed."
+            raise DmlError(what, f"{error}.", install("cpu")) from error
+    onnxruntime.set_default_logger_severity(4)
     return onnxruntime
 
 
@@ -136,7 +127,8 @@ def quiet() -> Iterator[list[str]]:
     text = io.StringIO()
     with _quiet_lock, tempfile.TemporaryFile() as file:
         for stream in (sys.stdout, sys.stderr):
-            _flush(stream)
+            with suppress(AttributeError, OSError, ValueError):  # none, or closed
+                stream.flush()
         saved = []
         try:
             for descriptor in (1, 2):
@@ -157,13 +149,6 @@ def quiet() -> Iterator[list[str]]:
             said.extend((text.getvalue() + written).splitlines())
 
 
-def _flush(stream: Any) -> None:
-    try:
-        stream.flush()
-    except (AttributeError, OSError, ValueError):
-        return  # none, or closed
-
-
 def last_words(said: list[str]) -> str:
     """The reason in a runtime's output: missing libraries, or the last line with an error."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(said))
@@ -178,15 +163,8 @@ def last_words(said: list[str]) -> str:
 
 def tiny_model() -> bytes:
     """The bytes of a model that computes x + x, to try a provider with."""
-    from onnx import TensorProto, helper
+    from onnx import parser
 
-    one, two = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "tiny", [one], [two])
-    opset = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
-
-
-def _one() -> Any:
-    import numpy as np
-
-    return np.ones(1, np.float32)
+    versions, body = '<ir_version: 8, opset_import: ["": 17]>', "{ y = Add(x, x) }"
+    text = f"{versions} tiny (float[1] x) => (float[1] y) {body}"
+    return parser.parse_model(text).SerializeToString()

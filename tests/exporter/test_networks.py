@@ -83,7 +83,7 @@ def test_an_ensemble_says_what_it_is_made_of(members, both):
 def test_an_ensemble_can_be_float16_or_int8_and_keeps_its_lengths(both, tmp_path):
     images, _ = stripes(64, seed=1)
     half = to_fp16(both, tmp_path / "fp16.onnx")
-    eighth = to_int8(both, tmp_path / "int8.onnx", iter([images]))
+    eighth = to_int8(both, tmp_path / "int8.onnx", images)
     for model, tolerance in ((half, 1e-5), (eighth, 0.02)):
         found, right = run(model, images), run(both, images)
         for part in (slice(0, 16), slice(16, 24)):

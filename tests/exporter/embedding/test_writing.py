@@ -126,8 +126,9 @@ def test_progress_counts_images(data, tmp_path):
 
 
 def test_images_are_decoded_ahead_but_not_far_ahead(data, tmp_path, monkeypatch):
-    read, ahead, given, threads = [], [], decoding.read_image, threading.active_count()
-    monkeypatch.setattr(decoding, "read_image", lambda *at: read.append(at) or given(*at))
+    read, ahead, given, threads = [], [], decoding.read_images, threading.active_count()
+    heard = lambda data, rows, spec: read.extend(rows) or given(data, rows, spec)  # noqa: E731
+    monkeypatch.setattr(decoding, "read_images", heard)
 
     def slow(images):
         give_up = time.monotonic() + 20
