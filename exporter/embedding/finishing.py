@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
+from dataclasses import replace
 
 import h5py
 import numpy as np
 
 from exporter.embedding.decoding import Bad
+from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import remove_scratch_folders, remove_unused, scratch_folder, sync
 from retrieval.formats.arrays import allocate, blocks, mapped
-from retrieval.formats.hdf5.layout import SAME
+from retrieval.formats.hdf5.layout import SAME, Splits
 from retrieval.formats.hdf5.writing import Writer
 from retrieval.loading import load
 from retrieval.metrics import recall_at
-from retrieval.problem import from_arrays
-from retrieval.resources import StageProgress
+from retrieval.problem import from_embeddings
+from retrieval.resources import StageProgress, stage
 
 MOST_TEXT = 32_768  # bytes; an attribute of HDF5 holds 64 kB at most
 MEMORY = 512 << 20  # bytes of a tile of distances
@@ -41,16 +42,22 @@ def rewrite(
 
     device: that counts the ranks, as in `retrieval.evaluation.Settings`.
     """
-    keep = {split: _kept(count, bad[split]) for split, count in out.lengths.items()}
-    columns = {s: (_labels(out, s, k), _paths(out, s, k)) for s, k in keep.items()}
-    labels = {s: values for s, (values, _) in columns.items() if values is not None}
+    keep = {
+        split: np.delete(np.arange(count), [position for position, _ in bad[split]])
+        for split, count in out.lengths.items()
+    }
+    columns: Splits = {}
+    for split, positions in keep.items():
+        labels = out.layout.labels[split]
+        paths = [out.layout.path(split, n, "surrogateescape") for n in positions.tolist()]
+        columns[split] = (None if labels is None else labels[positions], paths)
     stored, recall = _mapped(out), None
     with scratch_folder(out.path.parent, _prefix(out)) as folder:
         new = folder / out.path.name
         with Writer(new, columns, out.dim, dtype, out.layout.names, _attrs(out, bad)) as writer:
             _copy(stored, keep, writer, progress)
-        if np.dtype(dtype) != out.dtype and len(labels) == len(columns):
-            recall = _compare(stored, keep, new, labels, device, progress)
+        if np.dtype(dtype) != out.dtype:
+            recall = _compare(stored, keep, load(new), device, progress)
         os.replace(new, out.path)
     sync(out.path.parent)
     out.partial.unlink()
@@ -65,21 +72,6 @@ def _prefix(out: Writer) -> str:
 def remove_leftovers(out: Writer) -> None:
     """Remove what a killed `rewrite` of this file left."""
     remove_scratch_folders(out.path.parent, _prefix(out))
-
-
-def _kept(count: int, bad: Bad) -> np.ndarray:
-    keep = np.ones(count, bool)
-    keep[[position for position, _ in bad]] = False
-    return np.flatnonzero(keep)
-
-
-def _labels(out: Writer, split: str, positions: np.ndarray) -> np.ndarray | None:
-    labels = out.layout.labels[split]
-    return None if labels is None else labels[positions]
-
-
-def _paths(out: Writer, split: str, positions: np.ndarray) -> list[str]:
-    return [out.layout.path(split, n, "surrogateescape") for n in positions.tolist()]
 
 
 def _mapped(out: Writer) -> Vectors:
@@ -124,17 +116,30 @@ def _copy(
 def _compare(
     stored: Vectors,
     keep: dict[str, np.ndarray],
-    new: Path,
-    labels: Vectors,
+    after: Embeddings,
     device: str,
     progress: StageProgress | None,
-) -> dict[str, tuple[float, float]]:
-    """Exact Recall@1 by l2 and cos, of the vectors as computed and as stored."""
-    after = {split: part.vectors for split, part in load(new).splits.items()}
-    before = {split: _taken(rows, keep[split]) for split, rows in stored.items()}
-    a = _recall(before, labels, device, "Recall@1 of float32", progress)
-    b = _recall(after, labels, device, "Recall@1 of float16", progress)
-    return {distance: (a[distance], b[distance]) for distance in a}
+) -> dict[str, tuple[float, float]] | None:
+    """Exact Recall@1 by l2 and cos, of the vectors as computed and as stored.
+
+    None if they have no labels, or no split to test on.
+    """
+    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
+
+    before = {
+        split: replace(part, vectors=_taken(stored[split], keep[split]))
+        for split, part in after.splits.items()
+    }
+    recalls = []
+    for data, name in ((replace(after, splits=before), "float32"), (after, "float16")):
+        try:
+            problem = from_embeddings(data)
+        except DmlError:
+            return None
+        report = stage(progress, f"Recall@1 of {name}")
+        ranks = count_ranks(problem, memory=MEMORY, device=device, progress=report)
+        recalls.append({d: recall_at(found.rank, [1])[1] for d, found in ranks.items()})
+    return {distance: (recalls[0][distance], recalls[1][distance]) for distance in recalls[0]}
 
 
 def _taken(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -147,47 +152,25 @@ def _taken(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return out
 
 
-def _recall(
-    vectors: Vectors, labels: Vectors, device: str, stage: str, progress: StageProgress | None
-) -> dict[str, float]:
-    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
+def finished(out: Writer, dtype: str) -> tuple[dict[str, int], tuple[tuple[str, str], ...]] | None:
+    """What the target holds if it is what would be written; removes what a killed run left.
 
-    splits = ["query", "gallery"]
-    if not {*splits} <= set(vectors):
-        splits = ["test" if "test" in vectors else next(iter(vectors))]
-    problem = from_arrays(*(part[s] for s in splits for part in (vectors, labels)))
-    report = (lambda done, total: progress(stage, done, total)) if progress else None
-    ranks = count_ranks(problem, memory=MEMORY, device=device, progress=report)
-    return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
-
-
-# Finished files
-
-
-def is_finished(out: Writer, dtype: str) -> bool:
-    """Whether the target holds exactly what would be written; removes what a killed run left."""
-    if not out.path.exists():
-        return False
+    Rows of each split, and path and reason of the images that were left out.
+    """
     try:
         found = load(out.path)
-    except DmlError:
-        return False
+    except DmlError:  # not there, or not a file of ours
+        return None
     attrs = found.attrs | {
         "paths_sha256": found.attrs.get("listed_sha256", found.attrs.get("paths_sha256"))
     }
     same = all(attrs.get(key) == out.layout.attrs.get(key) for key in SAME)
     kinds = {(part.vectors.dtype.name, part.vectors.shape[1]) for part in found.splits.values()}
     if not same or set(found.splits) != set(out.lengths) or kinds != {(dtype, out.dim)}:
-        return False
+        return None
     if "skipped" in attrs or dtype != out.dtype:  # `rewrite` may have been killed at its end
         remove_leftovers(out)
         remove_unused(out.partial)
-    return True
-
-
-def content(path: Path) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
-    """Rows of each split in a finished file, and path and reason of the images left out."""
-    found = load(path)
-    listed = json.loads(str(found.attrs.get("skipped_paths", "[]")))
+    listed = json.loads(str(attrs.get("skipped_paths", "[]")))
     rows = {split: len(part.vectors) for split, part in found.splits.items()}
     return rows, tuple((str(name), str(why)) for name, why in listed)

@@ -31,6 +31,8 @@ from retrieval.resources import StageProgress
 from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
 
+Write = Callable[[str, np.ndarray, np.ndarray], None]  # split, positions (b,), vectors (b, D)
+
 
 @dataclass(frozen=True)
 class EmbedSettings:
@@ -84,12 +86,22 @@ class Embedded:
 
 
 @dataclass
-class Timing:
-    """Rows computed so far, and the seconds that took; fields as of `Embedded`."""
+class Work:
+    """What a process has done so far; `computed` and `writing` as in `Embedded`."""
 
+    bad: dict[str, Bad]
+    """Images of each split that cannot be read."""
     computed: int = 0
-    seconds: float = 0.0
     writing: float = 0.0
+
+    def add(self, batch: Done, write: Write) -> None:
+        """Write the rows of a batch."""
+        self.bad[batch.split] += batch.bad
+        if batch.vectors is not None:
+            start = time.perf_counter()
+            write(batch.split, batch.positions, batch.vectors)
+            self.writing += time.perf_counter() - start
+            self.computed += len(batch.positions)
 
 
 class _Rewritten(Exception):
@@ -125,61 +137,61 @@ def embed(
     _check_splits(splits, data.name)
     out = _writer(engine, data, splits, target, settings, attrs or {})
     dtype = "float16" if settings.half else "float32"
-    start, timing = time.perf_counter(), Timing()
-    bad: dict[str, Bad] = {split: [] for split in splits}
+    start, seconds, recall = time.perf_counter(), 0.0, None
+    work = Work({split: [] for split in splits})
 
-    def compute(write: Callable[[str, np.ndarray, np.ndarray], None]) -> None:
+    def compute(write: Write) -> None:
         tasks = world.share(list(_missing(out, settings.batch_size)))
         threads = workers or chosen_workers(data, world.processors)
-        batches = run_batches(engine, data, splits, tasks, threads)
-        _write_rows(out, write, batches, bad, settings.skip_bad, timing, progress, world.size)
+        done, total = (
+            sum(int(marks.sum()) for marks in out.marks.values()),
+            sum(out.lengths.values()),
+        )
+        for batch in run_batches(engine, data, splits, tasks, threads):
+            if batch.bad and not settings.skip_bad:
+                raise _unreadable(batch.bad[0][1])
+            work.add(batch, write)
+            done += world.size * (len(batch.positions) + len(batch.bad))  # others are about as far
+            if progress:
+                progress("embedding", min(done, total), total)
 
     if world.rank:
-        _assist(out, bad, timing, compute, world)
-        return Embedded(target, {}, engine.dim, dtype, timing.computed)
-    if settings.resume and not settings.force and finishing.is_finished(out, dtype):
+        _assist(out, work, compute, world)
+        return Embedded(target, {}, engine.dim, dtype, work.computed)
+    if settings.resume and not settings.force and (there := finishing.finished(out, dtype)):
         from_first(lambda: None, world)
-        rows, left_out = finishing.content(target)
+        rows, left_out = there
         return Embedded(target, rows, engine.dim, dtype, 0, left_out)
-    recall = None
     with suppress(_Rewritten), out:
         finishing.remove_leftovers(out)
         (parts.collect if settings.resume else parts.remove)(out)
         from_first(lambda: out.marks, world)
         compute(out.write)
-        _join(out, bad, timing, world)
-        _check_some_readable(bad, out)
-        timing.seconds = time.perf_counter() - start
-        if settings.half or any(bad.values()):
-            device = settings.ranking_device
-            recall = finishing.rewrite(out, dtype, bad, progress, device)
+        _join(out, work, world)
+        _check_some_readable(work.bad, out)
+        seconds = time.perf_counter() - start
+        if settings.half or any(work.bad.values()):
+            recall = finishing.rewrite(out, dtype, work.bad, progress, settings.ranking_device)
             raise _Rewritten
     left_out = tuple(
         (data.paths[splits[split][position]], error.why or error.what)
-        for split, found in bad.items()
+        for split, found in work.bad.items()
         for position, error in found
     )
-    counts = {split: len(rows) - len(bad[split]) for split, rows in splits.items()}
     return Embedded(
         target,
-        counts,
+        {split: len(rows) - len(work.bad[split]) for split, rows in splits.items()},
         engine.dim,
         dtype,
-        timing.computed,
+        work.computed,
         left_out,
         recall,
-        timing.seconds,
-        timing.writing,
+        seconds,
+        work.writing,
     )
 
 
-def _assist(
-    out: Writer,
-    bad: dict[str, Bad],
-    timing: Timing,
-    compute: Callable[[Callable[[str, np.ndarray, np.ndarray], None]], None],
-    world: World,
-) -> None:
+def _assist(out: Writer, work: Work, compute: Callable[[Write], None], world: World) -> None:
     """Compute the share of a rank that is not the first, and leave its rows in a part file."""
     marks = from_first(lambda: None, world)
     if marks is None:  # the file is finished
@@ -188,30 +200,21 @@ def _assist(
     part = parts.PartFile(out, world.rank)
     compute(part.write)
     part.close()
-    gather(_told(bad, timing), world)
+    gather(work, world)
 
 
-def _join(out: Writer, bad: dict[str, Bad], timing: Timing, world: World) -> None:
+def _join(out: Writer, work: Work, world: World) -> None:
     """Wait for the other ranks; copy their rows, and note the images that they could not read."""
     if world.size == 1:
         return
-    for theirs, computed in gather(_told(bad, timing), world)[1:]:
-        timing.computed += computed
-        for split, found in theirs.items():
-            bad[split] += [(position, DmlError(*texts)) for position, *texts in found]
-    for found in bad.values():
+    for theirs in gather(work, world)[1:]:
+        work.computed += theirs.computed
+        for split, found in theirs.bad.items():
+            work.bad[split] += found
+    for found in work.bad.values():
         found.sort(key=lambda each: each[0])
     parts.wait_for(out, world.size)
     parts.collect(out)
-
-
-def _told(bad: dict[str, Bad], timing: Timing) -> tuple[dict[str, list], int]:
-    """What rank 0 has to know of the work of another rank."""
-    texts = {
-        split: [(position, error.what, error.why, error.fix) for position, error in found]
-        for split, found in bad.items()
-    }
-    return texts, timing.computed
 
 
 def _writer(
@@ -290,33 +293,6 @@ def _missing(out: Writer, batch_size: int) -> Iterator[Task]:
                 yield split, positions
 
 
-def _write_rows(
-    out: Writer,
-    write: Callable[[str, np.ndarray, np.ndarray], None],
-    batches: Iterator[Done],
-    bad: dict[str, Bad],
-    skip_bad: bool,
-    timing: Timing,
-    progress: StageProgress | None,
-    ranks: int,
-) -> None:
-    total = sum(out.lengths.values())
-    done = sum(int(out.done(split).sum()) for split in out.lengths)
-    for batch in batches:
-        if batch.bad and not skip_bad:
-            raise _unreadable(batch.bad)
-        bad[batch.split] += batch.bad
-        if batch.vectors is not None:
-            _check_vectors(batch.vectors, batch, out)
-            start = time.perf_counter()
-            write(batch.split, batch.positions, batch.vectors)
-            timing.writing += time.perf_counter() - start
-            timing.computed += len(batch.positions)
-        done += ranks * (len(batch.positions) + len(batch.bad))  # the others are about as far
-        if progress:
-            progress("embedding", min(done, total), total)
-
-
 def _check_some_readable(bad: dict[str, Bad], out: Writer) -> None:
     for split, found in bad.items():
         if len(found) == out.lengths[split]:
@@ -327,29 +303,10 @@ def _check_some_readable(bad: dict[str, Bad], out: Writer) -> None:
             )
 
 
-def _unreadable(bad: Bad) -> DmlError:
-    error = bad[0][1]
+def _unreadable(error: DmlError) -> DmlError:
     return DmlError(
         error.what,
         error.why,
         "The rows computed so far are kept. Replace the image and add --resume, or continue "
         "without it: --resume --skip-bad",
     )
-
-
-def _check_vectors(vectors: np.ndarray, batch: Done, out: Writer) -> None:
-    wanted = (len(batch.positions), out.dim)
-    if vectors.shape != wanted:
-        raise DmlError(
-            f"The model gave embeddings of shape {vectors.shape}, not {wanted}.",
-            f"It was given {len(batch.positions)} images.",
-            "Export it with a dynamic batch and a fixed embedding length.",
-        )
-    finite = np.isfinite(vectors).all(axis=1)
-    if not finite.all():
-        path = out.layout.path(batch.split, batch.positions[np.argmin(finite)])
-        raise DmlError(
-            f"The embedding of {path} has NaN or infinity in it.",
-            "It has no distance to any other embedding.",
-            "Float16 overflows where float32 does not; try: --precision fp32",
-        )
