@@ -14,7 +14,6 @@ from rich.table import Table
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.metrics import DISTANCES
-from retrieval.resources import StageProgress
 
 LOSSES = ("ce", "spce", "group")
 BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
@@ -157,7 +156,7 @@ def _evaluate(source: Path, result: Path, *options: str) -> Step:
     return Step(("eval", str(source), *options, "--out", str(result)), result, (source,))
 
 
-def write_baselines(folder: Path, progress: StageProgress | None = None) -> None:
+def write_baselines(folder: Path) -> None:
     """Write pixels.h5 and untrained.h5: embeddings of the test images without training."""
     import numpy as np
     import torch
@@ -167,23 +166,18 @@ def write_baselines(folder: Path, progress: StageProgress | None = None) -> None
     from trainer.data.datasets import load
     from trainer.resolve import resolve
     from trainer.run.device import to_input
+    from trainer.run.scoring import embed
     from trainer.run.setup import build_embedder
 
     data = load("glyphs")
     rows = data.rows("test")
     images = np.stack([data.image(row) for row in rows.tolist()])
     torch.manual_seed(0)
-    network = build_embedder(resolve("glyphs-ce", None, {})[0], pretrained=True).eval()
-    parts = []
-    with torch.inference_mode():
-        for at in range(0, len(images), BATCH):
-            if progress:
-                progress("untrained network", at, len(images))
-            batch = torch.from_numpy(images[at : at + BATCH]).permute(0, 3, 1, 2)
-            parts.append(network(to_input(batch, torch.device("cpu"))).numpy())
+    network = build_embedder(resolve("glyphs-ce", None, {})[0], pretrained=True)
+    batches = torch.from_numpy(images).permute(0, 3, 1, 2).split(BATCH)
     vectors = {
         "pixels": images[..., 0].reshape(len(rows), -1).astype(np.float32),  # letters are grey
-        "untrained": np.concatenate(parts),
+        "untrained": embed(network, batches, lambda b: to_input(b, torch.device("cpu"))).numpy(),
     }
     names = np.array(data.label_names)
     labels, files = data.labels[rows], np.array([data.paths[row] for row in rows.tolist()])

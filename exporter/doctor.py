@@ -9,10 +9,11 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution, distributions, version
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,7 @@ OK, NOTE, MISSING, BROKEN = "ok", "note", "missing", "broken"
 MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), MISSING: ("✗", "red"), BROKEN: ("✗", "red")}
 CPU = install("cpu")
 BASE = "In the folder of dmltool's repository: pip install -c constraints.txt ."
+ONE_BUILD = ("faiss", "onnxruntime")  # for CPUs or GPUs: together they overwrite each other
 LEAST_DISK, LEAST_MEMORY = 1 << 30, 1 << 30  # the demo needs less than half of each
 
 
@@ -49,7 +51,7 @@ class Check:
 def examine(folder: Path | None = None) -> list[Check]:
     """Run all checks for work in `folder`, by default the current one."""
     return [
-        Check("dmltool", "dmltool", OK, _version("dmltool")),
+        Check("dmltool", "dmltool", OK, _version("cli")),
         Check("dmltool", "Python", OK, f"{platform.python_version()}, {sys.prefix}"),
         *_evaluation(),
         *_training(),
@@ -65,21 +67,13 @@ def ready(checks: list[Check]) -> bool:
 
 
 def _evaluation() -> list[Check]:
-    names = ("numpy", "h5py", "numba", "sklearn", "jinja2")
-    found = [_module("evaluate", name, BASE, needed=True) for name in names]
-    return [*found, _faiss()]
-
-
-def _faiss() -> Check:
-    twice = _installed_twice("faiss-cpu", "faiss-gpu")
-    if twice:
-        return Check("evaluate", "faiss", BROKEN, twice, "pip uninstall one of them")
-
     def gpus(faiss: ModuleType) -> str:
         count = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
         return f"k-means on {counted(count, 'GPU')}" if count else "no GPU for k-means"
 
-    return _module("evaluate", "faiss", CPU, gpus)
+    names = ("numpy", "h5py", "numba", "sklearn", "jinja2")
+    found = [_module("evaluate", name, BASE, needed=True) for name in names]
+    return [*found, _module("evaluate", "faiss", CPU, gpus)]
 
 
 def _ranks_on(count: int) -> str:
@@ -124,32 +118,20 @@ def _training() -> list[Check]:
 
 def _cuda_libraries() -> list[Check]:
     """The packages of a CUDA build of torch: several gigabytes, useless without a GPU."""
-    names = {str(found.name).lower() for found in distributions()}
-    names = {name for name in names if name.startswith("nvidia-") or name == "triton"}
-    size = sum(filter(None, map(_size, names)))
-    if not names:
-        return []
-    return [Check("train", "CUDA libraries", NOTE, f"{len(names)} packages of torch", size=size)]
+    names = {*_packages("nvidia"), *_packages("triton")}
+    text, size = f"{len(names)} packages of torch", sum(map(_size, names))
+    return [Check("train", "CUDA libraries", NOTE, text, size=size)] if names else []
 
 
 def _export() -> list[Check]:
-    found = [_module("export", name, CPU, needed=True) for name in ("onnx", "onnxscript")]
-    twice = _installed_twice("onnxruntime", "onnxruntime-gpu")
-    if twice:
-        fix = "pip uninstall both, then install one"
-        return [*found, Check("export", "onnxruntime", BROKEN, twice, fix, needed=True)]
-    try:
-        name = f"{providers.load_runtime().__version__}"
-    except DmlError as error:
-        return [*found, Check("export", "onnxruntime", MISSING, error.why, CPU, needed=True)]
-    size = _size("onnxruntime") or _size("onnxruntime-gpu")
-    found.append(Check("export", "onnxruntime", OK, name, needed=True, size=size))
+    names = ("onnx", "onnxscript", "onnxruntime")
+    found = [_module("export", name, CPU, needed=True) for name in names]
     if any(check.state != OK for check in found):  # trying a device takes a model
         return found
-    for device, title in (("cuda", "CUDA"), ("tensorrt", "TensorRT")):
+    for device in ("cuda", "tensorrt"):
         missing = providers.missing_for(device)
         state, text = (OK, "works") if missing is None else (NOTE, missing[0])
-        found.append(Check("export", title, state, text))
+        found.append(Check("export", providers.TITLES[device], state, text))
     return [*found, Check("export", "used", OK, providers.pick("auto")[1])]
 
 
@@ -169,16 +151,16 @@ def _readers() -> list[Check]:
 
 
 def _machine(folder: Path) -> list[Check]:
-    free = shutil.disk_usage(folder).free
-    disk = OK if free >= LEAST_DISK else MISSING
-    room = "" if disk == OK else "make room, or work in another folder"
-    memory = available_memory()
-    state = OK if memory >= LEAST_MEMORY else MISSING
-    fix = "" if state == OK else "close other programs"
+    def enough(name: str, least: int, found: int, what: str, fix: str) -> Check:
+        state = OK if found >= least else MISSING
+        text = f"{found / 1e9:.1f} GB {what}"
+        return Check("machine", name, state, text, "" if state == OK else fix, needed=True)
+
+    free, room = shutil.disk_usage(folder).free, "make room, or work in another folder"
     return [
         Check("machine", "processors", OK, f"{processors()}"),
-        Check("machine", "disk", disk, f"{free / 1e9:.1f} GB free in {folder}", room, True),
-        Check("machine", "memory", state, f"{memory / 1e9:.1f} GB available", fix, True),
+        enough("disk", LEAST_DISK, free, f"free in {folder}", room),
+        enough("memory", LEAST_MEMORY, available_memory(), "available", "close other programs"),
     ]
 
 
@@ -192,10 +174,14 @@ def _module(
     optional: bool = False,
 ) -> Check:
     """Import a module and report its version; `more` adds to the line."""
+    packages = _packages(name)
+    if name in ONE_BUILD and len(packages) > 1:
+        both = f"{' and '.join(packages)} are both installed"
+        return Check(group, name, BROKEN, both, "pip uninstall both, then install one", needed)
     try:
         with providers.quiet():
             found = import_module(module or name)
-            text = ", ".join(filter(None, [_version_of(name), more(found) if more else ""]))
+            text = ", ".join(filter(None, [_version(name), more(found) if more else ""]))
     except ModuleNotFoundError as error:
         if error.name == name:
             state = NOTE if optional else MISSING
@@ -206,45 +192,28 @@ def _module(
     except Exception as error:  # a broken library fails in ways of its own
         words = f"{type(error).__name__}: {error}".strip().splitlines()[-1][:200]
         return Check(group, name, BROKEN, words, f"reinstall: {fix}", needed)
-    return Check(group, name, OK, text, "", needed, _size_of(name))
+    return Check(group, name, OK, text, "", needed, _size(packages[0]) if packages else None)
 
 
-PACKAGES = {
-    "sklearn": ("scikit-learn",),
-    "PIL": ("pillow",),
-    "faiss": ("faiss-cpu", "faiss-gpu"),
-    "mlflow": ("mlflow", "mlflow-skinny"),
-}
+@cache
+def _modules() -> Mapping[str, list[str]]:
+    return packages_distributions()
 
 
-def _version_of(module: str) -> str:
-    return next(filter(None, map(_version, PACKAGES.get(module, (module,)))), "")
+def _packages(module: str) -> list[str]:
+    """The installed packages that hold a module."""
+    return sorted(set(_modules().get(module, ())))
 
 
-def _size_of(module: str) -> int | None:
-    return next(filter(None, map(_size, PACKAGES.get(module, (module,)))), None)
+def _version(module: str) -> str:
+    packages = _packages(module)
+    return distribution(packages[0]).version if packages else ""
 
 
-def _size(package: str) -> int | None:
+def _size(package: str) -> int:
     """Bytes of the files that pip installed for a package."""
-    try:
-        files = distribution(package).files or []
-    except PackageNotFoundError:
-        return None
+    files = distribution(package).files or []
     return sum(os.path.getsize(path) for file in files if os.path.isfile(path := file.locate()))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _installed_twice(*packages: str) -> str:
-    """Which builds of one module are installed together, overwriting each other's files."""
-    there = [name for name in packages if _version(name)]
-    return f"{' and '.join(there)} are both installed" if len(there) > 1 else ""
 
 
 def table(checks: list[Check]) -> Table:

@@ -223,5 +223,4 @@ def baselines(folder: Path) -> None:
     """Write the embeddings of the demo's baselines."""
     from exporter.demo import write_baselines
 
-    with ProgressBar() as report:
-        write_baselines(folder, report)
+    write_baselines(folder)

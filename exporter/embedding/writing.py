@@ -143,10 +143,8 @@ def embed(
     def compute(write: Write) -> None:
         tasks = world.share(list(_missing(out, settings.batch_size)))
         threads = workers or chosen_workers(data, world.processors)
-        done, total = (
-            sum(int(marks.sum()) for marks in out.marks.values()),
-            sum(out.lengths.values()),
-        )
+        total = sum(out.lengths.values())
+        done = sum(int(marks.sum()) for marks in out.marks.values())
         for batch in run_batches(engine, data, splits, tasks, threads):
             if batch.bad and not settings.skip_bad:
                 raise _unreadable(batch.bad[0][1])

@@ -37,29 +37,29 @@ def head(model: ModelProto) -> list[NodeProto]:
 
 def joints(model: ModelProto) -> tuple[list[NodeProto], list[str]]:
     """The nodes that concatenate the embeddings of an ensemble, and the names of their inputs."""
-    maker = {name: node for node in model.graph.node for name in node.output}
-    joined, ends, open_ = [], [], [value.name for value in model.graph.output]
-    while open_:
-        node = maker.get(name := open_.pop())
-        if node is not None and node.op_type == "Concat":
-            joined.append(node)
-            open_ += node.input
-        else:
-            ends.append(name)
-    return joined, ends
+    return _before(model, [value.name for value in model.graph.output], {"Concat"})
 
 
 def tail(model: ModelProto) -> list[NodeProto]:
     """The nodes that normalise and concatenate embeddings; most models have none."""
+    joined, ends = joints(model)
+    return joined + _before(model, ends, LENGTHS)[0]
+
+
+def _before(
+    model: ModelProto, names: list[str], kinds: set[str]
+) -> tuple[list[NodeProto], list[str]]:
+    """The nodes of these kinds that lead to values without others between, and their inputs."""
     maker = {name: node for node in model.graph.node for name in node.output}
-    joined, open_ = joints(model)
-    found = {node.name: node for node in joined}
-    while open_:
-        node = maker.get(open_.pop())
-        if node is not None and node.op_type in LENGTHS and node.name not in found:
+    found, ends = {}, []
+    while names:
+        node = maker.get(name := names.pop())
+        if node is None or node.op_type not in kinds:
+            ends.append(name)
+        elif node.name not in found:
             found[node.name] = node
-            open_ += node.input
-    return list(found.values())
+            names += node.input
+    return list(found.values()), ends
 
 
 def last(model: ModelProto) -> list[NodeProto]:
@@ -89,15 +89,12 @@ def straighten(model: ModelProto) -> None:
     from onnx import TensorProto
 
     nodes = list(model.graph.node)
-    casts = {n.output[0]: n for n in nodes if n.op_type == "Cast"}
-    kinds = {name: node.attribute[0].i for name, node in casts.items()}
-    way = {}
-    for name, node in casts.items():
-        before = casts.get(node.input[0])
-        if kinds[name] == TensorProto.FLOAT and before is not None:
-            wide = before.name.endswith("_cast_to_fp16_node")  # what it rounds is float32
-            if wide and kinds[before.output[0]] == TensorProto.FLOAT16:
-                way[name] = before.input[0]
+    rounded = {n.output[0]: n.input[0] for n in nodes if n.name.endswith("_cast_to_fp16_node")}
+    way = {}  # from a value that is cast back to float32, to what it was before
+    for node in nodes:
+        widens = node.op_type == "Cast" and node.attribute[0].i == TensorProto.FLOAT
+        if widens and node.input[0] in rounded:
+            way[node.output[0]] = rounded[node.input[0]]
     ends = {value.name for value in model.graph.output}
     renamed = {way[name]: name for name in way if name in ends}
     nodes = [n for n in nodes if n.output[0] not in way]
