@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Else each process of the tests would compile all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint compiled format docs bench fuzz kill clean
 
 demo: $(STAMP)
@@ -20,7 +23,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The loops in machine code, once: else each process of the tests would compile them.
+# The loops and the tests, once: else each process of the tests would compile them.
 compiled: $(STAMP)
 	$(BIN)/python -m tests.compile
 
