@@ -19,7 +19,7 @@ from retrieval.files import whole_file
 from retrieval.formats import trial
 from retrieval.formats.hdf5.writing import write
 from retrieval.world import SLURM, VARIABLES
-from tests import traces
+from tests import forks, traces
 from trainer.run import metrics_log
 
 ROOT = Path(__file__).parent
@@ -31,6 +31,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Background jobs of a shell are deaf to Ctrl-C, and so is what they start; here it is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    """For all tests in several processes: one process that forks serves all of them."""
+    several = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if several and config.args_source == config.ArgsSource.TESTPATHS:
+        forks.serve()
 
 
 def pytest_collection_modifyitems(items):

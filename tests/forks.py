@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -32,6 +33,19 @@ FORKS.set_forkserver_preload(
         "tests.warm",
     ]
 )
+ADDRESS = "DMLTOOL_TEST_FORKS"  # the variable that says where the process that forks listens
+
+
+def serve() -> None:
+    """Start the process that forks for all processes of pytest -n: its start takes ten seconds."""
+    forkserver.ensure_running()
+    os.environ[ADDRESS] = forkserver._forkserver._forkserver_address
+
+
+if ADDRESS in os.environ:
+    forkserver._forkserver._forkserver_address = os.environ[ADDRESS]
+    forkserver._forkserver._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+    forkserver._forkserver.ensure_running = lambda: None
 
 
 class Forked:

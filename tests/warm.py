@@ -3,6 +3,8 @@
 The process that forks the others imports this module (tests/forks.py).
 """
 
+import logging
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,4 +21,7 @@ traces.share()
 Image.init()
 evaluate(np.eye(8, dtype=np.float32).repeat(2, axis=0), np.arange(8).repeat(2), seeds=1)
 with TemporaryDirectory() as folder:
+    os.environ["XDG_CACHE_HOME"] = folder  # what matplotlib finds out about fonts
+    logging.disable()  # that this may take a moment
     draw_curves(Path(folder), [RECORD])
+    logging.disable(logging.NOTSET)
