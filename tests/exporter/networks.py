@@ -52,15 +52,16 @@ def settled(backbone="smallcnn", size=16, seed=0, short=False, **options):
 
 
 def leave_out_repeats(network, size):
-    """Replace a block by the identity if it keeps the shape and has the layers of an earlier one.
+    """Replace blocks that have the layers of an earlier one: by the identity or, where the shape
+    changes and all settings but the numbers of channels are those of the other, by one layer.
 
     What is left has every kind of block and every shape between blocks, and is traced faster.
     """
-    keeps = set()
+    shapes = {}
 
     def look(block, inputs, output):
-        if isinstance(output, torch.Tensor) and inputs[0].shape == output.shape:
-            keeps.add(block)
+        if isinstance(output, torch.Tensor):
+            shapes[block] = (inputs[0].shape, output.shape)
 
     blocks = [block for block in network.modules() if len(list(block.children())) > 1]
     hooks = [block.register_forward_hook(look) for block in blocks]
@@ -72,9 +73,21 @@ def leave_out_repeats(network, size):
     for parent in blocks:
         for name, block in parent.named_children():
             kind = (type(block), *(type(layer) for layer in block.modules()))
-            if block in keeps and kind in seen:
+            exactly = tuple(settings(layer) for layer in block.modules())
+            before, after = shapes.get(block, (None, None))
+            if before and before == after and kind in seen:
                 setattr(parent, name, torch.nn.Identity())
-            seen.add(kind)
+            elif before and exactly in seen and len(before) == len(after) == 4:
+                stride = before[2] // after[2]
+                setattr(parent, name, torch.nn.Conv2d(before[1], after[1], stride, stride))
+            seen |= {kind, exactly}
+
+
+def settings(layer):
+    """What a layer does beside its numbers of channels, as far as its attributes tell."""
+    plain = (bool, str, tuple)
+    given = {name: value for name, value in vars(layer).items() if isinstance(value, plain)}
+    return (type(layer), getattr(layer, "groups", 1) == 1, repr(sorted(given.items())))
 
 
 def fit(norm, inputs):
