@@ -1,7 +1,6 @@
 """The harnesses of tests/fuzz notice what they are for, and repeat themselves."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -11,23 +10,16 @@ import numpy as np
 import pytest
 
 from retrieval.formats import FORMATS, trial
+from tests.forks import Forked
 from tests.fuzz import mutate, seeds, targets
 
 ROOT = Path(__file__).parents[1]
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own: one that forks should have no threads, and pytest's has some."""
-    command = [sys.executable, "-m", *args]
-    environment = {name: value for name, value in os.environ.items() if name != trial.SWITCH}
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment
-    )
-
-
 @pytest.fixture(scope="module")
 def planted():
-    done = run("tests.fuzz.planted")
+    command = [sys.executable, "-m", "tests.fuzz.planted"]  # small: it forks often
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -90,6 +82,13 @@ def test_seeds_and_mutations_repeat_themselves(tmp_path):
         assert a != list(first.values())
 
 
+def run(*args: str) -> tuple[int, str, str]:
+    """A process of its own: one that forks should have no threads, and pytest's has some."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(trial.SWITCH)
+        return Forked("-m", *args).end(timeout=300)
+
+
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory):
     """Every file as it is, and 60 damaged ones."""
@@ -98,24 +97,25 @@ def campaign(tmp_path_factory):
 
 
 def test_a_short_campaign_of_files(campaign):
-    table, _, last = campaign.stdout.partition("\n\n")
+    code, told, _ = campaign
+    table, _, last = told.partition("\n\n")
     summary = json.loads(last)
-    assert campaign.returncode == 0, summary["findings"]
+    assert code == 0, summary["findings"]
     assert summary["files"] == 60
     assert "| all | 60 |" in table
     assert sum(row["ok"] for row in summary["outcomes"].values()) >= 6, "damage is too heavy"
 
 
 def test_files_that_are_not_damaged_are_all_read(campaign):
-    outcomes = json.loads(campaign.stdout.rpartition("\n\n")[2])["sound"]
+    outcomes = json.loads(campaign[1].rpartition("\n\n")[2])["sound"]
     assert outcomes.keys() >= {"torch", "checkpoint", "model.onnx", "image", "settings"}
     assert {kind for row in outcomes.values() for kind in row if row[kind]} == {"ok"}, outcomes
 
 
 def test_a_short_campaign_of_kills():
-    done = run("tests.fuzz.kill", "--kills", "6", "--only", "writer,merge,embed")
-    summary = json.loads(done.stdout.rpartition("\n\n")[2])
-    assert done.returncode == 0, summary["findings"]
+    code, told, _ = run("tests.fuzz.kill", "--kills", "6", "--only", "writer,merge,embed")
+    summary = json.loads(told.rpartition("\n\n")[2])
+    assert code == 0, summary["findings"]
     assert summary["kills"] >= 6
 
 
