@@ -18,6 +18,7 @@ import torch
 
 from retrieval.errors import DmlError
 from retrieval.loading import load
+from tests.forks import Forked
 from trainer.run.checkpoint import FORMAT
 
 X = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)
@@ -35,7 +36,8 @@ def refused(source, match, **options):
 def follow(error, folder):
     """Runs the line that the error advises."""
     words = shlex.split(error.fix[error.fix.index("python -c") :])
-    subprocess.run([sys.executable, *words[1:]], cwd=folder, check=True, timeout=120)
+    ended, _, errors = Forked(*words[1:], cwd=folder).end(timeout=120)
+    assert ended == 0, errors
 
 
 @pytest.mark.parametrize("name", ["x.pkl", "x.pickle", "it's 1.pkl"])

@@ -440,7 +440,7 @@ def opened(browser, tmp_path):
     def show(view: dict, **size: int):
         page = tmp_path / "report.html"
         page.write_text(render(view), encoding="utf-8")
-        browser.media()
+        browser.media(prefers_reduced_motion="reduce")  # scrolling at once; frames take long here
         browser.open(page, **size)
         return browser
 
