@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from retrieval.ranking import position_kernels
 from retrieval.ranking.pair_distance import compare_exactly, measure
 from retrieval.ranking.vectors import ULP32, Prepared
 from retrieval.resources import run_all, slices
@@ -76,11 +77,7 @@ def nearest_positives(
     prepared: Prepared, classes: Classes, world: World = ALONE
 ) -> dict[str, NearestPositives]:
     """The nearest positive of every query, by each distance; the ranks share out the classes."""
-    Q = len(classes.codes)
-    out = {
-        d: NearestPositives(np.full(Q, -1), np.zeros(Q), np.zeros(Q), np.zeros(Q))
-        for d in prepared.distances
-    }
+    out = _unknown(prepared)
 
     def small_classes(q: np.ndarray) -> None:
         _pick(prepared, *classes.pairs(q), out)
@@ -112,6 +109,39 @@ def nearest_positives(
         world.complete(found.index, found.squared, found.error, found.l2)
         found.index[:] -= 1
     return out
+
+
+@dataclass(frozen=True)
+class ListedPositives:
+    """All positives of every query with their distances, nearest first within a query."""
+
+    index: np.ndarray  # (P,) gallery rows
+    squared: np.ndarray  # (P,)
+    error: np.ndarray  # (P,)
+    l2: np.ndarray  # (P,)
+
+
+def nearest_listed(
+    prepared: Prepared, listed: dict[str, ListedPositives]
+) -> dict[str, NearestPositives]:
+    """The nearest positive of every query, where all of them have been measured."""
+    counts, out = prepared.positive_counts, _unknown(prepared)
+    start, owner = np.cumsum(counts) - counts, np.repeat(np.arange(len(counts)), counts)
+    for d, found in listed.items():
+        marks = np.empty(len(owner), np.bool_)
+        position_kernels.mark_nearest(start, counts, found.squared, found.error, marks)
+        near = np.flatnonzero(marks)
+        near = near[np.lexsort((found.index[near], owner[near]))]
+        _pick(prepared, owner[near], found.index[near], {d: out[d]})
+    return out
+
+
+def _unknown(prepared: Prepared) -> dict[str, NearestPositives]:
+    Q = len(prepared.queries)
+    return {
+        d: NearestPositives(np.full(Q, -1), np.zeros(Q), np.zeros(Q), np.zeros(Q))
+        for d in prepared.distances
+    }
 
 
 def _two_of_each(members: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -44,32 +44,30 @@ def measure(
 
 def measure_class(
     prepared: Prepared, q: np.ndarray, g: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Measure each of the queries q with each of the items g, but not with itself.
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What `measure` returns of each of the queries q with each of the items g, as (A, B) arrays.
 
-    Returns the pairs, query by query, and what `measure` returns of them. It takes one product in
-    float64; pairs that are too near for it are measured one by one.
+    It takes one product in float64; pairs that are too near for it are measured one by one. The
+    query itself is infinitely far.
     """
     queries, gallery = prepared.queries, prepared.gallery
-    dots = queries.vectors[q].astype(np.float64) @ gallery.vectors[g].astype(np.float64).T
-    other = prepared.self_ids[q, None] != g
-    size = queries.square[q, None] + gallery.square[g]  # (A, B)
+    items = gallery.vectors[g].astype(np.float64)
+    same = prepared.symmetric and np.array_equal(q, g)  # half of the product serves both sides
+    dots = (items if same else queries.vectors[q].astype(np.float64)) @ items.T  # (A, B)
+    own = prepared.self_ids[q, None] == g
+    size = queries.square[q, None] + gallery.square[g]
     unit = (2 * gallery.dim + 32) * ULP64  # the error of a product, as in `sorted_rows`
-    l2, l2_error = size - 2 * dots, unit * size + 1e-290
+    error = np.zeros_like(size) if prepared.lattice else unit * size + 1e-290
     cos = 2 - 2 * dots * queries.inverse(q)[:, None] * gallery.inverse(g)
-    found = {
-        "cos": (cos[other], np.full(np.count_nonzero(other), 2 * unit)),
-        "l2": (l2[other], np.zeros_like(l2[other]) if prepared.lattice else l2_error[other]),
-    }
-    row, column = np.nonzero(other)
-    q, g = q[row], g[column]
-    near = (queries.norm[q] == 0) | (gallery.norm[g] == 0)
+    found = {"cos": (cos, np.full_like(cos, 2 * unit)), "l2": (size - 2 * dots, error)}
+    near = (queries.norm[q, None] == 0) | (gallery.norm[g] == 0)
     for squared, error in found.values():
-        near |= error > _NEAR * squared
-    near = np.flatnonzero(near)
-    for d, (squared, error) in measure(prepared, q[near], g[near]).items():
-        found[d][0][near], found[d][1][near] = squared, error
-    return q, g, found
+        near = near | (error > _NEAR * squared)
+    row, column = np.nonzero(near & ~own)
+    for d, values in measure(prepared, q[row], g[column]).items():
+        found[d][0][row, column], found[d][1][row, column] = values
+        found[d][0][own] = np.inf
+    return found
 
 
 def compare_exactly(

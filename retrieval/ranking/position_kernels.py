@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.ranking.kernels import CHUNK, NONE
+from retrieval.ranking.kernels import NONE
 from retrieval.resources import compiled
 
 
@@ -43,98 +43,158 @@ class MeasuredPairs(NamedTuple):
     square: np.ndarray  # squared length of the negative
 
 
-# The short functions take arrays that the loops have taken out of `PositiveLists` once: each use of
-# an array inside a named tuple counts it in and out.
+class Kept(NamedTuple):
+    """Negatives of each query that may stand before an active positive, from start[q] on."""
+
+    start: np.ndarray  # (Q,)
+    room: np.ndarray  # (Q,) how many there may be
+    count: np.ndarray  # (Q,)
+    low: np.ndarray  # float32, bounds of the nearness
+    high: np.ndarray
+    item: np.ndarray  # int32 gallery rows
 
 
-@compiled(inline=True)
-def _mark(row, margin, transposed, l2, twice, norms, last, i, first, end, hits):
-    """Mark the pairs of row i that possibly reach the last active positive; returns how many."""
-    count = np.float32(0)
-    if transposed and l2:
-        norm, w_lo = norms[0, i], norms[2, i]
-        for j in range(first, end):
-            hit = np.float32((row[j] + margin) * (twice[j] * norm) >= w_lo - last[j])
-            hits[j - first] = hit
-            count += hit
-    elif transposed:
-        for j in range(first, end):
-            hit = np.float32(row[j] >= last[j])
-            hits[j - first] = hit
-            count += hit
-    elif l2:
-        factor, t_lo = twice[i], last[i]
-        for j in range(first, end):
-            hit = np.float32((row[j] + margin) * (factor * norms[0, j]) >= norms[2, j] - t_lo)
-            hits[j - first] = hit
-            count += hit
-    else:
-        threshold = last[i]
-        for j in range(first, end):
-            hit = np.float32(row[j] >= threshold)
-            hits[j - first] = hit
-            count += hit
-    return count
+# The short functions take arrays that the loops have taken out of named tuples once: each use of an
+# array inside a named tuple counts it in and out.
 
 
 @compiled
-def credit_tile(tile, l2, queries, gallery, first, lists, pairs):
-    """Add the negatives of a tile to the positives that they are at least as near as.
+def _mark(row, margin, transposed, l2, twice, norms, last, i, marks):
+    """Mark the pairs of row i that possibly reach the last active positive of their query."""
+    if transposed and l2:
+        norm, w_lo = norms[0, i], norms[2, i]
+        for j in range(len(row)):
+            marks[j] = (row[j] + margin) * (twice[j] * norm) >= w_lo - last[j]
+    elif transposed:
+        for j in range(len(row)):
+            marks[j] = row[j] >= last[j]
+    elif l2:
+        norm, w_lo, factor, threshold = norms[0], norms[2], twice[i], last[i]
+        for j in range(len(row)):
+            marks[j] = (row[j] + margin) * (factor * norm[j]) >= w_lo[j] - threshold
+    else:
+        threshold = last[i]
+        for j in range(len(row)):
+            marks[j] = row[j] >= threshold
 
-    Looks at the rows of the product from `first` on, a few columns at a time: most have nothing
-    to add. Where float32 leaves open before which positives a negative stands, it is added to
-    those that it surely stands before, and listed in `pairs` (query, item, and the range of
-    positives in doubt, as `MeasuredPairs` has it). Returns (row to go on from, pairs listed).
+
+@compiled
+def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pairs):
+    """Keep the negatives of a tile that may stand before an active positive of their query.
+
+    Looks at the pairs of the product from number `first` on. moved: the gallery row of the first
+    item. Where a query has no room left, positives that its negatives push beyond R become
+    inactive; negatives that still take the room are added to the positives (`credit_kept`). Returns
+    (pair to go on from, pairs listed).
     """
     product, margin, transposed = tile.product, tile.margin, tile.transposed
     norms, query_codes, item_codes = gallery.norms, queries.codes, gallery.codes
-    last, active, twice = lists.last, lists.active, queries.thresholds[2]
+    last, active, twice, possible = lists.last, lists.active, queries.thresholds[2], lists.possible
+    base, start, room, counts = lists.start, kept.start, kept.room, kept.count
+    lows, highs, items = kept.low, kept.high, kept.item
     A, B = product.shape
-    hits, cosines = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    candidates = np.empty((CHUNK, 2), np.int64)
-    found = 0
-    for i in range(first, A):
-        if pairs.shape[0] - found < B:
-            return i, found
+    marks = np.zeros((B + 7) // 8 * 8, np.uint8)
+    words = marks.view(np.uint64)  # eight marks at a glance: most are zero
+    found, skip = 0, first % B
+    for i in range(first // B, A):
         if not transposed and active[i] == 0:
             continue
         row = product[i]
-        for start in range(0, B, CHUNK):
-            # The last active positive of a query moves with every negative that is added.
-            end = min(start + CHUNK, B)
-            if _mark(row, margin, transposed, l2, twice, norms, last, i, start, end, hits) == 0:
+        _mark(row, margin, transposed, l2, twice, norms, last, i, marks)
+        marks[:skip], skip = 0, 0
+        for word in range(len(words)):
+            if words[word] == 0:
                 continue
-            count = 0
-            for j in range(start, end):
+            for j in range(8 * word, min(8 * word + 8, B)):
                 q, g = (j, i) if transposed else (i, j)
-                if hits[j - start] > 0 and query_codes[q] != item_codes[g]:
-                    candidates[count, 0], candidates[count, 1] = q, g
-                    cosines[count] = row[j]
-                    count += 1
-            found = credit_candidates(
-                candidates[:count], cosines, margin, l2, queries, gallery, lists, pairs, found
-            )
-    return A, found
+                if marks[j] == 0 or query_codes[q] == item_codes[g]:
+                    continue
+                low = high = row[j]
+                if l2:
+                    p = twice[q] * norms[0, g]
+                    low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
+                if active[q] == 0 or not high >= possible[base[q] + active[q] - 1]:
+                    continue  # it was moved since the row was marked
+                if counts[q] == room[q]:
+                    _cut(q, l2, lists, kept)
+                    if counts[q] > room[q] // 2:
+                        if len(pairs) - found < counts[q]:
+                            return i * B + j, found
+                        found = credit_kept(q, q + 1, l2, lists, kept, groups, pairs, found)[1]
+                    if not transposed:  # the rest of the row, by a threshold that has moved
+                        _mark(row, margin, transposed, l2, twice, norms, last, i, marks)
+                n = start[q] + counts[q]
+                lows[n], highs[n], items[n] = low, high, moved + g
+                counts[q] += 1
+    return A * B, found
+
+
+@compiled(inline=True)
+def _cut(q, l2, lists, kept):
+    """Find out which positives of query q its kept negatives push beyond R: inactive from now on.
+
+    Negatives that are nearer than no active positive are kept no longer.
+    """
+    base, limit, active = lists.start[q], lists.limit[q], lists.active[q]
+    soonest, sure, possible = lists.soonest, lists.sure, lists.possible
+    start, end = kept.start[q], kept.start[q] + kept.count[q]
+    low, high, item = kept.low[start:end], kept.high[start:end], kept.item[start:end]
+    m, beyond = 0, active  # the first positive beyond R
+    while m < beyond:
+        middle = (m + beyond) // 2
+        threshold, before = sure[base + middle], np.float32(0)
+        for n in range(len(low)):
+            before += np.float32(low[n] >= threshold)
+        if limit < soonest[base + middle] + np.int64(before):
+            beyond = middle
+        else:
+            m = middle + 1
+    for r in range(base + m, base + active):
+        lists.total[q] -= lists.negatives[r]
+    lists.active[q], count = m, 0
+    threshold = possible[base + m - 1] if m > 0 else np.float32(np.inf)
+    lists.last[q] = -threshold if l2 else threshold
+    for n in range(len(low)):
+        low[count], high[count], item[count] = low[n], high[n], item[n]
+        count += high[n] >= threshold
+    kept.count[q] = count
 
 
 @compiled
-def credit_candidates(candidates, cosines, margin, l2, queries, gallery, lists, pairs, found):
-    """Add negatives to the positives that they are at least as near as, given one by one.
+def credit_kept(first, end, l2, lists, kept, groups, pairs, found):
+    """Add the kept negatives of the queries first to end to their positives, as `credit_all` does.
 
-    candidates (n, 2): query and item of a tile. `pairs` has `found` rows and is filled as by
-    `credit_tile`; returns how many there are then.
+    Returns (query to go on from, pairs listed).
+    """
+    most = len(pairs) - found
+    queries, items = np.empty(most, np.int64), np.empty(most, np.int64)
+    lows, highs = np.empty(most, np.float32), np.empty(most, np.float32)
+    count, q = 0, first
+    while q < end and count + kept.count[q] <= most:
+        _cut(q, l2, lists, kept)
+        for n in range(kept.start[q], kept.start[q] + kept.count[q]):
+            queries[count], items[count] = q, kept.item[n]
+            lows[count], highs[count] = kept.low[n], kept.high[n]
+            count += 1
+        kept.count[q] = 0
+        q += 1
+    return q, credit_all(queries[:count], items, lows, highs, l2, lists, groups, pairs, found)
+
+
+@compiled
+def credit_all(queries, items, lows, highs, l2, lists, groups, pairs, found):
+    """Add negatives to the positives that they are at least as near as.
+
+    Where float32 leaves open before which positives a negative stands, it is added to those that
+    it surely stands before, and listed in `pairs` (query, item, and the range of positives in
+    doubt, as `MeasuredPairs` has it), which has `found` rows. Returns how many there are then.
     """
     start, limit, active, total, last = lists[:5]
-    negatives, soonest, groups, sure, possible = lists[5:10]
-    norms, item_groups, twice = gallery.norms, gallery.groups, queries.thresholds[2]
+    negatives, soonest, positive_groups, sure, possible = lists[5:10]
     sign = np.float32(-1 if l2 else 1)
-    for n in range(len(candidates)):
-        q, g = candidates[n, 0], candidates[n, 1]
+    for n in range(len(queries)):
+        q, g, low, high = queries[n], items[n], lows[n], highs[n]
         base, M = start[q], active[q]
-        low = high = cosines[n]
-        if l2:
-            p = twice[q] * norms[0, g]
-            low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
         if M == 0 or not high >= possible[base + M - 1]:
             continue
         first, end = 0, M  # the first positive that it is possibly as near as
@@ -145,7 +205,7 @@ def credit_candidates(candidates, cosines, margin, l2, queries, gallery, lists, 
             else:
                 first = middle + 1
         # The first that it is surely as near as, or identical to: a tie.
-        while end < M and not low >= sure[base + end] and groups[base + end] != item_groups[g]:
+        while end < M and not low >= sure[base + end] and positive_groups[base + end] != groups[g]:
             end += 1
         if end < M:
             _credit(q, end, sign, start, limit, active, total, last, negatives, soonest, possible)
@@ -246,6 +306,41 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
         elif a < M:
             _credit(q, a, sign, start, limit, active, total, last, negatives, soonest, possible)
     return left
+
+
+@compiled
+def mark_nearest(start, counts, squared, error, marks):
+    """Mark the positives of each query that may be its nearest one."""
+    for q in range(len(start)):
+        bound = np.inf
+        for r in range(start[q], start[q] + counts[q]):
+            bound = min(bound, squared[r] + error[r])
+        for r in range(start[q], start[q] + counts[q]):
+            marks[r] = squared[r] - error[r] <= bound
+
+
+@compiled
+def positions_within(lists, tied, positions, lengths):
+    """Write the positions of each query's positives within R, ascending, and how many there are."""
+    start, limit, active, negatives = lists.start, lists.limit, lists.active, lists.negatives
+    count = 0
+    for q in range(len(start)):
+        base, before, first = start[q], 0, count
+        for m in range(active[q]):
+            # Positives too close to tell apart may be listed in either order: sorted, it is right.
+            before += negatives[base + m]
+            number, at = before + tied[base + m], count
+            while at > first and positions[at - 1] > number:
+                positions[at] = positions[at - 1]
+                at -= 1
+            positions[at] = number
+            count += 1
+        end = first
+        for n in range(first, count):
+            if positions[n] + n - first + 1 <= limit[q]:
+                positions[end] = positions[n] + n - first + 1
+                end += 1
+        lengths[q], count = end - first, end
 
 
 @compiled

@@ -16,13 +16,14 @@ import numpy as np
 
 from retrieval.metrics import PositivePositions
 from retrieval.ranking import position_kernels
-from retrieval.ranking.nearest_positive import Classes
+from retrieval.ranking.nearest_positive import Classes, ListedPositives
 from retrieval.ranking.pair_distance import compare_exactly, measure, measure_class
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import run_all, slices
 from retrieval.world import ALONE, World
 
 _PAIRS, _NUMBERS = 1 << 18, 1 << 23  # of a class measured by one product: pairs, numbers of items
+_QUERIES = 256  # whose positives are prepared at a time: they stay in the cache
 _ROOM = 1 << 20  # pairs of a negative and a positive compared at a time
 BYTES = 200  # per pair of query and positive, both distances
 
@@ -36,7 +37,9 @@ class Positions:
     surely, or possibly, as near.
     """
 
-    def __init__(self, prepared: Prepared, distance: str, found: _Found, bounds: Bounds) -> None:
+    def __init__(
+        self, prepared: Prepared, distance: str, found: ListedPositives, bounds: Bounds
+    ) -> None:
         self.prepared, self.distance, self.index, self.l2 = (
             prepared,
             distance,
@@ -71,7 +74,7 @@ class Positions:
             self.lists.sure[r], self.lists.possible[r] = limits
             position_kernels.straighten(self.lists_of(q), ends[q])
 
-        parts = slices(len(limit), -(-len(limit) // prepared.threads) or 1)
+        parts = slices(len(limit), _QUERIES)
         run_all([(partial(fill, q), 1) for q in parts], prepared.threads)
         some = limit > 0
         self.lists.last[some] = self.lists.possible[ends[some] - 1]
@@ -96,9 +99,9 @@ class Positions:
     def take_postponed(self) -> np.ndarray:
         """The kept pairs that are still in doubt, sorted by query; none are kept then."""
         with self.lock:
-            pairs = np.concatenate([np.empty((0, 4), np.int64), *self.postponed])
+            pairs = self._in_doubt(np.concatenate([np.empty((0, 4), np.int64), *self.postponed]))
             self.postponed = []
-        return self._in_doubt(pairs[np.argsort(pairs[:, 0], kind="stable")])
+        return pairs[np.argsort(pairs[:, 0], kind="stable")]
 
     def _in_doubt(self, pairs: np.ndarray) -> np.ndarray:
         """Leave out pairs whose positives in doubt are all beyond R."""
@@ -145,18 +148,11 @@ class Positions:
 
     def result(self) -> PositivePositions:
         """The positions within R, ascending."""
-        lists, owner = self.lists, self.owner
-        m = np.arange(len(owner)) - lists.start[owner]
-        before = np.cumsum(lists.negatives)
-        before -= (before - lists.negatives)[lists.start[owner]] if len(owner) else 0
-        # Beyond R nothing is counted.
-        some = np.flatnonzero(m < lists.active[owner])
-        owner, m, before = owner[some], m[some], before[some] + self.tied[some]
-        # Positives too close to tell apart may be listed in either order: sorted, it is right.
-        position = before[np.lexsort((before, owner))] + m + 1
-        within = position <= lists.limit[owner]
-        lengths = np.bincount(owner[within], minlength=len(lists.limit))
-        return PositivePositions(lists.limit, np.r_[0, np.cumsum(lengths)], position[within])
+        lists = self.lists
+        positions, lengths = np.empty(len(self.index), np.int64), np.empty_like(lists.limit)
+        position_kernels.positions_within(lists, self.tied, positions, lengths)
+        offsets = np.r_[0, np.cumsum(lengths)]
+        return PositivePositions(lists.limit, offsets, positions[: offsets[-1]].copy())
 
 
 def _runs(*keys: np.ndarray) -> Iterator[slice]:
@@ -166,47 +162,54 @@ def _runs(*keys: np.ndarray) -> Iterator[slice]:
     return (slice(*pair) for pair in pairwise(ends) if pair[0] < pair[1])
 
 
-class _Found:
-    """The positives of all queries with their distances, nearest first within a query."""
-
-    def __init__(self, count: int) -> None:
-        self.index = np.zeros(count, np.int64)  # gallery rows
-        self.squared, self.error, self.l2 = np.zeros(count), np.zeros(count), np.zeros(count)
-
-
-def positions_of(
-    prepared: Prepared, classes: Classes, bounds: Bounds, world: World = ALONE
-) -> dict[str, Positions]:
+def listed_positives(
+    prepared: Prepared, classes: Classes, world: World = ALONE
+) -> dict[str, ListedPositives]:
     """Measure all positives of every query and sort them; the ranks share out the classes."""
     counts = prepared.positive_counts
-    start = np.cumsum(counts) - counts
-    out = {d: _Found(int(counts.sum())) for d in prepared.distances}
+    start, P = np.cumsum(counts) - counts, int(counts.sum())
+    out = {
+        d: ListedPositives(np.zeros(P, np.int64), np.zeros(P), np.zeros(P), np.zeros(P))
+        for d in prepared.distances
+    }
 
-    def some(queries: np.ndarray, members: np.ndarray | None = None) -> None:
-        if members is None:
-            q, g = classes.pairs(queries)
-            measured = measure(prepared, q, g)
-        else:
-            q, g, measured = measure_class(prepared, queries, members)
+    def pairwise_measured(queries: np.ndarray) -> None:
+        q, g = classes.pairs(queries)
+        measured = measure(prepared, q, g)
         run = np.r_[0, np.cumsum(q[1:] != q[:-1])] if len(q) else q
         n = counts[queries]
         to = np.repeat(start[queries] - (np.cumsum(n) - n), n) + np.arange(len(q))
         for d, found in out.items():
             squared, error = measured[d]
             order = np.lexsort((squared, run))
-            found.index[to] = g[order]
+            found.index[to], found.l2[to] = g[order], measured["l2"][0][order]
             found.squared[to], found.error[to] = squared[order], error[order]
-            found.l2[to] = measured["l2"][0][order]
+
+    def whole_class(queries: np.ndarray, members: np.ndarray) -> None:
+        measured = measure_class(prepared, queries, members)
+        column = np.arange(len(members))
+        taken = column < counts[queries, None]  # all but the query itself, which is the last
+        to = (start[queries, None] + column)[taken]
+        for d, found in out.items():
+            squared, error = measured[d]
+            order = np.argsort(squared, axis=1, kind="stable")
+            found.index[to] = members[order][taken]
+            for target, values in (
+                (found.squared, squared),
+                (found.error, error),
+                (found.l2, measured["l2"][0]),
+            ):
+                target[to] = np.take_along_axis(values, order, axis=1)[taken]
 
     small, large = classes.by_size()
-    tasks = [partial(some, queries) for queries in classes.chunks(small)]
+    tasks = [partial(pairwise_measured, queries) for queries in classes.chunks(small)]
     for queries, members in classes.products(large):
         if len(members) * classes.dim > _NUMBERS:
-            tasks += [partial(some, part) for part in classes.chunks(queries)]
+            tasks += [partial(pairwise_measured, part) for part in classes.chunks(queries)]
         else:
             parts = slices(len(queries), max(1, _PAIRS // len(members)))
-            tasks += [partial(some, queries[part], members) for part in parts]
+            tasks += [partial(whole_class, queries[part], members) for part in parts]
     run_all([(task, 1) for task in world.share(tasks)], prepared.threads)
     for found in out.values():
         world.complete(found.index, found.squared, found.error, found.l2)
-    return {d: Positions(prepared, d, found, bounds) for d, found in out.items()}
+    return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,9 +12,9 @@ from retrieval.ranking import kernels
 from retrieval.ranking.backends import Backend, Tile
 from retrieval.ranking.backends.numpy import NumpyBackend
 from retrieval.ranking.limits import Limits
-from retrieval.ranking.nearest_positive import Classes, nearest_positives
+from retrieval.ranking.nearest_positive import Classes, nearest_listed, nearest_positives
 from retrieval.ranking.pair_distance import compare_exactly, measure
-from retrieval.ranking.positions import positions_of
+from retrieval.ranking.positions import Positions, listed_positives
 from retrieval.ranking.vectors import ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices, slices_of
 from retrieval.world import ALONE, World
@@ -39,14 +39,19 @@ class TileCounter:
     ) -> None:
         self.prepared, self.world = prepared, world
         classes = Classes(prepared)
-        self.nearest = nearest_positives(prepared, classes, world)
+        listed = listed_positives(prepared, classes, world) if positions else {}
+        self.nearest = (
+            nearest_listed(prepared, listed)
+            if positions
+            else nearest_positives(prepared, classes, world)
+        )
         self.limits = limits = Limits(prepared, self.nearest)
         Q = len(prepared.queries)
         self.counts = {d: np.zeros(Q, np.int64) for d in prepared.distances}
         self.ties = {d: np.zeros(Q, np.int64) for d in prepared.distances}
-        self.positions = (
-            positions_of(prepared, classes, limits.nearness, world) if positions else {}
-        )
+        self.positions = {
+            d: Positions(prepared, d, found, limits.nearness) for d, found in listed.items()
+        }
         limits.last = {d: found.lists.last for d, found in self.positions.items()}
         self.lock = threading.Lock()
         self.stop = threading.Event()
@@ -80,6 +85,8 @@ class TileCounter:
         tasks = [(partial(self._column, g, own), len(own)) for g, own in shared[::-1] if own]
         with self.backend.ready():
             run_all(tasks, self.backend.workers, progress, self.stop.set)
+        rest = [(partial(self._credit_rest, q), 1) for q in q_parts if self.positions]
+        run_all(rest, self.prepared.threads, stop=self.stop.set)
         rest = [(task, 1) for d in self.positions for task in self._postponed_tasks(d)]
         run_all(rest, self.prepared.threads, stop=self.stop.set)
         del self.backend  # its vectors take memory, on GPUs too, that sorting may need
@@ -142,8 +149,18 @@ class TileCounter:
 
     def _credit(self, tile: Tile, d: str, work: _Worker) -> None:
         """Add the tile's negatives to the positions of the queries' positives."""
-        positions, q = self.positions[d], tile.q
-        found = self.backend.credit(tile, d, positions.lists_of(q), work.open_positives)
+        lists, pairs = self.positions[d].lists_of(tile.q), work.open_positives
+        self._postpone(d, tile.q, self.backend.credit(tile, d, lists, pairs), pairs)
+
+    def _credit_rest(self, q: slice) -> None:
+        """Add the negatives that were kept for these queries."""
+        pairs = np.empty((max(_PAIRS, self.block), 4), np.int64)
+        for d, positions in self.positions.items():
+            lists = positions.lists_of(q)
+            self._postpone(d, q, self.backend.credit_rest(q, d, lists, pairs), pairs)
+
+    def _postpone(self, d: str, q: slice, found: Iterator[int], pairs: np.ndarray) -> None:
+        """Postpone the pairs in doubt that are found, run by run."""
         while True:
             with self.query_locks[q.start // self.block]:
                 count = next(found, None)
@@ -151,8 +168,8 @@ class TileCounter:
                 return
             if not count:
                 continue
-            pairs = work.open_positives[:count] + np.array([q.start, tile.g.start, 0, 0])
-            if positions.postpone(pairs) >= _POSTPONED:
+            listed = pairs[:count] + np.array([q.start, 0, 0, 0])
+            if self.positions[d].postpone(listed) >= _POSTPONED:
                 for task in self._postponed_tasks(d):
                     task()
 

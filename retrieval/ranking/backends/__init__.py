@@ -63,8 +63,14 @@ class Backend(Protocol):
     def credit(
         self, tile: Tile, distance: str, lists: PositiveLists, pairs: np.ndarray
     ) -> Iterator[int]:
-        """Add negatives to the positives that they are at least as near as, as `credit_tile` does.
+        """Add a tile's negatives to the positives that they are at least as near as, or keep them.
 
-        `lists` are those of the tile's queries. Yields how many rows (query, item, and the range of
-        positives in doubt) `pairs` holds; the caller copies them before it goes on.
+        `lists` are those of the tile's queries. Yields how many rows (query of the tile, gallery
+        row, and the range of positives in doubt) `pairs` holds; the caller copies them before it
+        goes on.
         """
+
+    def credit_rest(
+        self, q: slice, distance: str, lists: PositiveLists, pairs: np.ndarray
+    ) -> Iterator[int]:
+        """Add the negatives that were kept for the queries q, once all tiles are counted."""

@@ -15,6 +15,8 @@ from retrieval.ranking.limits import Limits
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import single_blas_thread, tile_rows
 
+ROOM = 1 << 14  # the most negatives kept for a query
+KEPT = 2  # negatives that are kept for each positive of a query
 _ALIKE = 1e-5  # the largest relative difference of norms that are taken as equal
 
 
@@ -30,6 +32,7 @@ class NumpyBackend:
         self.block = block or tile_rows(len(prepared.gallery), prepared.threads)
         self.workers = prepared.threads
         self.axes = leading_axes(prepared, limits.margin, limits.reaches, axes)
+        self.kept = {d: room_for_negatives(prepared.positive_counts) for d in limits.last}
 
     def ready(self) -> AbstractContextManager[None]:
         return single_blas_thread()  # one tile per thread, not one product on all
@@ -93,10 +96,30 @@ class NumpyBackend:
     def credit(
         self, tile: Tile, distance: str, lists: position_kernels.PositiveLists, pairs: np.ndarray
     ) -> Iterator[int]:
-        arguments, row = self._arguments(tile, distance), 0
-        while row < len(tile.product):
-            row, found = position_kernels.credit_tile(*arguments, row, lists, pairs)
+        arguments, kept = self._arguments(tile, distance), self._kept_for(tile.q, distance)
+        groups, pair = self.prepared.groups[distance], 0
+        while pair < tile.product.size:
+            pair, found = position_kernels.keep_tile(
+                *arguments, tile.g.start, pair, lists, kept, groups, pairs
+            )
             yield found
+
+    def credit_rest(
+        self, q: slice, distance: str, lists: position_kernels.PositiveLists, pairs: np.ndarray
+    ) -> Iterator[int]:
+        kept, groups = self._kept_for(q, distance), self.prepared.groups[distance]
+        query, count = 0, len(lists.start)
+        while query < count:
+            query, found = position_kernels.credit_kept(
+                query, count, distance == "l2", lists, kept, groups, pairs, 0
+            )
+            yield found
+
+    def _kept_for(self, q: slice, distance: str) -> position_kernels.Kept:
+        """The kept negatives of some queries, as views."""
+        kept = self.kept[distance]
+        per_query = {name: getattr(kept, name)[q] for name in ("start", "room", "count")}
+        return kept._replace(**per_query)
 
     def _arguments(
         self, tile: Tile, distance: str
@@ -135,3 +158,18 @@ def joint_thresholds(limits: Limits) -> np.ndarray | None:
     joint[1] = np.nextafter(np.minimum(joint[1], low).astype(np.float32), np.float32(-np.inf))
     joint[0, twice == 0], joint[1, twice == 0] = np.inf, -np.inf  # a zero row decides nothing
     return joint
+
+
+def room_for_negatives(positive_counts: np.ndarray) -> position_kernels.Kept:
+    """Room for the negatives of each query that may stand before a positive within R."""
+    room = np.minimum(KEPT * positive_counts + 16, ROOM)
+    ends = np.cumsum(room)
+    total = int(room.sum())
+    return position_kernels.Kept(
+        start=ends - room,
+        room=room,
+        count=np.zeros_like(room),
+        low=np.empty(total, np.float32),
+        high=np.empty(total, np.float32),
+        item=np.empty(total, np.int32),
+    )

@@ -216,9 +216,20 @@ class TorchBackend:
             found[:, 0] = some[part][found[:, 0]]
             for at in range(0, len(found), len(pairs)):
                 run = slice(at, at + len(pairs))
-                yield position_kernels.credit_candidates(
-                    found[run], cosines[run], limits.margin, l2, queries, gallery, lists, pairs, 0
+                q, g = found[run].T
+                low = high = cosines[run]
+                if l2:
+                    p = queries.thresholds[2][q] * gallery.norms[0][g]
+                    low = (low - limits.margin) * p - gallery.norms[1][g]
+                    high = (high + limits.margin) * p - gallery.norms[2][g]
+                groups = self.prepared.groups[distance]
+                yield position_kernels.credit_all(
+                    q, g + tile.g.start, low, high, l2, lists, groups, pairs, 0
                 )
+
+    def credit_rest(self, *_: object) -> Iterator[int]:
+        """Nothing is left: every negative is added with its tile."""
+        return iter(())
 
     def _views(
         self, tile: Tile, d: str, queries: np.ndarray, compute: Callable[[_View], T]
