@@ -85,7 +85,7 @@ class PairRows(NamedTuple):
 
     vectors: np.ndarray
     row: np.ndarray  # (n,) rows of `vectors`
-    inverse: np.ndarray  # (n,) 1 / norm of each, 0 for a zero row
+    scale: np.ndarray  # (n,) 1; or 1 / norm of each, 0 for a zero row
 
 
 @compiled
@@ -261,23 +261,20 @@ def count_float64(product, first, queries, gallery, slack, counts, ties, pairs):
 
 
 @compiled
-def pair_distances(queries, gallery, l2, cos):
-    """Measure pairs in float64: squared l2 distances by differences, cos as squared chords.
+def pair_distances(queries, gallery, out):
+    """Measure pairs in float64: the squared distances of their rows, scaled, by differences.
 
-    The chord |q/|q| - x/|x||^2 = 2 - 2 cos keeps its digits where 1 - cos has lost them. The
-    cosine of a zero row is 0.
+    Scaled to length 1, that is the squared chord |q/|q| - x/|x||^2 = 2 - 2 cos, which keeps its
+    digits where 1 - cos has lost them. The cosine of a zero row is 0.
     """
     for n in range(len(queries.row)):
         query, item = queries.vectors[queries.row[n]], gallery.vectors[gallery.row[n]]
-        a, b = queries.inverse[n], gallery.inverse[n]
-        plain = chord = 0.0
+        a, b = queries.scale[n], gallery.scale[n]
+        squared = 0.0
         for k in range(len(query)):
-            x, y = np.float64(query[k]), np.float64(item[k])
-            plain += (x - y) * (x - y)
-            u = x * a - y * b
-            chord += u * u
-        l2[n] = plain
-        cos[n] = chord if a > 0.0 and b > 0.0 else 2.0
+            difference = np.float64(query[k]) * a - np.float64(item[k]) * b
+            squared += difference * difference
+        out[n] = squared if a > 0.0 and b > 0.0 else 2.0
 
 
 @compiled(fastmath=False)

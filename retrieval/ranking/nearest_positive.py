@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from retrieval.ranking import position_kernels
-from retrieval.ranking.pair_distance import compare_exactly, measure
+from retrieval.ranking.pair_distance import compare_exactly, exact_l2, measure
 from retrieval.ranking.vectors import ULP32, Prepared
 from retrieval.resources import run_all, slices
 from retrieval.world import ALONE, World
@@ -29,7 +29,7 @@ class NearestPositives:
     index: np.ndarray  # (Q,) int64 gallery index, -1 if there is none
     squared: np.ndarray  # (Q,) squared l2 distance, or squared chord for cos
     error: np.ndarray  # (Q,)
-    l2: np.ndarray  # (Q,) squared l2 distance to the same item
+    l2: np.ndarray  # (Q,) squared l2 distance to the same item, as `exact_l2` has it
 
 
 class Classes:
@@ -118,7 +118,7 @@ class ListedPositives:
     index: np.ndarray  # (P,) gallery rows
     squared: np.ndarray  # (P,)
     error: np.ndarray  # (P,)
-    l2: np.ndarray  # (P,)
+    l2: np.ndarray  # (P,) as `exact_l2` has it
 
 
 def nearest_listed(
@@ -203,11 +203,10 @@ def _pick(
     """Write the nearest of each query's candidates; the pairs come sorted by query."""
     if not len(q):
         return
-    measured = measure(prepared, q, g)
     starts = _starts(q)
     segment = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(q)]))
     for d, positives in out.items():
-        (squared, error), group = measured[d], prepared.groups[d]
+        (squared, error), group = measure(prepared, q, g, d), prepared.groups[d]
         bound = np.minimum.reduceat(squared + error, starts)
         near = np.flatnonzero(squared - error <= bound[segment])
         near = near[np.lexsort((squared[near], segment[near]))]
@@ -225,7 +224,7 @@ def _pick(
         query = q[best]
         positives.index[query] = g[best]
         positives.squared[query], positives.error[query] = squared[best], error[best]
-        positives.l2[query] = measured["l2"][0][best]
+        positives.l2[query] = exact_l2(prepared, query, g[best])
 
 
 def _starts(run: np.ndarray) -> np.ndarray:

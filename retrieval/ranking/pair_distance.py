@@ -19,33 +19,39 @@ _EXACT_ROWS = 1024  # rows compared exactly at a time
 
 
 def measure(
-    prepared: Prepared, q: np.ndarray, g: np.ndarray
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Squared distances of the pairs (q[n], g[n]) and bounds of their errors, for cos and l2.
+    prepared: Prepared, q: np.ndarray, g: np.ndarray, distance: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Squared distances of the pairs (q[n], g[n]), and bounds of their errors.
 
     For cos it is the squared chord 2 - 2 cos. On a lattice l2 has no error.
     """
     queries, gallery = prepared.queries, prepared.gallery
-    l2, cos = np.empty(len(q)), np.empty(len(q))
+    dim, squared, ones = gallery.dim, np.empty(len(q)), np.ones(len(q))
+    cos = distance == "cos"
     kernels.pair_distances(
-        kernels.PairRows(*queries.rows(q), queries.inverse(q)),
-        kernels.PairRows(*gallery.rows(g), gallery.inverse(g)),
-        l2,
-        cos,
+        kernels.PairRows(*queries.rows(q), queries.inverse(q) if cos else ones),
+        kernels.PairRows(*gallery.rows(g), gallery.inverse(g) if cos else ones),
+        squared,
     )
-    dim = gallery.dim
-    l2_error = np.zeros_like(l2) if prepared.lattice else (dim + 8) * ULP64 * l2 + 1e-290
+    if not cos:
+        error = (dim + 8) * ULP64 * squared + 1e-290
+        return squared, np.zeros_like(error) if prepared.lattice else error
     # Lengths are known to D/2 ulp (scales both vectors), coordinates of unit vectors to one.
-    cos_error = (4 * dim + 32) * ULP64 * cos + 6 * ULP64 * np.sqrt(cos)
-    cos_error += ((dim + 16) * ULP64) ** 2
-    cos_error[(queries.norm[q] == 0) | (gallery.norm[g] == 0)] = 0  # 2 by definition
-    return {"cos": (cos, cos_error), "l2": (l2, l2_error)}
+    error = (4 * dim + 32) * ULP64 * squared + 6 * ULP64 * np.sqrt(squared)
+    error += ((dim + 16) * ULP64) ** 2
+    error[(queries.norm[q] == 0) | (gallery.norm[g] == 0)] = 0  # 2 by definition
+    return squared, error
+
+
+def exact_l2(prepared: Prepared, q: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """Squared l2 distances of the pairs where they have no error, on a lattice; else NaN."""
+    return measure(prepared, q, g, "l2")[0] if prepared.lattice else np.full(len(q), np.nan)
 
 
 def measure_class(
     prepared: Prepared, q: np.ndarray, g: np.ndarray
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """What `measure` returns of each of the queries q with each of the items g, as (A, B) arrays.
+    """Measure each of the queries q with each of the items g, as (A, B) arrays for each distance.
 
     It takes one product in float64; pairs that are too near for it are measured one by one. The
     query itself is infinitely far.
@@ -64,9 +70,9 @@ def measure_class(
     for squared, error in found.values():
         near = near | (error > _NEAR * squared)
     row, column = np.nonzero(near & ~own)
-    for d, values in measure(prepared, q[row], g[column]).items():
-        found[d][0][row, column], found[d][1][row, column] = values
-        found[d][0][own] = np.inf
+    for d, (squared, error) in found.items():
+        squared[row, column], error[row, column] = measure(prepared, q[row], g[column], d)
+        squared[own] = np.inf
     return found
 
 

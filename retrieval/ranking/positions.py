@@ -17,7 +17,7 @@ import numpy as np
 from retrieval.metrics import PositivePositions
 from retrieval.ranking import position_kernels
 from retrieval.ranking.nearest_positive import Classes, ListedPositives
-from retrieval.ranking.pair_distance import compare_exactly, measure, measure_class
+from retrieval.ranking.pair_distance import compare_exactly, exact_l2, measure, measure_class
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import run_all, slices
 from retrieval.world import ALONE, World
@@ -114,9 +114,8 @@ class Positions:
         """
         prepared, pairs = self.prepared, self._in_doubt(pairs)
         q, g, first, end = pairs.T
-        measured = measure(prepared, q, g)
-        squared, error = measured[self.distance]
-        l2 = measured["l2"][0] if prepared.lattice else np.full(len(q), np.nan)
+        squared, error = measure(prepared, q, g, self.distance)
+        l2 = exact_l2(prepared, q, g)
         square = prepared.gallery.square[g]
         for n in _runs(np.cumsum(end - first) // _ROOM, q // block):
             self._add(
@@ -175,14 +174,13 @@ def listed_positives(
 
     def pairwise_measured(queries: np.ndarray) -> None:
         q, g = classes.pairs(queries)
-        measured = measure(prepared, q, g)
-        run = np.r_[0, np.cumsum(q[1:] != q[:-1])] if len(q) else q
+        run, l2 = np.cumsum(np.r_[False, q[1:] != q[:-1]])[: len(q)], exact_l2(prepared, q, g)
         n = counts[queries]
         to = np.repeat(start[queries] - (np.cumsum(n) - n), n) + np.arange(len(q))
         for d, found in out.items():
-            squared, error = measured[d]
+            squared, error = measure(prepared, q, g, d)
             order = np.lexsort((squared, run))
-            found.index[to], found.l2[to] = g[order], measured["l2"][0][order]
+            found.index[to], found.l2[to] = g[order], l2[order]
             found.squared[to], found.error[to] = squared[order], error[order]
 
     def whole_class(queries: np.ndarray, members: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from retrieval.ranking.backends import Backend, Tile
 from retrieval.ranking.backends.numpy import NumpyBackend
 from retrieval.ranking.limits import Limits
 from retrieval.ranking.nearest_positive import Classes, nearest_listed, nearest_positives
-from retrieval.ranking.pair_distance import compare_exactly, measure
+from retrieval.ranking.pair_distance import compare_exactly, exact_l2, measure
 from retrieval.ranking.positions import Positions, listed_positives
 from retrieval.ranking.vectors import ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices, slices_of
@@ -242,8 +242,7 @@ class _Worker:
         prepared, nearest = self.counter.prepared, self.counter.nearest[d]
         q, g = np.concatenate(self.open[d]).T
         self.open[d].clear()
-        measured = measure(prepared, q, g)
-        squared, error = measured[d]
+        squared, error = measure(prepared, q, g, d)
         verdict = np.zeros(len(q), np.int8)
         verdict[squared + error < nearest.squared[q] - nearest.error[q]] = 1
         verdict[squared - error > nearest.squared[q] + nearest.error[q]] = -1
@@ -252,7 +251,7 @@ class _Worker:
             # Items of one length rank alike under both distances, and there l2 is exact.
             square = prepared.gallery.square
             level = unsure & (square[g] == square[nearest.index[q]])
-            verdict[level] = np.sign(nearest.l2[q] - measured["l2"][0])[level]
+            verdict[level] = np.sign(nearest.l2[q] - exact_l2(prepared, q, g))[level]
             unsure &= ~level
         verdict[unsure] = compare_exactly(
             prepared, q[unsure], g[unsure], nearest.index[q][unsure], d
