@@ -151,35 +151,35 @@ def comparable(first: Embeddings, second: Embeddings) -> tuple[Embeddings, Embed
     names, others = first.label_names, second.label_names
     if names is not None and others is not None and np.array_equal(names, others):
         return first, second
-    if _has_names(first) and _has_names(second):
-        return _mapped(first, _named), _mapped(second, _named)
-    first, second = (_mapped(d, _numbered) if _is_text(d) else d for d in (first, second))
+    both = (first, second)
+    if all(data.label_names is not None or _is_text(data) for data in both):
+        first, second = (_relabelled(data, partial(_named, data)) for data in both)
+    else:
+        first, second = (_relabelled(d, _numbered) if _is_text(d) else d for d in both)
     return first, second
-
-
-def _has_names(data: Embeddings) -> bool:
-    return data.label_names is not None or _is_text(data)
 
 
 def _is_text(data: Embeddings) -> bool:
     return all(label_arrays.is_text(s.labels) for s in data.splits.values() if s.labels is not None)
 
 
-def _mapped(data: Embeddings, change: Callable[[Split, Embeddings], Split]) -> Embeddings:
-    splits = {name: change(split, data) for name, split in data.splits.items()}
+def _relabelled(data: Embeddings, change: Callable[[np.ndarray], np.ndarray]) -> Embeddings:
+    splits = {
+        name: part if part.labels is None else replace(part, labels=change(part.labels))
+        for name, part in data.splits.items()
+    }
     return replace(data, label_names=None, splits=splits)
 
 
-def _numbered(split: Split, source: Embeddings) -> Split:
-    found = None if split.labels is None else label_arrays.numbers(split.labels)
-    return split if found is None else replace(split, labels=found)
+def _numbered(labels: np.ndarray) -> np.ndarray:
+    found = label_arrays.numbers(labels)
+    return labels if found is None else found
 
 
-def _named(split: Split, source: Embeddings) -> Split:
-    names, values = source.label_names, split.labels
-    if names is None or values is None or label_arrays.is_text(values) or not len(values):
-        return split
-    return replace(split, labels=label_arrays.named(values, names, str(source.source)))
+def _named(data: Embeddings, labels: np.ndarray) -> np.ndarray:
+    if data.label_names is None or label_arrays.is_text(labels) or not len(labels):
+        return labels
+    return label_arrays.named(labels, data.label_names, str(data.source))
 
 
 def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locate) -> Embeddings:

@@ -57,10 +57,9 @@ def _whole(array: np.ndarray, where: str) -> np.ndarray:
         wrong = ~((np.abs(wide) <= limit) & (wide == np.floor(wide)))
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise DmlError(
+        raise _unfit(
             f"{where} has the label {array[row]} in row {row}.",
             f"Labels stored as {array.dtype} must be whole numbers of at most {limit:.0f}.",
-            "Save the labels as integers or strings.",
         )
     return wide.astype(np.int64)
 
@@ -85,11 +84,11 @@ def strings(array: np.ndarray, where: str, errors: str = "strict") -> np.ndarray
             f"The reader says: {error}.",
             "Save it as UTF-8.",
         ) from error
-    raise DmlError(
-        f"{where} has the dtype {array.dtype}.",
-        "Labels are integers or strings.",
-        "Save the labels as integers or strings.",
-    )
+    raise _unfit(f"{where} has the dtype {array.dtype}.", "Labels are integers or strings.")
+
+
+def _unfit(what: str, why: str) -> DmlError:
+    return DmlError(what, why, "Save the labels as integers or strings.")
 
 
 def _check_characters(array: np.ndarray, where: str) -> None:
@@ -168,7 +167,8 @@ def parsed(cells: Sequence[str], where: str, first_line: int = 1) -> np.ndarray:
         return _fit(list(map(_integer, bare)), cells)
     if all(map(WHOLE_FLOAT.match, bare)):
         values = [_integer(cell.partition(".")[0]) for cell in bare]
-        return np.array(values, np.int64) if _within(values, 2**53) else text(cells, where)
+        if _within(values, -(2**53), 2**53):
+            return np.array(values, np.int64)
     return text(cells, where)
 
 
@@ -180,14 +180,13 @@ def from_values(values: Iterable[Any], where: str) -> np.ndarray:
         return _fit([int(value) for value in values], [str(value) for value in values])
     if kinds <= {str}:
         return text(values, where)
-    if kinds <= {int, float} and _within([v for v in values if type(v) is int], 2**53):
+    if kinds <= {int, float} and _within(
+        [value for value in values if type(value) is int], -(2**53), 2**53
+    ):
         return labels(np.array(values, np.float64), where)
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise DmlError(
-        f"{where} has labels of the types {names}." if kinds else f"{where} has no labels.",
-        "Labels are all integers or all strings.",
-        "Save the labels as integers or strings.",
-    )
+    what = f"{where} has labels of the types {names}." if kinds else f"{where} has no labels."
+    raise _unfit(what, "Labels are all integers or all strings.")
 
 
 def _integer(cell: str) -> int:
@@ -195,15 +194,15 @@ def _integer(cell: str) -> int:
     return int(cell) if len(cell) <= 20 else (-1 if cell.startswith("-") else 1) << 70
 
 
-def _within(values: Sequence[int], limit: int) -> bool:
-    return not values or (min(values) >= -limit and max(values) <= limit)
+def _within(values: Sequence[int], low: int, high: int) -> bool:
+    return low <= min(values, default=low) and max(values, default=high) <= high
 
 
 def _fit(values: list[int], cells: Sequence[str]) -> np.ndarray:
     """int64 or uint64; numbers too large for both stay text, which keeps them apart."""
-    if not values or (min(values) >= -(2**63) and max(values) < 2**63):
+    if _within(values, -(2**63), 2**63 - 1):
         return np.array(values, np.int64)
-    if min(values) >= 0 and max(values) < 2**64:
+    if _within(values, 0, 2**64 - 1):
         return np.array(values, np.uint64)
     return text(cells, "labels")
 
@@ -224,12 +223,11 @@ def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """
     if is_text(first) != is_text(second):
         texts, others = (first, second) if is_text(first) else (second, first)
-        if not all(map(INTEGER.match, texts.tolist())):
-            named = next(cell for cell in texts.tolist() if not INTEGER.match(cell))
+        if names := [cell for cell in texts.tolist() if not INTEGER.match(cell)]:
             raise DmlError(
                 "Some labels are names and the others are numbers.",
-                f"For example {named!r} and {others[0] if len(others) else 0}: nothing tells which "
-                "name belongs to which number.",
+                f"For example {names[0]!r} and {others[0] if len(others) else 0}: nothing tells "
+                "which name belongs to which number.",
                 "Write both as names, or both as numbers.",
             )
         found = numbers(texts)

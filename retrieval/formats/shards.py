@@ -23,7 +23,6 @@ from retrieval.formats.arrays import Growing
 from retrieval.formats.named_arrays import parts
 
 T = TypeVar("T")
-PADDED = 1 << 24  # bytes that text labels may take beyond twice those of the shards
 
 
 @dataclass
@@ -124,17 +123,13 @@ def _named_splits(name: Path | str, files: Sequence[Path]) -> list[str]:
 
 def _add(found: _Split, file: Path, part: Split, names: np.ndarray | None) -> None:
     have, given = found.vectors, part.vectors
-    for what, first, other in (
-        ("dimensions", have.dim, given.shape[1]),
-        ("dtype", have.dtype, given.dtype),
-    ):
-        if first != other:
-            shown = f"{first} {what}" if what == "dimensions" else f"the dtype {first}"
-            raise DmlError(
-                f"{found.first} and {file} do not belong to one set.",
-                f"The first has vectors of {shown}, the second of {other}.",
-                "Choose the files of one set by a pattern, or write them alike.",
-            )
+    if (have.dim, have.dtype) != (given.shape[1], given.dtype):
+        raise DmlError(
+            f"{found.first} and {file} do not belong to one set.",
+            f"The first has vectors of {have.dim} dimensions and the dtype {have.dtype}, "
+            f"the second of {given.shape[1]} and {given.dtype}.",
+            "Choose the files of one set by a pattern, or write them alike.",
+        )
     have.append(given)
     found.labels.append((file, part.labels, names))
     found.paths.append(part.paths)
@@ -152,24 +147,24 @@ def _common_names(found: dict[str, _Split]) -> np.ndarray | None:
 
 def _result(found: _Split, by_name: bool) -> Split:
     have = [file for file, labels, _ in found.labels if labels is not None]
-    joined = None
-    if have:
-        shards = []
-        for file, labels, names in found.labels:
-            if labels is None:
-                raise DmlError(
-                    f"{have[0]} has labels and {file} has none.",
-                    "The files of a set have all of them labels, or none of them.",
-                    "Give the labels in files of their own: --labels 'labels/*.npy'",
-                )
-            if by_name and names is not None and not label_arrays.is_text(labels):
-                labels = label_arrays.named(labels, names, str(file))
-            shards.append((file, labels))
-        joined = _joined_labels(shards)
+    shards = []
+    for file, labels, names in found.labels if have else ():
+        if labels is None:
+            raise DmlError(
+                f"{have[0]} has labels and {file} has none.",
+                "The files of a set have all of them labels, or none of them.",
+                "Give the labels in files of their own: --labels 'labels/*.npy'",
+            )
+        if by_name and names is not None and not label_arrays.is_text(labels):
+            labels = label_arrays.named(labels, names, str(file))
+        shards.append((file, labels))
     paths = [part for part in found.paths if part is not None]
-    every = len(paths) == len(found.paths)
+    whole = len(paths) == len(found.paths)
     return Split(
-        found.vectors.array(), joined, _joined_text(paths) if every else None, taken=found.taken
+        found.vectors.array(),
+        _joined_labels(shards) if have else None,
+        _joined(paths) if whole else None,
+        taken=found.taken,
     )
 
 
@@ -181,22 +176,12 @@ def _joined_labels(shards: Sequence[tuple[Path, np.ndarray]]) -> np.ndarray:
             "Nothing tells which name belongs to which number.",
             "Write all of them as text, or all as numbers.",
         )
-    arrays = [labels for _, labels in shards]
-    if True in texts:
-        return _joined_text(arrays)
-    wide = next((labels for labels in arrays if labels.dtype.kind == "u"), None)
-    if wide is not None:  # NumPy would join int64 and uint64 as floats
-        smallest = min(arrays, key=lambda labels: int(labels.min(initial=0)))
-        as_one = label_arrays.alike(smallest, wide)[0].dtype.kind
-        if as_one == "U":
-            return _joined_text([labels.astype(np.str_) for labels in arrays])
-        arrays = [labels.astype(np.uint64) for labels in arrays]
-    return np.concatenate(arrays)
+    return _joined([labels for _, labels in shards])
 
 
-def _joined_text(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    # NumPy gives every text the room of the longest: one long label can fill the memory.
-    padded = max(array.itemsize for array in arrays) * sum(map(len, arrays))
-    if padded > 2 * sum(array.nbytes for array in arrays) + PADDED:
-        arrays = [array.astype(object) for array in arrays]
-    return np.concatenate(arrays)
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    if {array.dtype.kind for array in arrays} <= {"i"}:
+        return np.concatenate(arrays)
+    # NumPy would join int64 and uint64 as floats, and give every text the room of the longest.
+    values = [value for array in arrays for value in array.tolist()]
+    return label_arrays.from_values(values, "The set")

@@ -25,7 +25,7 @@ from retrieval.formats.arrays import Range, copies
 from retrieval.remote import ranges
 from retrieval.remote.address import without_secrets
 from retrieval.remote.ranges import Copy
-from retrieval.remote.room import Bytes, Room, alone, files_below, folder, writable
+from retrieval.remote.room import Bytes, alone, files_below, folder, hold, room_for, writable
 from retrieval.remote.store import Found, NoRanges, Store
 from retrieval.resources import StageProgress, run_all, stage
 
@@ -55,7 +55,7 @@ class Entry:
         self.path = folder() / hashlib.sha256(self.address.url.encode()).hexdigest()[:24]
         self.data = self.path / "data"
         self.names: set[str] = set()  # behind the address: others are forgotten
-        self.room = Room(self.path, self.address.shown)
+        hold(self.path)
         with writable(self.path):
             self.data.mkdir(exist_ok=True)
         with _guard:
@@ -112,16 +112,12 @@ class Entry:
                 shutil.rmtree(path)
 
     def _transfer(
-        self,
-        files: Sequence[Found],
-        total: int,
-        tasks: Sequence[Callable[[Bytes], None]],
-        what: str,
+        self, what: str, files: Sequence[Found], total: int, tasks: Sequence[Callable]
     ) -> None:
         """Run downloads, which are told where to count their bytes, several at a time."""
         names = files[0].name if len(files) == 1 else f"{len(files):,} files"
         report = stage(self.progress, f"downloading {what}{names}")
-        with self.room.expecting(total, report) as come:
+        with room_for(self.path, self.address.shown, total, report) as come:
             # In order, so that Ctrl-C leaves the first ones complete.
             run_all([(partial(task, come), 1) for task in tasks], DOWNLOADS, stop=come.stop)
 
@@ -129,7 +125,7 @@ class Entry:
         """Fetch whole files."""
         if files:
             total = sum(file.size or 0 for file in files)
-            self._transfer(files, total, [partial(self._download_file, file) for file in files], "")
+            self._transfer("", files, total, [partial(self._download_file, file) for file in files])
 
     def _download_file(self, file: Found, come: Bytes) -> None:
         target = self.data / file.name
@@ -209,7 +205,7 @@ class Entry:
         if tasks:
             total = sum(stop - start for several in pieces.values() for start, stop in several)
             files = [file for file in pieces if pieces[file]]
-            self._transfer(files, total, tasks, "parts of ")
+            self._transfer("parts of ", files, total, tasks)
             run_all([(partial(confirm, file, copy), 1) for file, copy, _ in parts], DOWNLOADS)
         for file, copy, _ in parts:
             if file not in refused and copy.marks.all() and self._state(file) == "holes":

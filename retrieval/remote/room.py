@@ -57,43 +57,36 @@ def limit() -> int:
         ) from error
 
 
-class Room:
-    """The room of one entry, which this process holds from now on."""
+@contextmanager
+def room_for(path: Path, name: str, total: int, progress: Progress | None) -> Iterator[Bytes]:
+    """Make room in an entry for what is downloaded inside the block, and add it up.
 
-    def __init__(self, path: Path, name: str) -> None:
-        """path: the folder of the entry; name: what it holds, for messages."""
-        self.path, self.name = path, name
-        self.expected = path / EXPECTED
-        _hold(path)
+    path: the folder of the entry; name: what it holds, for messages. Only one process at a time
+    may download to an entry.
+    """
+    _make_room(path, name, total)
+    try:
+        yield Bytes(progress, total, limit())
+    finally:
+        (path / EXPECTED).unlink(missing_ok=True)
 
-    @contextmanager
-    def expecting(self, total: int, progress: Progress | None) -> Iterator[Bytes]:
-        """Make room for what is downloaded inside the block, and add it up.
 
-        Only one process at a time may download to an entry.
-        """
-        self._make(total)
-        try:
-            yield Bytes(progress, total, limit())
-        finally:
-            self.expected.unlink(missing_ok=True)
-
-    def _make(self, wanted: int) -> None:
-        """Remove the least recently used entries that no process holds, until `wanted` fits."""
-        most = limit()
-        with alone(folder() / LOCK):
-            own = on_disk(self.path)
-            others = (path for path in folder().iterdir() if path.is_dir() and path != self.path)
-            sizes = {path: _size(path) for path in others}
-            taken = own + wanted + sum(sizes.values())
-            for path in sorted(sizes, key=_last_use):
-                if taken > most and _remove(path):
-                    taken -= sizes[path]
-            free = shutil.disk_usage(self.path).free
-            if taken > most or wanted > free:
-                raise _too_large(self.name, own + wanted, most, taken, free)
-            # Counted from now on, so that another process does not give the same room away.
-            write_text(self.expected, f"{own + wanted}", force=True)
+def _make_room(entry: Path, name: str, wanted: int) -> None:
+    """Remove the least recently used entries that no process holds, until `wanted` fits."""
+    most = limit()
+    with alone(folder() / LOCK):
+        own = on_disk(entry)
+        others = (path for path in folder().iterdir() if path.is_dir() and path != entry)
+        sizes = {path: _size(path) for path in others}
+        taken = own + wanted + sum(sizes.values())
+        for path in sorted(sizes, key=_last_use):
+            if taken > most and _remove(path):
+                taken -= sizes[path]
+        free = shutil.disk_usage(entry).free
+        if taken > most or wanted > free:
+            raise _too_large(name, own + wanted, most, taken, free)
+        # Counted from now on, so that another process does not give the same room away.
+        write_text(entry / EXPECTED, f"{own + wanted}", force=True)
 
 
 class Bytes:
@@ -163,7 +156,7 @@ def alone(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _hold(path: Path) -> None:
+def hold(path: Path) -> None:
     """Lock an entry against removal until this process ends."""
     with _guard, writable(path):
         while path not in _held:

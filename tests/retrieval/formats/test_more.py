@@ -176,7 +176,7 @@ def test_zstd_files_that_are_cut_huge_or_of_other_formats_are_refused(tmp_path):
     (tmp_path / "x.npy.zst").write_bytes(data[:-9])
     assert "Truncated" in refused(tmp_path / "x.npy.zst", "cannot be inflated").why
     (tmp_path / "x.npy.zst").write_bytes(zstd(bytes(100 << 20)))
-    assert "unzstd" in refused(tmp_path / "x.npy.zst", "inflates to more than").fix
+    refused(tmp_path / "x.npy.zst", "not plausible")
     (tmp_path / "x.h5.zst").write_bytes(data)
     assert "unzstd" in refused(tmp_path / "x.h5.zst", "compressed by zstd").fix
     (tmp_path / "x.npy").write_bytes(data)

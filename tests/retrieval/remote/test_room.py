@@ -9,7 +9,7 @@ import pytest
 from retrieval.errors import DmlError
 from retrieval.loading import load
 from retrieval.remote import room
-from retrieval.remote.room import Room
+from retrieval.remote.room import hold, room_for
 from retrieval.sources import locate
 from tests.retrieval.remote.conftest import forget_use, npy
 
@@ -94,32 +94,37 @@ def test_a_copy_that_is_current_needs_no_room(server, monkeypatch):
     locate("memory://b/x.npy")
 
 
+def held(entry):
+    hold(entry)
+    return entry
+
+
 def write(entry, name, size):
-    (entry.path / name).write_bytes(b"x" * size)
+    (entry / name).write_bytes(b"x" * size)
 
 
 def fill(entry, name, size):
-    with entry.expecting(size, None):
+    with room_for(entry, entry.name, size, None):
         write(entry, name, size)
 
 
 def test_what_other_entries_have_taken_counts_until_nobody_uses_them(folder, small):
-    first, second = Room(folder / "a", "a"), Room(folder / "b", "b")
+    first, second = held(folder / "a"), held(folder / "b")
     fill(first, "0", 300_000)
     fill(second, "0", 300_000)
     with pytest.raises(DmlError, match=r"a needs"):
         fill(first, "1", 50_000)
     forget_use()
-    fill(Room(folder / "b", "b"), "1", 50_000)
-    assert not first.path.exists()
+    fill(held(folder / "b"), "1", 50_000)
+    assert not first.exists()
 
 
 def test_two_that_fill_one_entry_count_what_the_other_has_filled(folder, small):
-    first, same = Room(folder / "a", "a"), Room(folder / "a", "a")
+    first, same = held(folder / "a"), held(folder / "a")
     fill(first, "0", 10_000)
     fill(same, "1", 250_000)
-    with first.expecting(250_000, None):
-        other = Room(folder / "b", "b")
+    with room_for(first, first.name, 250_000, None):
+        other = held(folder / "b")
         with pytest.raises(DmlError, match=r"b needs"):  # 510,000 are taken or expected
             fill(other, "0", 200_000)
         fill(other, "0", 100_000)
@@ -130,9 +135,9 @@ def test_two_that_fill_one_entry_count_what_the_other_has_filled(folder, small):
 
 
 def test_bytes_that_a_server_did_not_tell_of_are_counted(folder, small):
-    entry = Room(folder / "a", "a")
+    entry = held(folder / "a")
     fill(entry, "0", 1000)
-    with entry.expecting(0, None):
+    with room_for(entry, entry.name, 0, None):
         write(entry, "1", 500_000)
     with pytest.raises(DmlError, match=r"a needs"):
         fill(entry, "2", 200_000)
@@ -140,10 +145,10 @@ def test_bytes_that_a_server_did_not_tell_of_are_counted(folder, small):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_files_of_unknown_size_count_as_they_come(folder, small, killed, monkeypatch):
-    entry, other, third = (Room(folder / name, name) for name in "abc")
+    entry, other, third = (held(folder / name) for name in "abc")
     for each in (entry, other, third):
         fill(each, "0", 1000)
-    with monkeypatch.context() as patch, entry.expecting(1000, None):
+    with monkeypatch.context() as patch, room_for(entry, entry.name, 1000, None):
         write(entry, "1", 200_000)
         fill(other, "1", 100_000)
         write(entry, "2", 250_000)
@@ -157,7 +162,7 @@ def test_files_of_unknown_size_count_as_they_come(folder, small, killed, monkeyp
 
 
 def test_another_limit_holds_at_once(folder, small, monkeypatch):
-    entry = Room(folder / "a", "a")
+    entry = held(folder / "a")
     fill(entry, "0", 3000)
     monkeypatch.setattr(room, "limit", lambda: 4000)
     with pytest.raises(DmlError, match=r"a needs"):
