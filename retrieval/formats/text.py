@@ -9,7 +9,7 @@ import codecs
 import json
 import os
 from pathlib import Path
-from typing import IO, TextIO
+from typing import TextIO
 
 import numpy as np
 
@@ -76,35 +76,26 @@ def charset(path: Path) -> str:
     """The encoding by the mark at its start, else by what all of its bytes allow."""
     with path.open("rb") as file:
         start = file.read(4)
-        for mark, name in MARKS:
-            if start.startswith(mark):
-                return name
-        file.seek(0)
-        wrong = _first_wrong_byte(file, "utf-8", path)
-        if wrong is None:
-            return "utf-8"
-        file.seek(0)
-        # Windows writes its own variant, which gives signs to what Latin-1 leaves to controls.
-        windows = _first_wrong_byte(file, "cp1252", path) is None
-    note(f"{path} is not UTF-8 (byte {wrong:,}); it is read as Latin-1")
-    return "cp1252" if windows else "latin-1"
+    for mark, name in MARKS:
+        if start.startswith(mark):
+            return name
+    # Windows writes its own Latin-1, which gives signs to what the other leaves to controls.
+    found = next(name for name in ("utf-8", "cp1252", "latin-1") if _fits(path, name))
+    if found != "utf-8":
+        note(f"{path} is not UTF-8; it is read as Latin-1")
+    return found
 
 
-def _first_wrong_byte(file: IO[bytes], encoding: str, path: Path) -> int | None:
-    decoder, at = codecs.getincrementaldecoder(encoding)(), 0
-    while True:
-        block = file.read(BLOCK)
-        if b"\0" in block:
-            raise DmlError(
-                f"{path} is not a text file.",
-                "It holds zero bytes, which are not in UTF-8 text.",
-                "Check what wrote it; UTF-16 text must begin with its byte order mark.",
-            )
-        kept = len(decoder.getstate()[0])
+def _fits(path: Path, encoding: str) -> bool:
+    with path.open(encoding=encoding, newline="") as file:
         try:
-            decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            return at - kept + error.start
-        at += len(block)
-        if not block:
-            return None
+            while block := file.read(BLOCK):
+                if "\0" in block:
+                    raise DmlError(
+                        f"{path} is not a text file.",
+                        "It holds zero bytes, which are not in UTF-8 text.",
+                        "Check what wrote it; UTF-16 text must begin with its byte order mark.",
+                    )
+        except UnicodeDecodeError:
+            return False
+    return True

@@ -97,15 +97,16 @@ class Store:
     def _below(self, infos: dict[str, dict], root: str) -> list[Found]:
         web = self.address.scheme in WEB  # whose paths are addresses, maybe with a password
         start = (root if web else self.fs._strip_protocol(root)).rstrip("/") + "/"
-        files = {path: info for path, info in infos.items() if info["type"] == "file"}
-        names = {path: _where(self.address, path) if web else path for path in files}
-        names = {path: name[len(start) :] for path, name in names.items() if name.startswith(start)}
-        if web:  # links such as ?C=N;O=D, by which Apache sorts a listing, lead to the folder
-            names = {path: name for path, name in names.items() if name}
+        names = {}
+        for path, info in infos.items():
+            name = _where(self.address, path) if web else path
+            # Links such as ?C=N;O=D, by which Apache sorts a listing, lead to the folder itself.
+            if info["type"] == "file" and name.startswith(start) and (name != start or not web):
+                names[path] = name[len(start) :]
         self._refuse_clash(names)
         if web:  # a page of links tells neither size nor version
-            run_all([(partial(self._ask, path, files), 1) for path in names], REQUESTS)
-        return [self._found(files[path], path, name) for path, name in names.items()]
+            run_all([(partial(self._ask, path, infos), 1) for path in names], REQUESTS)
+        return [self._found(infos[path], path, name) for path, name in names.items()]
 
     def _refuse_clash(self, names: dict[str, str]) -> None:
         """Links that differ in their queries alone would be copied to one file."""
@@ -150,7 +151,8 @@ class Store:
             with explained(self.address, file.path):
                 report = Callback(hooks={"came": hear})
                 self.fs.get_file(file.path, out.name, callback=report)
-            self._check_complete(file, os.fstat(out.fileno()).st_size)
+            self.check_unchanged(file)
+            self._check_length(file, os.fstat(out.fileno()).st_size, file.size)
 
         _retried(get)
 
@@ -184,13 +186,8 @@ class Store:
         if now.version != file.version or now.size != file.size:
             raise changed(_where(self.address, file.path))
 
-    def _check_complete(self, file: Found, came: int) -> None:
-        self.check_unchanged(file)
-        if file.size is not None:
-            self._check_length(file, came, file.size)
-
-    def _check_length(self, file: Found, came: int, wanted: int) -> None:
-        if came != wanted:
+    def _check_length(self, file: Found, came: int, wanted: int | None) -> None:
+        if wanted is not None and came != wanted:
             raise Broken(
                 f"{_where(self.address, file.path)} was cut short.",
                 f"{came:,} of {wanted:,} bytes came.",

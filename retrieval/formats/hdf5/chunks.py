@@ -65,12 +65,6 @@ def read(dataset: h5py.Dataset, dtype: np.dtype, out: np.ndarray, path: Path, wh
         out[place] = block[tuple(slice(part.stop - part.start) for part in place)]
 
 
-def check(dataset: h5py.Dataset, item: int, path: Path, where: str) -> None:
-    """Raise unless every chunk is whole; HDF5 may then decode them itself."""
-    for _ in blocks(dataset, item, path, where):
-        pass
-
-
 def stored(dataset: h5py.Dataset, path: Path, where: str) -> dict[tuple[int, ...], tuple[int, int]]:
     """Where each chunk begins in the file, and its bytes; raises unless all chunks are there."""
     shape, chunks = dataset.shape, dataset.chunks

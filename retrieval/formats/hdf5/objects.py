@@ -118,21 +118,22 @@ def array(found: Found, path: Path, name: str) -> np.ndarray:
     _check_size(dataset, path, where, item)
     if not dataset.size:
         return np.empty(shape, "S1" if dtype.hasobject else dtype)
-    if is_plain(dataset) and layout == h5py.h5d.CONTIGUOUS:
+    plain = is_plain(dataset)
+    if plain and layout == h5py.h5d.CONTIGUOUS:
         offset = dataset.id.get_offset()
         refuse_overrun(where, offset + dataset.nbytes, os.path.getsize(path))
         return mapped(path, dtype, shape, offset)
-    if is_plain(dataset) and layout == h5py.h5d.CHUNKED:
-        out = allocate(shape, dtype)
-        chunks.read(dataset, dtype, out, path, where)
-        return out
     if dtype.hasobject:
         return _texts(dataset, path, where, item)
+    out = allocate(shape, dtype)
+    if plain and layout == h5py.h5d.CHUNKED:
+        chunks.read(dataset, dtype, out, path, where)
+        return out
     if layout == h5py.h5d.CHUNKED:
-        chunks.check(dataset, item, path, where)
+        for _ in chunks.blocks(dataset, item, path, where):  # raises unless all are whole
+            pass
     if dataset.ndim == 0:
         return np.atleast_1d(dataset[()])
-    out = allocate(shape, dtype)
     for rows in blocks(shape[0], math.prod(shape[1:]) * dtype.itemsize):
         out[rows] = dataset[rows]
     return out

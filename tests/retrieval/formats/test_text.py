@@ -57,14 +57,6 @@ def test_latin_1_is_read_with_a_note_where_utf_8_is_not_valid(tmp_path, encoding
     assert any("Latin-1" in note for note in found.notes)
 
 
-def test_the_byte_that_is_not_utf_8_is_counted_across_blocks(tmp_path):
-    text = b"a" * ((1 << 20) - 1) + "\u00fc".encode() + b"\xe9"
-    (tmp_path / "y.txt").write_bytes(text)
-    np.save(tmp_path / "v.npy", X[:1])
-    (note,) = load(tmp_path / "v.npy", labels=tmp_path / "y.txt").notes
-    assert f"byte {(1 << 20) + 1:,}" in note
-
-
 def test_a_binary_file_is_not_text(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"f0,f1\n\0\0\xff\n")
     refused(tmp_path / "x.csv", "not a text file")
