@@ -14,7 +14,6 @@ from retrieval.embeddings import SPELLINGS, Embeddings, Split, to_read
 from retrieval.errors import DmlError
 from retrieval.formats import Wanted, arrays
 from retrieval.formats import labels as label_arrays
-from retrieval.registry import nearest
 
 
 def _words(text: str) -> frozenset[str]:
@@ -163,6 +162,8 @@ def _choose_by_key(
 def _existing(entries: dict[str, Entry], key: str, source: Path) -> str:
     if key in entries:
         return key
+    from retrieval.registry import nearest
+
     near = nearest(key, entries)
     hint = f"Did you mean {near}?" if near else f"Choose one of these: {source}::KEY"
     raise DmlError(f"{source} has no array called {key}.", describe(entries), hint)
