@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -100,6 +99,7 @@ def eval_command(
     from retrieval.checks import warnings
     from retrieval.embeddings import provenance
     from retrieval.evaluation import score
+    from retrieval.files import check_target, write_text
     from retrieval.loading import load
     from retrieval.problem import from_embeddings
     from retrieval.sources import Sources
@@ -110,7 +110,9 @@ def eval_command(
         of_labels = (labels, gallery_labels)
         sources = Sources(file, gallery, labels=of_labels, train=False, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
-    classes = _per_class_target(per_class, output, sources)
+    classes = check_target(per_class, force, sources.files) if per_class else None
+    if classes and classes == output.target:
+        raise click.UsageError("--out and --per-class name the same file.")
     with ProgressBar() as report:
         read = partial(load, train=False, progress=report, places=sources.places)
         data = read(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
@@ -130,8 +132,6 @@ def eval_command(
     evaluation, interrupted = _score(problem, settings, sources, not as_json, world)
     result = evaluation.result | {"source": provenance(data)}
     if classes:
-        from retrieval.files import write_text
-
         write_text(classes, per_class_csv(evaluation, data.label_names), force)
     output.write(result)
     if not as_json:
@@ -143,18 +143,6 @@ def eval_command(
     if not as_json:
         given = given_options(gallery=gallery, labels=labels, gallery_labels=gallery_labels)
         next_step("report", file, *given)
-
-
-def _per_class_target(name: str | None, output: Output, sources: Sources) -> Path | None:
-    """Refuse a CSV file that exists or is used otherwise before the work begins."""
-    if not name:
-        return None
-    from retrieval.files import check_target
-
-    target = check_target(name, output.force, sources.files)
-    if target == output.target:
-        raise click.UsageError("--out and --per-class name the same file.")
-    return target
 
 
 def _score(

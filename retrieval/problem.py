@@ -194,37 +194,22 @@ def require_common_label(problem: Problem) -> None:
 
 
 def _checked(vectors: np.ndarray, labels: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors of a dtype that ranking takes, and labels as they would be read from a file."""
     vectors = arrays.vectors(_unmasked(vectors, what), f"The array of {what}")
-    labels = _label_array(labels, what)
+    if isinstance(labels, list | tuple):  # NumPy alone would merge 1 and "1"
+        labels = np.array(labels, object)
+    labels = _unmasked(labels, f"labels of the {what}")
     if labels.shape != (len(vectors),):
         raise DmlError(
             f"{len(vectors)} {what} but labels of shape {labels.shape}.",
             "Every item needs one label.",
             "Check that both come from the same list of items, in the same order.",
         )
-    texts = labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels)
-    if labels.dtype.kind not in "iuU" and not texts:
-        raise DmlError(
-            f"The labels of the {what} are of type {labels.dtype}.",
-            "A label is an integer or a string.",
-            "Convert them, for example with `.astype('int64')` or `.astype(str)`.",
-        )
-    return vectors, labels
-
-
-def _label_array(given: np.ndarray, what: str) -> np.ndarray:
-    """Integers or str; NumPy alone would merge 1 and "1", or "a" and "a\\0"."""
     where = f"The array of labels of the {what}"
-    if not isinstance(given, list | tuple):
-        given = _unmasked(given, f"labels of the {what}")
-        if given.dtype.kind in "bS" and given.ndim == 1:
-            return label_arrays.labels(given, where)
-        if given.dtype.kind != "O" or given.ndim != 1:
-            return given
-    values = [value.item() if isinstance(value, np.generic) else value for value in given]
-    if {type(value) for value in values} <= {int, bool, str}:
-        return label_arrays.from_values(values, where)
-    return np.asarray(given)
+    if labels.dtype.kind != "O":
+        return vectors, label_arrays.labels(labels, where)
+    values = [value.item() if isinstance(value, np.generic) else value for value in labels]
+    return vectors, label_arrays.from_values(values, where)
 
 
 def _unmasked(given: np.ndarray, what: str) -> np.ndarray:

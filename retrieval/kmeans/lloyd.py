@@ -73,18 +73,21 @@ def _shortened(rows: np.ndarray, directions: np.ndarray) -> np.ndarray:
     return out
 
 
-@dataclass
 class Clusters:
-    """Points, centroids, and what is known of their distances."""
+    """Points, centroids that are still to be found, and what is known of their distances.
 
-    points: np.ndarray  # (N, D) float32
-    norms: np.ndarray  # (N,) squared lengths of the points
-    centroids: np.ndarray  # (k, D) float32
-    label: np.ndarray  # (N,) int32, the cluster of each point
-    own: np.ndarray  # (N,) float32, squared distance to its own centroid
-    other: np.ndarray  # (N,) float32, at most the squared distance to any other centroid
-    threads: int
-    short: Short | None = None  # with it, most distances are ruled out without being computed
+    short: with it, most distances are ruled out without being computed.
+    """
+
+    def __init__(self, points: np.ndarray, k: int, threads: int, short: Short | None) -> None:
+        N, D = points.shape
+        self.points = points  # (N, D) float32
+        self.norms = squared_lengths(points)  # (N,)
+        self.centroids = np.zeros((k, D), np.float32)
+        self.label = np.full(N, -1, np.int32)  # the cluster of each point
+        self.own = np.full(N, np.inf, np.float32)  # squared distance to its own centroid
+        self.other = np.full(N, np.inf, np.float32)  # at most that to any other centroid
+        self.threads, self.short = threads, short
 
     @property
     def objective(self) -> float:
@@ -96,26 +99,11 @@ def squared_lengths(rows: np.ndarray) -> np.ndarray:
     return np.einsum("ij,ij->i", rows, rows)
 
 
-def unassigned(points: np.ndarray, k: int, threads: int, short: Short | None) -> Clusters:
-    """Clusters whose centroids are still to be found."""
-    N, D = points.shape
-    return Clusters(
-        points,
-        squared_lengths(points),
-        np.zeros((k, D), np.float32),
-        np.full(N, -1, np.int32),
-        np.full(N, np.inf, np.float32),
-        np.full(N, np.inf, np.float32),
-        threads,
-        short,
-    )
-
-
 def from_centroids(
     points: np.ndarray, centroids: np.ndarray, threads: int, short: Short | None = None
 ) -> Clusters:
     """Assign all points to the nearest of these centroids."""
-    found = unassigned(points, len(centroids), threads, short)
+    found = Clusters(points, len(centroids), threads, short)
     found.centroids[:] = centroids
     _compare(found, np.arange(len(points)), np.arange(len(centroids)))
     return found
@@ -123,7 +111,7 @@ def from_centroids(
 
 def from_labels(points: np.ndarray, label: np.ndarray, k: int, threads: int) -> Clusters:
     """Points in these clusters, whose centroids the first iteration computes."""
-    found = unassigned(points, k, threads, None)
+    found = Clusters(points, k, threads, None)
     found.centroids[:] = np.inf  # so that all of them move
     found.label[:], found.other[:] = label, 0.0
     return found

@@ -31,15 +31,16 @@ class Pairs:
     squared: np.ndarray  # (N, N)
 
 
-@dataclass
 class PairClusters:
     """Clusters of points whose pairwise distances are known."""
 
-    pairs: Pairs
-    label: np.ndarray  # (N,) int32, the cluster of each point
-    own: np.ndarray  # (N,) float32, squared distance to its own centroid
-    sums: np.ndarray  # (k, N) of the squared distances to the points of each cluster
-    summed: np.ndarray  # (N,) the labels that the sums belong to; -1: the point is in no sum
+    def __init__(self, pairs: Pairs, k: int) -> None:
+        N = len(pairs.points)
+        self.pairs = pairs
+        self.label = np.zeros(N, np.int32)  # the cluster of each point
+        self.own = np.empty(N, np.float32)  # squared distance to its own centroid
+        self.sums = np.empty((k, N), np.float32)  # of squared distances to each cluster's points
+        self.summed = np.full(N, -1, np.int32)  # the labels that the sums belong to; -1: in none
 
     @property
     def objective(self) -> float:
@@ -71,13 +72,12 @@ def initial(
 
     trials: how many candidates each new centroid has.
     """
-    N, rng = len(pairs.points), np.random.default_rng(seed)
-    label, own = np.zeros(N, np.int32), np.empty(N, np.float32)
-    first = rng.integers(N, size=1)[0]
-    kernels.choose_by_pairs(pairs.squared, first, rng.random((k - 1, trials)), label, own)
+    found, rng = PairClusters(pairs, k), np.random.default_rng(seed)
+    first = rng.integers(len(pairs.points), size=1)[0]
+    draws = rng.random((k - 1, trials))
+    kernels.choose_by_pairs(pairs.squared, first, draws, found.label, found.own)
     tick(k)
-    sums, summed = np.empty((k, N), np.float32), np.full(N, -1, np.int32)
-    return PairClusters(pairs, label, own, sums, summed)
+    return found
 
 
 def iterate(found: PairClusters, most: int, tick: Callable[[], object]) -> int:

@@ -14,15 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from retrieval.kmeans import kernels
-from retrieval.kmeans.lloyd import (
-    DENSE,
-    ROWS,
-    Clusters,
-    Short,
-    for_each,
-    from_centroids,
-    unassigned,
-)
+from retrieval.kmeans.lloyd import DENSE, ROWS, Clusters, Short, for_each, from_centroids
 from retrieval.resources import slices
 
 SHARE = 8  # a round adds one centroid for every eight that are there
@@ -49,7 +41,7 @@ def initial(
         found = from_centroids(points, points[rng.permutation(len(points))[:k]], threads, short)
         tick(k)
         return found
-    return _greedy(unassigned(points, k, threads, short), rng, tick)
+    return _greedy(Clusters(points, k, threads, short), rng, tick)
 
 
 def trials(done: int, k: int) -> float:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from retrieval import neighbours
-from retrieval.errors import DmlError
 from retrieval.neighbours import NEGATIVE, POSITIVE, nearest, nearest_quickly, pair_scores
 from retrieval.problem import from_arrays
 from retrieval.ranking.backends.choice import VARIABLE
@@ -142,8 +141,3 @@ def test_progress_counts_up_to_all_and_can_interrupt(rng):
 
     with pytest.raises(KeyboardInterrupt):
         nearest(problem, 3, "l2", stop, memory=1 << 10)
-
-
-def test_unknown_distance_names_the_known_ones():
-    with pytest.raises(DmlError, match="cos and l2"):
-        nearest(alike(np.eye(3)), 1, "euclid")
