@@ -93,15 +93,18 @@ def nmi(labels: np.ndarray, assignment: np.ndarray) -> float:
 
 def ami(labels: np.ndarray, assignment: np.ndarray) -> float:
     """Adjusted mutual information, arithmetic averaging: 0 for a random assignment."""
+    from scipy.special import gammaln
     from sklearn.metrics import mutual_info_score
 
-    from retrieval.kmeans.chance import information_by_chance
+    from retrieval.kmeans.kernels import information_by_chance
 
     classes, clusters = (np.unique(each, return_counts=True)[1] for each in (labels, assignment))
     groups = (len(classes), len(clusters))
     if min(groups) in (1, len(labels)):  # one group, or each item in its own: chance decides all
         return float(groups[0] == groups[1])
-    by_chance = information_by_chance(classes, clusters)
+    sizes = [np.unique(counts, return_counts=True) for counts in (classes, clusters)]
+    log_factorials = gammaln(np.arange(1.0, len(labels) + 2))
+    by_chance = information_by_chance(*sizes[0], *sizes[1], log_factorials)
     shares = (classes / len(labels), clusters / len(labels))
     most = -np.mean([np.dot(share, np.log(share)) for share in shares])
     found = (mutual_info_score(labels, assignment) - by_chance) / (most - by_chance)

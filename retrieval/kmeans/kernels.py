@@ -1,6 +1,8 @@
-"""Compiled loops of k-means. All of them release the GIL, so every thread works on its own rows."""
+"""Compiled loops of k-means and AMI. All release the GIL, so every thread works on its own rows."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -246,3 +248,24 @@ def assign_by_sums(sums, norms, label, own):
                     if value < nearest:
                         nearest, label[i] = value, c
             own[i] = max(np.float32(0), nearest)
+
+
+@compiled(fastmath=False)  # sums in one order: the same on every processor
+def information_by_chance(A, repeats_A, B, repeats_B, log_factorials):
+    """The mean mutual information of all ways to form groups of sizes A and others of sizes B.
+
+    Two groups add a number that depends on their sizes only. It is computed once for each pair of
+    sizes, which are few even among thousands of clusters.
+    """
+    N = len(log_factorials) - 1
+    total = 0.0
+    for i, a in enumerate(A):
+        for j, b in enumerate(B):
+            ways = log_factorials[a] + log_factorials[N - a] - log_factorials[N]
+            ways += log_factorials[b] + log_factorials[N - b]
+            for both in range(max(1, a + b - N), min(a, b) + 1):  # items that the two share
+                apart = log_factorials[a - both] + log_factorials[b - both]
+                apart += log_factorials[both] + log_factorials[N - a - b + both]
+                information = both / N * math.log(N * (both / (a * b)))
+                total += repeats_A[i] * repeats_B[j] * information * math.exp(ways - apart)
+    return total

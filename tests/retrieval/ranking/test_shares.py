@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.evaluation import Settings, rank
+from retrieval.evaluation import Settings, score
 from retrieval.problem import from_arrays
 from retrieval.ranking import nearest_positive, sorted_rows
 from retrieval.ranking.positions import BYTES
@@ -101,6 +101,6 @@ def test_processes_that_read_different_files_are_told():
     def work(world):
         problem = from_arrays(other if world.rank == 1 else X, labels)
         with pytest.raises(DmlError, match="different embeddings"):
-            rank(problem, Settings(nmi=False), world=world)
+            score(problem, Settings(nmi=False), world=world)
 
     in_threads(3, work)
