@@ -1,11 +1,9 @@
 """Show a run while it trains, and its result as a table."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console, Group
@@ -21,23 +19,35 @@ BASELINES = {"pixels": "raw 8 x 8 pixels", "untrained": "before training"}
 LOG = 120  # columns of a line where there is no terminal
 
 
-class Display(Watch):
-    """A progress bar, and a line for every epoch, on stderr."""
+class OnStderr:
+    """A progress bar, and lines above it; a plain line of progress every `quiet` seconds."""
 
-    def __init__(self, console: Console, quiet: float = 10.0) -> None:
+    def __init__(self, console: Console, quiet: float) -> None:
         self.console = console
         self.bar = ProgressBar(console, delay=0.0, quiet=quiet)
-        self.width = console.width if console.is_terminal else LOG
-        self.titles: list[str] = []
         self.epochs = 0
-        self.began = (0.0, 0)  # when the first epoch began, and how many steps were done then
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         self.bar.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+
+    def line(self, text: str, style: str = "") -> None:
+        self.console.print(
+            text.rstrip(), style=style, markup=False, highlight=False, soft_wrap=True
+        )
+
+
+class Display(OnStderr, Watch):
+    """A progress bar, and a line for every epoch, on stderr."""
+
+    def __init__(self, console: Console, quiet: float = 10.0) -> None:
+        super().__init__(console, quiet)
+        self.width = console.width if console.is_terminal else LOG
+        self.titles: list[str] = []
+        self.began = (0.0, 0)  # when the first epoch began, and how many steps were done then
 
     def note(self, text: str) -> None:
         """A line of text: broken between words on a terminal, whole elsewhere."""
@@ -74,7 +84,7 @@ class Display(Watch):
         self.bar.stop()
         if (folder / "last.pt").exists():
             command = f"dmltool train --resume {quote(str(folder))}"
-            self._line(f"Interrupted. Go on with: {command}")  # not folded: to be copied
+            self.line(f"Interrupted. Go on with: {command}")  # not folded: to be copied
         else:
             self.note("Interrupted before the first epoch: nothing was written.")
 
@@ -83,13 +93,8 @@ class Display(Watch):
         widths = {title: width_of(title) for title in cells}
         if list(cells) != self.titles:
             self.titles = list(cells)
-            self._line(" ".join(title.rjust(width) for title, width in widths.items()), "bold")
-        self._line(" ".join(cell.rjust(widths[title]) for title, cell in cells.items()))
-
-    def _line(self, text: str, style: str = "") -> None:
-        self.console.print(
-            text.rstrip(), style=style, markup=False, highlight=False, soft_wrap=True
-        )
+            self.line(" ".join(title.rjust(width) for title, width in widths.items()), "bold")
+        self.line(" ".join(cell.rjust(widths[title]) for title, cell in cells.items()))
 
 
 def columns(record: dict[str, Any], width: int, remark: str) -> dict[str, str]:

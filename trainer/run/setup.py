@@ -80,6 +80,16 @@ def balanced(config: Config, data: datasets.DataSet, processes: int, watch: Watc
     return config
 
 
+def tell_unused(config: Config, watch: Watch) -> None:
+    """Note a momentum that no optimiser of the run uses: only sgd does."""
+    spec = config.optimizer
+    if spec.momentum and "sgd" not in (spec.name, config.optimizer_in(0).name):
+        watch.note(
+            f"optimizer.momentum = {spec.momentum} is not used: {spec.name} has its own averages; "
+            "--set optimizer.name=sgd uses it"
+        )
+
+
 def check_names(config: Config, folder: Path) -> None:
     """Raise for what can be known to be wrong before any image is read."""
     validate.check_names(config)

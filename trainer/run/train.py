@@ -20,33 +20,14 @@ from trainer.losses.miners import add_miner
 from trainer.losses.monitor import build_monitors
 from trainer.networks import weights
 from trainer.resolve import resolve
-from trainer.run import checkpoint, metrics_log, optimizers
+from trainer.run import checkpoint, metrics_log, optimizers, setup, validation
 from trainer.run import folder as run_folder
 from trainer.run.device import determinism, pick_device, precision, use_threads
 from trainer.run.epoch import check_shares, epoch_plan, train_epoch
 from trainer.run.half_precision import allow_half
 from trainer.run.scoring import flat, verdict
-from trainer.run.setup import (
-    balanced,
-    build_embedder,
-    check_names,
-    load_weights,
-    open_data,
-    wrapped,
-)
 from trainer.run.state import Job, Training
 from trainer.run.trackers import Trackers
-from trainer.run.validation import (
-    baselines,
-    check_sound,
-    needs_vectors,
-    score_baselines,
-    score_test,
-    score_validation,
-    training_recall,
-    validate,
-    validation_vectors,
-)
 from trainer.run.watch import Watch
 
 CURVES_EVERY = 30.0  # seconds
@@ -119,7 +100,7 @@ def _compared(config: Config) -> dict[str, object]:
 def train_job(job: Job, resume: bool, test: bool) -> dict[str, Any] | None:
     """Check names, hold the folder, prepare, train all epochs, and score the best one."""
     folder, world = job.folder, job.world
-    processes.from_first(lambda: check_names(job.config, folder), world)
+    processes.from_first(lambda: setup.check_names(job.config, folder), world)
     if resume and processes.from_first(lambda: run_folder.not_started(folder), world):
         job.watch.note(f"{folder} was stopped before its first checkpoint: it starts anew")
         resume = False
@@ -139,12 +120,13 @@ def train_job(job: Job, resume: bool, test: bool) -> dict[str, Any] | None:
 def prepare(job: Job, saved: dict[str, Any] | None) -> Training:
     """Open the data, build what is trained, and start the run or restore a checkpoint."""
     with processes.first_alone(job.world):  # it checks images and fills the cache on the disk
-        source = open_data(job.config, job.watch)
-    job = replace(job, config=balanced(job.config, source.data, job.world.size, job.watch))
+        source = setup.open_data(job.config, job.watch)
+    job = replace(job, config=setup.balanced(job.config, source.data, job.world.size, job.watch))
     training = build(job, source, saved)
     for epoch in {0, job.config.phase.epochs}:  # raises now if the batches cannot be shared out
         check_shares(job.config, training.targets, epoch, job.world)
     if saved is None:
+        setup.tell_unused(job.config, job.watch)
         run_folder.start(training)
     else:
         run_folder.restore(training, saved)
@@ -160,7 +142,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
     targets = source.data.targets("train")
     classes = len(source.data.classes("train"))
     torch.manual_seed(config.run.seed)
-    embedder = build_embedder(config, pretrained=saved is None)
+    embedder = setup.build_embedder(config, pretrained=saved is None)
     for text in embedder.notes:
         job.watch.note(text)
     loss = losses.build(config.loss.name, classes, embedder.dim, **config.loss.options)
@@ -186,7 +168,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
         source=source,
         targets=targets,
         embedder=embedder,
-        model=wrapped(embedder, config, world, device),
+        model=setup.wrapped(embedder, config, world, device),
         loss=loss,
         optimizer=optimizers.build(spec, embedder, loss),
         scaler=torch.amp.GradScaler(device.type, enabled=half == torch.float16),
@@ -204,15 +186,15 @@ def fit(training: Training) -> None:
     steps = len(epoch_plan(config, training.targets, training.epoch))
     training.watch.begin(training.folder, config.schedule.epochs, steps, training.epoch)
     if training.epoch == 0 and not training.records:
-        first = score_baselines(training)
+        first = validation.score_baselines(training)
         if first:
             record(training, first)
             training.watch.epoch(first)
     for epoch in range(training.epoch, config.schedule.epochs):
         found = train_epoch(training, epoch)
-        check_sound(training, epoch)
-        vectors = validation_vectors(training, training.embedder)
-        scores = validate(training, vectors)
+        validation.check_sound(training, epoch)
+        vectors = validation.validation_vectors(training, training.embedder)
+        scores = validation.validate(training, vectors)
         better = is_better(training, scores)
         training.epoch = epoch + 1
         if better:
@@ -220,7 +202,7 @@ def fit(training: Training) -> None:
             training.best_vectors = vectors
         found |= {"scores_of": config.run.select, "scores": scores, "best": better}
         if config.run.train_recall:
-            found["train_scores"] = training_recall(training)
+            found["train_scores"] = validation.training_recall(training)
         record(training, found)
         run_folder.save(training, better)
         training.watch.epoch(found)
@@ -248,14 +230,14 @@ def record(training: Training, found: dict[str, Any]) -> None:
 def finish(training: Training, test: bool) -> dict[str, Any]:
     """Score the best epoch, on the test set if asked; write validation.json and result.json."""
     config, data, folder = training.config, training.source.data, training.folder
-    compared = baselines(training)
+    compared = validation.baselines(training)
     told = verdict(training.best, compared, training.epoch) if compared else ""
     if told:
         training.watch.note(told)
     tested = test and bool(data.counts().keys() & set(HELD_OUT))
-    if tested or needs_vectors(training):
+    if tested or validation.needs_vectors(training):
         best = processes.from_first(lambda: run_folder.best_weights(folder), training.world)
-        load_weights(training.embedder, best)
+        setup.load_weights(training.embedder, best)
     result = {
         "run": str(folder),
         "dataset": data.name,
@@ -266,9 +248,9 @@ def finish(training: Training, test: bool) -> dict[str, Any]:
         "scores": training.best["scores"],
         "baselines": compared,
         "counts": {split: list(count) for split, count in data.counts().items()},
-        "test": score_test(training) if test else None,
+        "test": validation.score_test(training) if test else None,
     }
-    found = score_validation(training)
+    found = validation.score_validation(training)
     if training.world.rank == 0:
         if found:
             write_text(folder / run_folder.VALIDATION, json.dumps(found) + "\n", force=True)

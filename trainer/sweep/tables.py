@@ -1,7 +1,5 @@
 """Show a sweep while it trains, and its settings as a table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +8,23 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from retrieval.console import ProgressBar, safe_console
+from retrieval.console import safe_console
 from retrieval.metrics import DISTANCES, title_of
 from retrieval.number_format import counted, four_digits, p_value, percent, points, points_interval
 from trainer.sweep.results import CRITERION, mean_and_std
 from trainer.sweep.runs import Outcome, SweepWatch
+from trainer.tables import OnStderr
 
 SHOWN = 20  # settings in the table; the files have all
 COLUMNS = (("cos", "recall@1"), ("l2", "recall@1"), ("cos", "map_at_r"))
 
 
-class SweepDisplay(SweepWatch):
+class SweepDisplay(OnStderr, SweepWatch):
     """A progress bar for the run that is being trained, and a line for every trial, on stderr."""
 
     def __init__(self, console: Console | None = None, quiet: float = 60.0) -> None:
-        self.console = console or safe_console(stderr=True)
-        self.bar = ProgressBar(self.console, delay=0.0, quiet=quiet)
-        self.name, self.epochs = "", 0
-
-    def __enter__(self) -> SweepDisplay:
-        self.bar.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        super().__init__(console or safe_console(stderr=True), quiet)
+        self.name = ""
 
     def trial(self, number: int, trials: int, values: dict[str, str]) -> None:
         self.name = f"trial {number + 1}/{trials}"
@@ -54,9 +45,6 @@ class SweepDisplay(SweepWatch):
         scores = [run["validation"]["scores"][d][name] for run in outcomes]
         shown = with_spread(mean_and_std(scores))
         self.line(f"{self.name} {where}: {title_of(name)} ({d}) {shown} %")
-
-    def line(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def short(values: dict[str, str]) -> str:
@@ -88,8 +76,10 @@ def sweep_table(found: dict[str, Any]) -> Group:
     table.add_column("less the best", justify="right")
     table.add_column("p", justify="right")
     for rank, row in enumerate(found["rows"][:SHOWN], 1):
-        values = map(four_digits, row["values"].values())
-        table.add_row(str(rank), *values, *_scores(row), *_difference(row))
+        cells = texts(row)
+        scores = cells["scores"] or ["failed", *[""] * (len(COLUMNS) - 1)]
+        difference = f"{cells['difference']} ({cells['span']})" if row["difference"] else ""
+        table.add_row(str(rank), *cells["values"], *scores, difference, cells["p"])
     parts: list[Any] = [Text(title, style="bold", no_wrap=True), table]
     if count > SHOWN:
         parts.append(Text(f"{count - SHOWN} more settings in sweep.csv"))
@@ -111,27 +101,33 @@ def seeds_table(found: dict[str, Any]) -> Group:
     return Group(*parts)
 
 
-def _scores(row: dict[str, Any]) -> list[str]:
-    if not row["runs"]:
-        return ["failed", *[""] * (len(COLUMNS) - 1)]
-    return [with_spread(row["validation"][d][name]) for d, name in COLUMNS]
+def texts(row: dict[str, Any]) -> dict[str, Any]:
+    """A setting as text: its values, scores, and its difference to the best with interval and p."""
+    tested, scores = row["difference"], row["validation"]
+    return {
+        "values": [four_digits(text) for text in row["values"].values()],
+        "scores": [with_spread(scores[d][name]) for d, name in COLUMNS] if scores else [],
+        "difference": points(tested["difference"]) if tested else "",
+        "span": points_interval(tested["ci"]) if tested else "",
+        "p": p_value(tested["p"]) if tested else "",
+    }
 
 
-def _difference(row: dict[str, Any]) -> tuple[str, str]:
-    tested = row["difference"]
-    if not tested:
-        return "", ""
-    shown = f"{points(tested['difference'])} ({points_interval(tested['ci'])})"
-    return shown, p_value(tested["p"])
+def all_scores(scores: dict[str, dict[str, Any]]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The distances, and every score by title with its mean and spread in each of them."""
+    shown = [d for d in DISTANCES if d in scores]
+    names = scores[shown[0]]
+    rows = [(title_of(name), [with_spread(scores[d][name]) for d in shown]) for name in names]
+    return shown, rows
 
 
 def scores_table(scores: dict[str, dict[str, Any]]) -> Table:
     """Mean and spread over seeds of every score, by distance."""
+    distances, rows = all_scores(scores)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
-    shown = [d for d in DISTANCES if d in scores]
-    for d in shown:
+    for d in distances:
         table.add_column(f"{d} %", justify="right")
-    for name in scores[shown[0]]:
-        table.add_row(title_of(name), *(with_spread(scores[d][name]) for d in shown))
+    for title, cells in rows:
+        table.add_row(title, *cells)
     return table

@@ -145,7 +145,7 @@ def test_an_epoch_of_sop_is_planned_in_a_second():
     sizes = np.clip(rng.poisson(3.26, 11_318) + 2, 2, 12)
     targets = rng.permutation(np.repeat(np.arange(11_318), sizes))
     start = time.process_time()
-    plan = balanced_batches(targets, 10, 6, 0, 0, repeat=True)
+    plan = balanced_batches(targets, 10, 6, 0, 0)
     assert time.process_time() - start < 1
     assert len(plan) == len(targets) // 60
     blocks(targets, plan, 10, 6)

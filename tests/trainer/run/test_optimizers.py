@@ -13,6 +13,8 @@ from trainer.config import Batches, Config, Optimizer, Phase, Schedule
 from trainer.losses import build as build_loss
 from trainer.run.epoch import epoch_plan, steps_of_phase
 from trainer.run.optimizers import build, rate, set_rate
+from trainer.run.setup import tell_unused
+from trainer.run.watch import Watch
 
 
 @pytest.fixture
@@ -283,3 +285,25 @@ def test_warmup_counts_the_steps_of_a_phase_with_other_batches(phase_batch, batc
     warmup = min(40, (2 * 64 // phase_batch + 58 * 64 // batch) // 10)
     expected = [min(1.0, (n + 1) / warmup) for n in range(len(found))]
     assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (Config(optimizer=Optimizer("adam", momentum=0.9)), True),
+        (Config(optimizer=Optimizer("adam")), False),
+        (Config(optimizer=Optimizer("sgd", momentum=0.9)), False),
+        (
+            Config(
+                optimizer=Optimizer("adam", momentum=0.9),
+                phase=Phase(epochs=1, optimizer={"name": "sgd"}),
+            ),
+            False,
+        ),
+    ],
+)
+def test_a_momentum_that_no_optimiser_uses_is_noted(config, told):
+    watch = Watch()
+    watch.note = (notes := []).append
+    tell_unused(config, watch)
+    assert bool(notes) == told

@@ -1,5 +1,8 @@
 """A plan whose runs take a second each."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from tests.trainer.conftest import SMALL
@@ -7,6 +10,18 @@ from trainer.sweep.plan import Plan
 from trainer.sweep.space import cells, from_grid
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _waiting_ends(monkeypatch):
+    """A sweep that waits for a trial that nobody trains fails, and does not hang."""
+    left = iter(range(60))
+
+    def sleep(seconds):
+        assert next(left, None) is not None, "the sweep waits for a trial that nobody trains"
+        time.sleep(seconds)
+
+    monkeypatch.setattr("trainer.sweep.sweep.time", SimpleNamespace(sleep=sleep))
 
 
 @pytest.fixture

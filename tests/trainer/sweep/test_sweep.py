@@ -253,7 +253,7 @@ def test_the_run_of_a_killed_worker_is_taken_over_by_the_other(
         int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(worker, signal.SIGKILL)
-    assert process.end()[0] == 0
+    assert process.end(timeout=120)[0] == 0
     assert table(folder) == expected
 
 
