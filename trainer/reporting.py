@@ -32,7 +32,7 @@ Pictures = Callable[[str], np.ndarray]
 def run_view(folder: Path) -> Run:
     """Curves and settings of a run folder."""
     text = _settings_text(folder)
-    records = [record for record in read_metrics(folder) if isinstance(record, dict)]
+    records = read_metrics(folder)
     if not records:
         raise DmlError(
             f"{folder} has no epochs to show.",

@@ -11,6 +11,7 @@ from retrieval.errors import DmlError
 from retrieval.registry import nearest
 from trainer.config import BadSettings, Config, Optimizer, Problem
 
+NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 FIX = "Change them with --set table.key=value, or in the file. All keys: dmltool train --dry-run"
 
 
@@ -195,7 +196,6 @@ def converted(value: Any, kind: Any) -> Any:
             return float(value)
         except OverflowError:
             raise ValueError("a smaller number belongs here") from None
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-        raise ValueError(f"{names[kind]} belongs here")
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, float)):
+        raise ValueError(f"{NAMES[kind]} belongs here")
     return value

@@ -248,12 +248,11 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         remove_leftovers(path.parent)
         with whole_file(path) as file:
             yield file
-    except OSError as error:
-        raise _no_room(path.parent, f"{error.strerror or error}.") from error
-    except DmlError as error:
-        if isinstance(error.__cause__, OSError):  # of whole_file
-            raise _no_room(path.parent, error.why) from error
-        raise
+    except (OSError, DmlError) as error:
+        cause = error.__cause__ if isinstance(error, DmlError) else error  # that of whole_file
+        if not isinstance(cause, OSError):
+            raise
+        raise _no_room(path.parent, f"{cause.strerror or cause}.") from error
 
 
 def _no_room(folder: Path, why: str) -> DmlError:

@@ -34,8 +34,14 @@ class Entry(registry.Entry):
     """It learns weights other than a head, such as proxies, so it cannot be a monitor."""
 
 
-def _pml(name: str) -> Entry:
-    return Entry(f"pml:{name}", PML, "a loss of pytorch-metric-learning", {"loss": name})
+def _pml(name: str, summary: str, loss: str, own_weights: bool = False, **options: Any) -> Entry:
+    """A loss of pytorch-metric-learning; options: defaults of ours."""
+    return Entry(name, PML, summary, {"loss": loss, **options}, own_weights=own_weights)
+
+
+def _proxies(name: str, summary: str, loss: str) -> Entry:
+    """A loss of pytorch-metric-learning that compares images with learned weights."""
+    return replace(_pml(name, summary, loss), compares=False, own_weights=True)
 
 
 def _own(path: str) -> Entry:
@@ -81,68 +87,42 @@ LOSSES = Registry(
         "trainer.losses.contrastive:Contrastive",
         "squared distances of positive pairs, a squared margin for negative pairs",
     ),
-    Entry("triplet", PML, "triplets with a margin", {"loss": "TripletMarginLoss"}),
-    Entry(
+    _pml("triplet", "triplets with a margin", "TripletMarginLoss"),
+    _pml(
         "margin",
-        PML,
         "pairs on the right side of a learned distance of each class, with a margin",
-        {"loss": "MarginLoss", "learn_beta": True},
+        "MarginLoss",
         own_weights=True,
+        learn_beta=True,
     ),
-    Entry("multi_similarity", PML, "soft weights on hard pairs", {"loss": "MultiSimilarityLoss"}),
-    Entry(
-        "proxy_nca",
-        PML,
-        "NCA with one learned proxy per class",
-        {"loss": "ProxyNCALoss"},
-        compares=False,
-        own_weights=True,
+    _pml("multi_similarity", "soft weights on hard pairs", "MultiSimilarityLoss"),
+    _proxies("proxy_nca", "NCA with one learned proxy per class", "ProxyNCALoss"),
+    _proxies(
+        "norm_softmax", "cross-entropy on cosines, with a temperature", "NormalizedSoftmaxLoss"
     ),
-    Entry(
-        "norm_softmax",
-        PML,
-        "cross-entropy on cosines, with a temperature",
-        {"loss": "NormalizedSoftmaxLoss"},
-        compares=False,
-        own_weights=True,
-    ),
-    Entry(
-        "soft_triple",
-        PML,
-        "several learned centres per class",
-        {"loss": "SoftTripleLoss"},
-        compares=False,
-        own_weights=True,
-    ),
-    Entry("n_pairs", PML, "one positive against one negative per class", {"loss": "NPairsLoss"}),
-    Entry(
-        "lifted", PML, "each positive pair against all negatives", {"loss": "LiftedStructureLoss"}
-    ),
-    Entry("angular", PML, "limits the angle at the negative", {"loss": "AngularLoss"}),
-    Entry(
+    _proxies("soft_triple", "several learned centres per class", "SoftTripleLoss"),
+    _pml("n_pairs", "one positive against one negative per class", "NPairsLoss"),
+    _pml("lifted", "each positive pair against all negatives", "LiftedStructureLoss"),
+    _pml("angular", "limits the angle at the negative", "AngularLoss"),
+    _pml(
         "snca",
-        PML,
         "scalable NCA: neighbours weighted by cosine / 0.05",
-        {"loss": "NCALoss", "distance": "CosineSimilarity", "softmax_scale": 20.0},
+        "NCALoss",
+        distance="CosineSimilarity",
+        softmax_scale=20.0,
     ),
-    Entry("nca", PML, "neighbours weighted by squared distance", {"loss": "NCALoss"}),
-    Entry("fastap", PML, "average precision from histograms", {"loss": "FastAPLoss"}),
-    Entry(
+    _pml("nca", "neighbours weighted by squared distance", "NCALoss"),
+    _pml("fastap", "average precision from histograms", "FastAPLoss"),
+    _pml(
         "ranked_list",
-        PML,
         "margin between all positives and all negatives",
-        {"loss": "RankedListLoss", "margin": 0.4, "Tn": 5.0},
+        "RankedListLoss",
+        margin=0.4,
+        Tn=5.0,
     ),
-    Entry(
-        "arcface",
-        PML,
-        "cross-entropy on angles, with a margin",
-        {"loss": "ArcFaceLoss"},
-        compares=False,
-        own_weights=True,
-    ),
+    _proxies("arcface", "cross-entropy on angles, with a margin", "ArcFaceLoss"),
     option="--loss",
-    families={"pml": _pml},
+    families={"pml": lambda name: _pml(f"pml:{name}", "a loss of the library", name)},
     own=_own,
 )
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from retrieval import registry
 from retrieval.errors import DmlError
+from trainer.validate import NAMES, converted
 
-NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 BY_NAME = {kind.__name__: kind for kind in NAMES}  # annotations may be text
 
 
@@ -26,16 +26,18 @@ def check_options(
     registry.check_options(of, given, parameters, table)
     for option, value in given.items():
         kind = _kind(parameters[option], defaults.get(option))
-        if kind is not None and not _fits(value, kind):
+        try:
+            converted(value, kind)
+        except ValueError:
             raise DmlError(
                 f"{of} cannot use {option} = {value!r}.",
                 f"{option} is {NAMES[kind]}.",
                 f"Give another value, or leave it out for its default: --set {table}.{option}=...",
-            )
+            ) from None
 
 
-def _kind(parameter: inspect.Parameter, default: Any) -> type | None:
-    """The type of a parameter by its annotation, else by its default; None: not known.
+def _kind(parameter: inspect.Parameter, default: Any) -> type:
+    """The type of a parameter by its annotation, else by its default; object: not known.
 
     A default such as 0 or 1 says only that it is a number, and one of text may be one of several
     kinds ("all" or a number).
@@ -49,10 +51,4 @@ def _kind(parameter: inspect.Parameter, default: Any) -> type | None:
         default = parameter.default
     if isinstance(default, bool):
         return bool
-    return float if isinstance(default, int | float) else None
-
-
-def _fits(value: Any, kind: type) -> bool:
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)
+    return float if isinstance(default, int | float) else object

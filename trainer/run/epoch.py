@@ -25,7 +25,8 @@ def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
     start_phase(training, epoch)
     plan = epoch_plan(config, training.targets, epoch)
     keys = sampling.keys(config.run.seed, epoch, *plan.shape)
-    own_keys = own_columns(keys, world) if augments(config, epoch) else None
+    augmented = config.phase.augment or epoch >= config.phase.epochs
+    own_keys = own_columns(keys, world) if augmented else None
     torch.manual_seed(sampling.mix(config.run.seed, epoch))  # dropout and anchors; on every rank
     training.model.train()
     training.loss.train()
@@ -76,11 +77,6 @@ def start_phase(training: Training, epoch: int) -> None:
     if phase.optimizer and 0 < phase.epochs == epoch:
         spec = training.config.optimizer
         training.optimizer = optimizers.build(spec, training.embedder, training.loss)
-
-
-def augments(config: Config, epoch: int) -> bool:
-    """Whether the images of an epoch are changed at random."""
-    return config.phase.augment or epoch >= config.phase.epochs
 
 
 def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:

@@ -14,18 +14,21 @@ def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimi
 
     Each group keeps its learning rate before the schedule as `base_lr`, also in the state dict.
     """
-    other_decay = spec.weight_decay if spec.decay_all else 0.0
+    decay = {"weights": spec.weight_decay, "others": spec.weight_decay if spec.decay_all else 0.0}
     groups = [
-        {"params": parameters, "name": f"{owner}/{kind}", "base_lr": lr, "lr": lr, **decay}
+        {
+            "params": parameters,
+            "name": f"{owner}/{kind}",
+            "base_lr": lr,
+            "lr": lr,
+            "weight_decay": decay[kind],
+        }
         for owner, module, lr in (
             ("network", network, spec.lr),
             ("loss", loss, spec.lr * spec.loss_lr),
         )
-        for kind, parameters, decay in (
-            ("weights", of_rank(module, range(2, 99)), {"weight_decay": spec.weight_decay}),
-            ("others", of_rank(module, range(2)), {"weight_decay": other_decay}),
-        )
-        if parameters
+        for kind in decay
+        if (parameters := trainable(module, kind))
     ]
     if not groups:
         raise DmlError(
@@ -42,9 +45,10 @@ def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimi
     return kind(groups, lr=spec.lr, eps=spec.eps)
 
 
-def of_rank(module: nn.Module, ranks: range) -> list[nn.Parameter]:
-    """The trainable parameters whose number of dimensions is in the range."""
-    return [p for p in module.parameters() if p.requires_grad and p.ndim in ranks]
+def trainable(module: nn.Module, kind: str) -> list[nn.Parameter]:
+    """The parameters that learn: weights have two or more dimensions, others fewer."""
+    wide = kind == "weights"
+    return [p for p in module.parameters() if p.requires_grad and (p.ndim >= 2) == wide]
 
 
 def rate(

@@ -90,12 +90,10 @@ def validate(training: Training, found: Embedded | None) -> dict[str, float]:
 
 
 def training_recall(training: Training) -> dict[str, float]:
-    """Recall@1 among a sample of training images, seen as in validation; nothing if not asked."""
-    count = training.config.run.train_recall
-    if not count:
-        return {}
-    data = training.source.data
-    rows = sampled_classes(data.rows("train"), data.labels, count, training.config.data.val_seed)
+    """Recall@1 among a sample of training images, seen as in validation."""
+    data, config = training.source.data, training.config
+    count, seed = config.run.train_recall, config.data.val_seed
+    rows = sampled_classes(data.rows("train"), data.labels, count, seed)
     distributed.share_buffers(training.embedder, training.world)
     vectors = embed_rows(training, rows)
     return processes.from_first(

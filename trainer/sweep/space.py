@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,6 @@ def cells(space: Space) -> list[dict[str, str]]:
 def to_json(space: Space) -> dict[str, Any]:
     """The space as lists and dicts."""
     return {
-        key: list(parameter.values)
-        if isinstance(parameter, Choice)
-        else {"low": parameter.low, "high": parameter.high, "log": parameter.log}
+        key: list(parameter.values) if isinstance(parameter, Choice) else asdict(parameter)
         for key, parameter in space.items()
     }

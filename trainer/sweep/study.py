@@ -8,11 +8,11 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from retrieval import files
 from retrieval.errors import DmlError, install
@@ -25,8 +25,7 @@ from trainer.sweep.space import Choice
 
 try:
     import optuna
-    from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+    from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
     from optuna.trial import FrozenTrial, Trial, TrialState
 except ImportError as error:
     raise DmlError("A sweep needs Optuna.", f"{error}.", install("sweep")) from error
@@ -39,22 +38,8 @@ BEAT = 30.0  # seconds between signs of life
 GRACE = 300.0  # seconds without one, after which a trial of another machine is taken over
 
 
-class Cell(BaseSampler):
-    """Gives a trial the values of its cell of the grid."""
-
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self.values = values
-
-    def infer_relative_search_space(self, study: Any, trial: FrozenTrial) -> dict:
-        return {}
-
-    def sample_relative(self, study: Any, trial: FrozenTrial, search_space: dict) -> dict:
-        return {}
-
-    def sample_independent(
-        self, study: Any, trial: FrozenTrial, name: str, distribution: BaseDistribution
-    ) -> Any:
-        return self.values[name]
+class Busy(DmlError):
+    """Another process holds the folder."""
 
 
 @dataclass
@@ -153,14 +138,9 @@ class Trials:
         folder = self.folder_of(frozen.number)
         folder.mkdir(parents=True, exist_ok=True)
         stack = ExitStack()
-        busy = DmlError(
-            f"{folder} is being trained by another process.",
-            "A trial is trained by one process at a time.",
-            "Wait for it.",
-        )
         try:
-            held = stack.enter_context(files.locked_folder(folder, busy))
-        except DmlError:
+            held = stack.enter_context(files.locked_folder(folder, Busy(f"{folder} is locked.")))
+        except Busy:
             return None
         started = frozen.datetime_start.timestamp() if frozen.datetime_start else 0.0
         silent = time.time() - frozen.user_attrs.get(ALIVE, started)
@@ -187,7 +167,9 @@ class Trials:
 
     def _sampler(self, number: int) -> BaseSampler:
         if self.plan.method == GRID:
-            return Cell(self.cells[number])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                return PartialFixedSampler(self.cells[number], RandomSampler())
         if self.plan.method == TPE:
             return TPESampler(seed=number, constant_liar=True)
         return RandomSampler(seed=number)

@@ -18,7 +18,7 @@ from trainer.run.watch import Watch
 from trainer.sweep import page, results
 from trainer.sweep.plan import Plan
 from trainer.sweep.runs import Outcome, SweepWatch, check_alone, train_seeds
-from trainer.sweep.study import Trials
+from trainer.sweep.study import Busy, Trials
 
 POLL = 1.0  # seconds between looks at what other workers do
 
@@ -151,10 +151,6 @@ def _tested(trials: Trials, row: dict[str, Any], watch: Watch) -> list[Outcome] 
     if not all((folder / Path(run["run"]).name).exists() for run in row["runs"]):
         return None
     return train_seeds(trials.plan.runs(row["values"]), folder, watch, test=True)
-
-
-class Busy(DmlError):
-    """Another process writes the results."""
 
 
 @contextmanager
