@@ -20,7 +20,7 @@ from benchmarks.measure import alternate, machine, record, table
 from exporter import parity
 from exporter.image_samples import CALIBRATION, calibration_images, readable
 from exporter.networks import load_member
-from exporter.onnx.metadata import describe_checkpoint
+from exporter.onnx.metadata import describe_checkpoint, to_properties
 from exporter.onnx.precision import compare, to_fp16, to_int8
 from exporter.onnx.session import Session
 from exporter.onnx.trace import write_model
@@ -77,7 +77,7 @@ def throughput(small: bool, dry: bool) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         paths = {kind: Path(folder) / f"{kind}.onnx" for kind in ("fp32", "fp16", "int8")}
-        properties = describe_checkpoint(state, "", embedder.dim)
+        properties = to_properties(describe_checkpoint(state, "", embedder.dim))
         plain = write_model(embedder, paths["fp32"], size=size, properties=properties)
         models = {
             "fp32": plain,
@@ -175,11 +175,13 @@ def int8(runs: list[Path], small: bool, dry: bool) -> None:
     for run in runs:
         member = load_member(run)
         data = load_data(member.config)
-        prepared = describe_checkpoint(member.state, member.sha256, member.embedder.dim)
+        said = describe_checkpoint(member.state, member.sha256, member.embedder.dim)
         with tempfile.TemporaryDirectory() as folder:
             paths = {kind: Path(folder) / f"{kind}.onnx" for kind in ("fp32", "fp16", "int8")}
             size = member.config.input.crop
-            plain = write_model(member.embedder, paths["fp32"], size=size, properties=prepared)
+            plain = write_model(
+                member.embedder, paths["fp32"], size=size, properties=to_properties(said)
+            )
             spec = plain.preprocessing
             calibration = calibration_images(data, spec)
             models = {

@@ -38,8 +38,10 @@ class Step:
         return self.args[0] != "baselines"
 
     def finished(self) -> bool:
-        there = all(path.exists() for path in self.also)
-        return there and _newer(self.made, self.needs) and _whole(self.made)
+        if not all(path.exists() for path in (self.made, *self.also)):
+            return False
+        made = self.made.stat().st_mtime
+        return _whole(self.made) and all(made >= path.stat().st_mtime for path in self.needs)
 
     def clear(self) -> None:
         """Remove a training that cannot be resumed.
@@ -57,33 +59,17 @@ class Step:
 
     def command(self) -> tuple[str, ...]:
         """The arguments to run it with now: resumed, or with permission to overwrite old files."""
-        run = self.made.parent
-        if not self.shown:
-            return self.args
         if self.args[0] == "train":
+            run = self.made.parent
             return ("train", "--resume", str(run)) if (run / "last.pt").exists() else self.args
-        if self.made.exists():
-            return (*self.args, "--force")
-        begun = {
-            "export": run / "model.onnx",
-            "embed": self.made.with_name(self.made.name + ".partial"),
-        }.get(self.args[0])
-        if begun is None or not begun.exists():
-            return self.args
-        return (*self.args, "--resume" if _newer(begun, self.needs) else "--force")
-
-
-def _newer(path: Path, than: tuple[Path, ...]) -> bool:
-    if not path.exists():
-        return False
-    return all(path.stat().st_mtime >= other.stat().st_mtime for other in than)
+        left = (self.made, self.made.with_name(f"{self.made.name}.partial"), *self.also)
+        again = self.shown and any(path.exists() for path in left)
+        return (*self.args, "--force") if again else self.args
 
 
 def _whole(path: Path) -> bool:
-    if path.suffix != ".json":
-        return True
     try:
-        return isinstance(_read(path), dict)
+        return path.suffix != ".json" or isinstance(_read(path), dict)
     except ValueError:
         return False
 

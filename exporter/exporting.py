@@ -143,15 +143,13 @@ def export(
     require_device(settings.device)
     folder = output_folder(paths, None if out is None else Path(out))
     first = world.rank == 0  # the others would find its files
-    if first and folder.exists() and all(path.exists() for path in paths):
-        check_targets(folder, paths, settings)  # fail before the long work
     members = [load_member(path) for path in paths]
+    if first and folder.exists():  # fail before the long work
+        check_targets(folder, paths, settings)
     check_same_images(members)
     data = load_training_data(members[0], settings.data)
     splits = chosen_splits(data, settings.splits)
     folder.mkdir(parents=True, exist_ok=True)
-    if first:
-        check_targets(folder, paths, settings)
     if all(member.config.data.skip_bad for member in members):  # as in the training
         settings = replace(settings, skip_bad=True)
     network = Together([member.embedder for member in members], settings.normalize)
@@ -221,7 +219,7 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
         session = TimedSession(made, settings.provider, settings.threads)
         found = parity.check(
             job.network,
-            session,
+            session.run,
             *images,
             device=settings.ranking_device,
             progress=job.progress,
@@ -232,13 +230,12 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
             rows = [precision.Row("fp32", size, speed, found.recall_onnx, 0.0)]
         else:
             rows = compare_precisions(job, plain, made, images)
-        model = trace.copy_with(made, target, to_properties({"parity": found.to_dict()}))
-    told = {
+        model = trace.copy_with(made, target, to_properties({"parity": asdict(found)}))
+    return model, _told(model) | {
         "provider": session.provider,
         "provider_why": session.why,
         "precisions": [asdict(row) for row in rows],
     }
-    return model, _told(model) | told
 
 
 def _told(model: Model) -> dict[str, Any]:
@@ -261,7 +258,7 @@ def write_plain(job: Job, path: Path) -> Model:
     if job.progress:
         job.progress("tracing the network", 0, 1)
     settings = job.settings
-    properties = [
+    alone = [
         describe_checkpoint(
             member.state,
             member.sha256,
@@ -271,15 +268,15 @@ def write_plain(job: Job, path: Path) -> Model:
         )
         for member in job.members
     ]
-    network = job.network
-    if len(job.members) > 1:  # each member as it is exported alone: this decides the last bits
-        alone = [Together([member.embedder], settings.normalize) for member in job.members]
-        network = Together(alone, settings.normalize)
+    said, network = alone[0], job.network
+    if len(alone) > 1:  # each member as it is exported alone: this decides the last bits
+        each = [Together([member.embedder], settings.normalize) for member in job.members]
+        said, network = describe_ensemble(alone), Together(each, settings.normalize)
     return trace.write_model(
         network,
         path,
         size=job.preprocessing.crop,
-        properties=properties[0] if len(properties) == 1 else describe_ensemble(properties),
+        properties=to_properties(said),
         input=settings.input,
     )
 
@@ -327,18 +324,16 @@ def export_embeddings(
     else:
         model = model or earlier_model(job.folder / MODEL, members, settings.normalize)
         engine = onnx_engine(model, settings.provider, settings.threads)
-    attrs: dict[str, object] = {
-        "checkpoint_sha256": ",".join(member.sha256 for member in members),
-        "loss": ",".join(member.config.loss.name for member in members),
-    }
-    target = job.folder / EMBEDDINGS
     found = embed(
         engine,
         job.data,
         splits,
-        target,
+        job.folder / EMBEDDINGS,
         settings,
-        attrs=attrs,
+        attrs={
+            "checkpoint_sha256": ",".join(member.sha256 for member in members),
+            "loss": ",".join(member.config.loss.name for member in members),
+        },
         progress=job.progress,
         world=job.world,
     )

@@ -74,5 +74,5 @@ def readable(
     if first and not skip_bad:
         fix = "Replace it, or continue without it: --skip-bad"
         raise DmlError(first.what, first.why, fix) from first
-    good = np.equal(errors, None)
+    good = np.array([error is None for error in errors], bool)
     return images[good], rows[good]

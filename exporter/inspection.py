@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporter.onnx import untrusted
-from exporter.onnx.metadata import Preprocessing
+from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import Model, describe, describe_graph, printable, shown
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
@@ -93,27 +93,17 @@ def check_model(
     """
     require_device(device)
     model = describe(path)
-    session = Session(model, "cpu", preprocessing=model.preprocessing or _some_preprocessing(model))
+    prepared = model.preprocessing
+    if prepared is None:  # of random images only shape and type matter, not mean and std
+        mean, std = (None, None) if model.dtype == "uint8" else ((0, 0, 0), (1, 1, 1))
+        size, layout = None if model.size else SIDE, model.layout or "nchw"
+        given = Given(size=size, layout=layout, mean=mean, std=std)
+        prepared = foreign_preprocessing(model, given)
+    session = Session(model, "cpu", preprocessing=prepared)
     found = _on_random_images(model, session, progress)
     if runs:
         found |= _against_runs(model, session, runs, data, progress, device)
     return found
-
-
-def _some_preprocessing(model: Model) -> Preprocessing:
-    """A preprocessing for random images: only shape and type matter, not mean and std."""
-    side = SIDE if model.size is None else model.size[0]
-    return Preprocessing(
-        resize=side,
-        keep_ratio=True,
-        crop=side,
-        interpolation="bilinear",
-        mean=(0.0, 0.0, 0.0),
-        std=(1.0, 1.0, 1.0),
-        layout=model.layout or "nchw",
-        dtype=model.dtype,
-        inside=model.dtype == "uint8",
-    )
 
 
 def _on_random_images(
@@ -176,6 +166,6 @@ def _against_runs(
     data = load_training_data(members[0], root)
     images, labels = comparison_images(data, own.preprocessing, own.precision)
     network = Together([member.embedder for member in members], own.normalized)
-    found = parity.check(network, session, images, labels, device=device, progress=progress)
+    found = parity.check(network, session.run, images, labels, device=device, progress=progress)
     parity.judge(found, own.precision)
-    return {"parity": found.to_dict()}
+    return {"parity": asdict(found)}

@@ -163,15 +163,12 @@ def resumed_model(
     model = describe(path)
     own = check_origin(model, members)
     form = (own.preprocessing.layout, own.preprocessing.dtype)
-    differences = [
-        f"{option}: the file has {found}"
-        for option, found, wanted in (
-            ("--precision", own.precision, precision),
-            ("--normalize", own.normalized, normalize),
-            ("--input", "-".join(reversed(form)), "-".join(reversed(INPUTS[input]))),
-        )
-        if found != wanted
-    ]
+    found = {
+        "--precision": (own.precision, precision),
+        "--normalize": (own.normalized, normalize),
+        "--input": (form, INPUTS[input]),
+    }
+    differences = [f"{option}: the file has {a}" for option, (a, b) in found.items() if a != b]
     if differences:
         raise DmlError(
             f"{path} is not the model of this export.",

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from retrieval import neighbours
 from retrieval.errors import DmlError
 from retrieval.neighbours import NEGATIVE, POSITIVE
 from retrieval.problem import from_arrays
-from retrieval.resources import StageProgress
+from retrieval.resources import StageProgress, slices
 from trainer.run.device import to_input
 
 TOLERANCE = {"fp32": 0.1, "fp16": 0.5, "int8": 1.0}
@@ -29,13 +28,7 @@ SAME_COSINE = 0.9999
 TIE = 1e-12
 """Cosines in float64 that differ by less are equal, such as those of two copies of an image."""
 
-Run = Callable[[np.ndarray], np.ndarray]
-
-
-class Runs(Protocol):
-    """A session, or anything else that embeds uint8 images (B, H, W, 3) as (B, D)."""
-
-    def run(self, batch: np.ndarray) -> np.ndarray: ...
+Run = Callable[[np.ndarray], np.ndarray]  # uint8 (B, H, W, 3) -> (B, D)
 
 
 @dataclass(frozen=True)
@@ -62,14 +55,10 @@ class Parity:
         """Points of Recall@1 that the model loses; negative if it gains."""
         return 100 * (self.recall_torch - self.recall_onnx)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields in the types of JSON."""
-        return asdict(self) | {"batches": list(self.batches)}
-
 
 def check(
     network: nn.Module,
-    session: Runs,
+    run: Run,
     images: np.ndarray,
     labels: np.ndarray,
     *,
@@ -80,6 +69,7 @@ def check(
 ) -> Parity:
     """Compare on real images (N, H, W, 3), uint8, with labels (N,), and on random images.
 
+    run: what computes embeddings with the model.
     device: the device that searches nearest neighbours, as in `retrieval.evaluation.Settings`.
     """
     if len(images) < 2:
@@ -88,7 +78,6 @@ def check(
             "Every image is a query that searches the others.",
             "Choose a split with more images: --split train",
         )
-    reference = torch_runner(network)
     rng = np.random.default_rng(seed)
     pieces = [
         batch
@@ -99,18 +88,17 @@ def check(
         )
     ]
     step = 32 if images[0].nbytes < 3 * 128 * 128 else 8  # larger batches exceed the CPU's cache
-    starts = range(0, len(images), step)
-    pieces += [images[at : at + step] for at in starts]
-    sides: list[list[np.ndarray]] = []
-    for run in (reference, session.run):  # one after the other: idle threads would slow it down
-        sides.append([])
+    real = [images[part] for part in slices(len(images), step)]
+    pieces += real
+    rows: list[np.ndarray] = []
+    for compute in (torch_runner(network), run):  # in turn: idle threads would slow it down
         for batch in pieces:
-            sides[-1].append(run(batch))
+            rows.append(compute(batch))
             if progress:
-                done = len(pieces) * (len(sides) - 1) + len(sides[-1])
-                progress("comparing the model with the network", done, 2 * len(pieces))
+                progress("comparing the model with the network", len(rows), 2 * len(pieces))
+    sides = rows[: len(pieces)], rows[len(pieces) :]
     differences = [difference(*pair) for pair in zip(*sides, strict=True)]
-    ours, theirs = (np.concatenate(side[-len(starts) :]) for side in sides)
+    ours, theirs = (np.concatenate(side[-len(real) :]) for side in sides)
     ours_recall, ours_nearest = retrieved(ours, labels, device)
     theirs_recall, theirs_nearest = retrieved(theirs, labels, device)
     return Parity(
@@ -184,14 +172,10 @@ def retrieved(
 
 def agreement(vectors: np.ndarray, nearest: np.ndarray, other: np.ndarray) -> np.ndarray:
     """(N,) whether the other nearest row is as near; one of equally near ones is no change."""
-    rows = _units(vectors)
+    rows = vectors.astype(np.float64)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
     mine, theirs = ((rows * rows[index]).sum(1) for index in (nearest, other))
     return (nearest == other) | (theirs >= mine - TIE)
-
-
-def _units(vectors: np.ndarray) -> np.ndarray:
-    rows = vectors.astype(np.float64)
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
 
 
 def judge(parity: Parity, precision: str, max_recall_drop: float | None = None) -> None:

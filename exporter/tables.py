@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich import box
@@ -9,42 +10,46 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from exporter.onnx.model import printable
 from retrieval.number_format import percent, size
 
 
 def export_tables(result: dict[str, Any]) -> Group:
-    parts = []
+    parts: list[RenderableType] = []
     if "model" in result:
         model = result["model"]
-        parts.append(parity_table(model))
+        title = f"{model['path']}: {size(model['bytes'])}, {model['dim']} dimensions"
+        parts += [_title(title), parity_table(model["parity"])]
         if len(model["precisions"]) > 1:
-            parts.append(precision_table(model["precisions"]))
+            parts += [_title("By precision, on the same images"), _precisions(model["precisions"])]
     if "embeddings" in result:
         parts.append(embeddings_table(result["embeddings"]))
     return Group(*parts)
 
 
-def parity_table(model: dict[str, Any]) -> Group:
-    title, table = _titled(f"{model['path']}: {size(model['bytes'])}, {model['dim']} dimensions")
-    table.add_column("")
-    for name in ("torch", "ONNX"):
-        table.add_column(name, justify="right")
-    found = model["parity"]
-    if found:
-        recalls = (percent(found[f"recall_{name}"]) for name in ("torch", "onnx"))
-        table.add_row(f"Recall@1 (cos, {found['images']:,} images)", *recalls)
-        table.add_row("same nearest neighbour, %", "", percent(found["agreement"]))
-        table.add_row("lowest cosine", "", f"{found['min_cosine']:.7f}")
-        table.add_row("largest difference", "", f"{found['max_abs']:.2g}")
-        table.add_row("largest relative difference", "", f"{found['max_rel']:.2g}")
-    return Group(title, table)
+def parity_table(found: dict[str, Any]) -> Table:
+    """The comparison of a model with its network.
+
+    It may be of metadata, which anyone may have written: what is missing or odd is left out.
+    """
+    table = _table("", "torch", "ONNX")
+    known = {key: value for key, value in found.items() if isinstance(value, int | float)}
+    if {"recall_torch", "recall_onnx", "images"} <= known.keys():
+        recalls = (percent(known[f"recall_{name}"]) for name in ("torch", "onnx"))
+        table.add_row(f"Recall@1 (cos, {known['images']:,} images)", *recalls)
+    for title, key, form in (
+        ("same nearest neighbour, %", "agreement", percent),
+        ("lowest cosine", "min_cosine", "{:.7f}".format),
+        ("largest difference", "max_abs", "{:.2g}".format),
+        ("largest relative difference", "max_rel", "{:.2g}".format),
+    ):
+        if key in known:
+            table.add_row(title, "", form(known[key]))
+    return table
 
 
-def precision_table(rows: list[dict[str, Any]]) -> Group:
-    title, table = _titled("By precision, on the same images")
-    table.add_column("")
-    for name in ("MB", "images/s", "Recall@1", "other nearest, %"):
-        table.add_column(name, justify="right")
+def _precisions(rows: list[dict[str, Any]]) -> Table:
+    table = _table("", "MB", "images/s", "Recall@1", "other nearest, %")
     for row in rows:
         table.add_row(
             row["precision"],
@@ -53,49 +58,50 @@ def precision_table(rows: list[dict[str, Any]]) -> Group:
             percent(row["recall"]),
             percent(row["changed"]),
         )
-    return Group(title, table)
+    return table
 
 
 def embeddings_table(found: dict[str, Any]) -> Group:
-    title, table = _titled(f"{found['path']}: {found['dim']} dimensions, {found['dtype']}")
-    table.add_column("split")
-    table.add_column("rows", justify="right")
+    table = _table("split", "rows")
     for split, rows in found["splits"].items():
         table.add_row(split, f"{rows:,}")
-    if found["recall"]:
-        for distance, (full, half) in found["recall"].items():
-            table.add_row(f"Recall@1 {distance}", f"{percent(full)} → {percent(half)} in float16")
-    return Group(title, table)
+    for distance, (full, half) in (found["recall"] or {}).items():
+        table.add_row(f"Recall@1 {distance}", f"{percent(full)} → {percent(half)} in float16")
+    return Group(_title(f"{found['path']}: {found['dim']} dimensions, {found['dtype']}"), table)
 
 
-def _titled(text: str) -> tuple[Text, Table]:
+def _title(text: str) -> Text:
     """A title above a table may be longer than a title of it."""
-    return Text(text, style="bold", no_wrap=True), Table(box=box.SIMPLE_HEAD)
+    return Text(text, style="bold", no_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    """A table of numbers; the first column names the rows."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for n, name in enumerate(columns):
+        table.add_column(name, justify="right" if n else "left")
+    return table
 
 
 def model_table(found: dict[str, Any]) -> Group:
     """What `inspect` found in a model file, and its checks if they were run."""
-    parts: list[RenderableType] = [
-        Text(found["file"], style="bold"),
-        _pairs(_model_lines(found)),
-    ]
+    parts: list[RenderableType] = [Text(found["file"], style="bold"), _pairs(_model_lines(found))]
+
+    def add(title: str, body: RenderableType, style: str = "bold") -> None:
+        parts.extend([Text(f"\n{title}", style=style), body])
+
     if "preprocessing" in found:
-        parts += [
-            Text("\nPreprocessing", style="bold"),
-            _pairs(_preprocessing(found["preprocessing"])),
-        ]
+        add("Preprocessing", _pairs(_preprocessing(found["preprocessing"])))
     if (found.get("dmltool") or {}).get("parity"):
-        said = found["dmltool"]["parity"]
-        parts += [
-            Text("\nCompared with its network at export", style="bold"),
-            _pairs(_parity(said)),
-        ]
+        add("Compared with its network at export", parity_table(found["dmltool"]["parity"]))
     if "problem" in found:
-        problem = found["problem"]
-        parts.append(Text("\nIt cannot embed images", style="bold red"))
-        parts.append(Text("\n".join(filter(None, problem.values()))))
+        reasons = "\n".join(filter(None, found["problem"].values()))
+        add("It cannot embed images", Text(reasons), "bold red")
     if "check" in found:
-        parts += [Text("\nChecked now", style="bold"), _pairs(_check_lines(found["check"]))]
+        passed = {name: "yes" if good else "NO" for name, good in found["check"]["passed"].items()}
+        add("Checked now", _pairs(passed))
+        if "parity" in found["check"]:
+            parts.append(parity_table(found["check"]["parity"]))
     return Group(*parts)
 
 
@@ -139,44 +145,17 @@ def _model_lines(found: dict[str, Any]) -> dict[str, object]:
 def _preprocessing(given: dict[str, Any]) -> dict[str, object]:
     """The lines of the preprocessing, with plain names for those that would be riddles."""
     lines = dict(given)
-    if "inside" in lines:
-        lines["mean and std are applied"] = (
-            "by the model" if lines.pop("inside") else "before the model"
-        )
-    if "draft" in lines:
-        times = lines.pop("draft")
-        lines["large JPEGs are decoded"] = (
-            f"smaller, but not below {times} x resize" if times else "at full size"
-        )
-    return lines
-
-
-def _parity(said: dict[str, Any]) -> dict[str, object]:
-    """Of the metadata, which anyone may have written: what is missing or odd is left out."""
-    forms = {
-        "recall_torch": ("Recall@1 of the network, %", percent),
-        "recall_onnx": ("Recall@1 of the model, %", percent),
-        "agreement": ("same nearest neighbour, %", percent),
-        "min_cosine": ("lowest cosine", lambda x: f"{x:.7f}"),
-        "images": ("images", lambda x: f"{x:,}"),
-    }
-    return {
-        title: form(said[key])
-        for key, (title, form) in forms.items()
-        if isinstance(said.get(key), int | float)
+    inside, draft = lines.pop("inside"), lines.pop("draft")
+    decoded = f"smaller, but not below {draft} x resize" if draft else "at full size"
+    return lines | {
+        "mean and std are applied": "by the model" if inside else "before the model",
+        "large JPEGs are decoded": decoded,
     }
 
 
-def _check_lines(check: dict[str, Any]) -> dict[str, object]:
-    lines: dict[str, object] = {
-        name: "yes" if good else "NO" for name, good in check["passed"].items()
-    }
-    return lines | _parity(check.get("parity", {}))
-
-
-def _pairs(lines: dict[str, object]) -> Table:
+def _pairs(lines: Mapping[str, object]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in lines.items():
-        text = "".join(c if c.isprintable() else "?" for c in str(value)[:1000])
-        table.add_row(Text(str(name)[:80], style="dim"), Text(text, overflow="fold"))
+        text = Text(printable(str(value), 1000), overflow="fold")
+        table.add_row(Text(printable(name), style="dim"), text)
     return table

@@ -84,7 +84,7 @@ def run_batches(
         errors = [error for _, found in decoded for error in found]
         bad = [(n, error) for n, error in zip(positions.tolist(), errors, strict=True) if error]
         if bad:
-            good = np.equal(errors, None)
+            good = [error is None for error in errors]
             positions, images = positions[good], images[good]
         return Done(split, positions, engine.run(images) if len(positions) else None, bad)
 

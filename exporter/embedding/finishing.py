@@ -18,7 +18,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import remove_scratch_folders, remove_unused, scratch_folder, sync
 from retrieval.formats.arrays import allocate, blocks, mapped
-from retrieval.formats.hdf5.layout import SAME, Splits
+from retrieval.formats.hdf5.layout import SAME
 from retrieval.formats.hdf5.writing import Writer
 from retrieval.loading import load
 from retrieval.metrics import recall_at
@@ -46,7 +46,7 @@ def rewrite(
         split: np.delete(np.arange(count), [position for position, _ in bad[split]])
         for split, count in out.lengths.items()
     }
-    columns: Splits = {}
+    columns: dict[str, tuple[np.ndarray | None, list[str]]] = {}
     for split, positions in keep.items():
         labels = out.layout.labels[split]
         paths = [out.layout.path(split, n, "surrogateescape") for n in positions.tolist()]

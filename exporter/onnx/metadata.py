@@ -162,8 +162,8 @@ def describe_checkpoint(
     dim: int,
     input: str = "uint8-nhwc",
     normalize: bool = False,
-) -> dict[str, str]:
-    """The properties of a float32 model that is exported from a checkpoint."""
+) -> dict[str, Any]:
+    """What the properties of a float32 model say that is exported from a checkpoint."""
     config = state["config"]
     prepared = Preprocessing.from_checkpoint(state, input)
     values = {
@@ -180,33 +180,27 @@ def describe_checkpoint(
         "precision": "fp32",
     }
     names = {field: name for name, field in _FIELDS.items()}
-    values |= {names.get(key, key): value for key, value in prepared.to_dict().items()}
-    return to_properties(values)
+    return values | {names.get(key, key): value for key, value in prepared.to_dict().items()}
 
 
-def describe_ensemble(members: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The properties of an ensemble, given those of the models that its members would be.
+def describe_ensemble(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the properties of an ensemble say, given those of the models its members would be.
 
     The preprocessing is that of the first member; mean and std are recorded for each.
     """
-    said = [{key.removeprefix(PREFIX): value for key, value in each.items()} for each in members]
-    texts, numbers = ("arch", "loss", "checkpoint_sha256"), ("embedding_dim", "mean", "std")
-    parts = [
-        {key: each[key] for key in texts} | {key: json.loads(each[key]) for key in numbers}
-        for each in said
-    ]
-    loss, dataset = (" + ".join(dict.fromkeys(p[key] for p in said)) for key in ("loss", "dataset"))
-    own = {key: value for key, value in said[0].items() if key != "checkpoint_sha256"}
-    return to_properties(
-        own
-        | {
-            "loss": loss,
-            "dataset": dataset,
-            "arch": " + ".join(each["arch"] for each in said),
-            "embedding_dim": sum(part["embedding_dim"] for part in parts),
-            "ensemble": json.dumps(parts, sort_keys=True),
-        }
-    )
+
+    def joined(key: str) -> str:
+        return " + ".join(dict.fromkeys(each[key] for each in members))
+
+    keys = ("arch", "loss", "checkpoint_sha256", "embedding_dim", "mean", "std")
+    own = {key: value for key, value in members[0].items() if key != "checkpoint_sha256"}
+    return own | {
+        "loss": joined("loss"),
+        "dataset": joined("dataset"),
+        "arch": " + ".join(each["arch"] for each in members),
+        "embedding_dim": sum(each["embedding_dim"] for each in members),
+        "ensemble": [{key: each[key] for key in keys} for each in members],
+    }
 
 
 def to_properties(values: Mapping[str, Any]) -> dict[str, str]:

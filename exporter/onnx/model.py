@@ -47,7 +47,7 @@ class Model:
     @property
     def preprocessing(self) -> Preprocessing | None:
         """None: a model of another program, see `foreign_preprocessing`."""
-        return self.metadata and self.metadata.preprocessing
+        return self.metadata.preprocessing if self.metadata else None
 
     def read(self) -> bytes:
         """The bytes of the file; a DmlError if they are not those that were described."""

@@ -5,7 +5,6 @@ Embeddings of different precisions must not be mixed: queries and gallery need t
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exporter.onnx import untrusted
-from exporter.onnx.metadata import PREFIX
+from exporter.onnx.metadata import PREFIX, to_properties
 from exporter.onnx.model import Model
 from exporter.onnx.nodes import head, last, straighten, tail
 from exporter.onnx.providers import load_runtime
@@ -169,10 +168,8 @@ def _finish(
 ) -> Model:
     """Write a graph with the metadata of its source, except for the parity, which has changed."""
     clean(proto)
-    del proto.metadata_props[:]
     kept = {key: value for key, value in source.properties.items() if key != f"{PREFIX}parity"}
-    new = {"precision": precision, "quantization": json.dumps(how, sort_keys=True)}
-    set_properties(proto, kept | {PREFIX + key: value for key, value in new.items()})
+    set_properties(proto, kept | to_properties({"precision": precision, "quantization": how}))
     return save(proto, target)
 
 

@@ -102,8 +102,7 @@ def traced(network: nn.Module, size: int, input: str) -> ModelProto:
 
 
 def check_weights(module: nn.Module) -> None:
-    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
-    total = sum(t.numel() * t.element_size() for t in tensors)
+    total = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
     if total > LARGEST:
         raise DmlError(
             f"The network is too large for one ONNX file: {total / 1e9:.1f} GB of weights.",
@@ -114,24 +113,20 @@ def check_weights(module: nn.Module) -> None:
 
 def clean(model: ModelProto) -> None:
     """Remove the exporter's notes: paths of local files and lines of source code."""
-    from onnx import GraphProto
+    from google.protobuf.message import Message
 
-    model.doc_string = ""
-    for graph in untrusted.graphs(model):
-        parts = [graph, *graph.node, *graph.value_info]
-        if isinstance(graph, GraphProto):  # not a function, which lists names only
-            parts += [*graph.input, *graph.output, *graph.initializer]
-        for part in parts:
+    for part in untrusted.messages(model, Message):
+        if "metadata_props" in part.DESCRIPTOR.fields_by_name:
             part.doc_string = ""
             del part.metadata_props[:]
 
 
 def set_properties(model: ModelProto, properties: Mapping[str, str]) -> None:
     """Add or replace metadata, and sort it by name."""
+    from onnx import helper
+
     merged = {entry.key: entry.value for entry in model.metadata_props} | dict(properties)
-    del model.metadata_props[:]
-    for key in sorted(merged):
-        model.metadata_props.add(key=key, value=merged[key])
+    helper.set_model_props(model, dict(sorted(merged.items())))
 
 
 def save(proto: ModelProto, path: Path) -> Model:

@@ -11,12 +11,15 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from retrieval.errors import DmlError
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+    from google.protobuf.message import Message
+    from onnx import ModelProto
+
+    T = TypeVar("T", bound=Message)
 
 MAX_BYTES = 2**31 - 1  # protobuf's own limit
 MAX_PARTS = 500_000
@@ -35,10 +38,13 @@ def read_bytes(path: Path) -> bytes:
             inside = sorted(path.glob("*.onnx"))
             fix = f"Name the file: {inside[0]}" if inside else "Name an .onnx file."
             raise DmlError(f"{path} is a folder.", "An ONNX file was expected.", fix)
+        fault = ""
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
-            raise DmlError(f"{path} is not a regular file.", "An ONNX file was expected.", _ANOTHER)
-        if found.st_size == 0:
-            raise DmlError(f"{path} is empty.", "An ONNX file was expected.", _ANOTHER)
+            fault = "is not a regular file"
+        elif not found.st_size:
+            fault = "is empty"
+        if fault:
+            raise DmlError(f"{path} {fault}.", "An ONNX file was expected.", _ANOTHER)
         if found.st_size > MAX_BYTES:
             raise DmlError(
                 f"{path} has {found.st_size:,} bytes.",
@@ -169,9 +175,11 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 def external_files(model: ModelProto, path: Path) -> list[Path]:
     """The files beside a model that hold its weights; a DmlError if one is outside its folder."""
+    from onnx import TensorProto
+
     folder = Path(os.path.abspath(path)).parent
     found: dict[str, Path] = {}
-    for tensor in tensors(model):
+    for tensor in messages(model, TensorProto):
         if tensor.data_location != tensor.EXTERNAL and not tensor.external_data:
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -225,13 +233,14 @@ def _check_span(entries: dict[str, str], file: Path, path: Path) -> None:
 
 def check_operators(model: ModelProto, path: Path) -> None:
     """Refuse EPContext nodes, which make a provider load compiled code from any file."""
-    for graph in graphs(model):
-        if any(node.op_type == "EPContext" for node in graph.node):
-            raise DmlError(
-                f"{path} holds code that was compiled for one device (EPContext).",
-                "Such code is not run from a file.",
-                "Use the plain ONNX model that it was made from.",
-            )
+    from onnx import NodeProto
+
+    if any(node.op_type == "EPContext" for node in messages(model, NodeProto)):
+        raise DmlError(
+            f"{path} holds code that was compiled for one device (EPContext).",
+            "Such code is not run from a file.",
+            "Use the plain ONNX model that it was made from.",
+        )
 
 
 def check_batch(path: Path, batch: int | None, pixels: int) -> None:
@@ -255,34 +264,18 @@ def digest(data: bytes, beside: list[Path]) -> str:
     return found.hexdigest()
 
 
-def graphs(model: ModelProto) -> Iterator[GraphProto]:
-    """The graph of a model, its functions, and the graphs within their nodes."""
-    stack = [model.graph, *model.functions]
-    for training in model.training_info:
-        stack += [training.initialization, training.algorithm]
+def messages(model: ModelProto, kind: type[T]) -> Iterator[T]:
+    """All parts of a model of one type, wherever they are: in nodes, functions, training graphs."""
+    from google.protobuf.message import Message
+    from onnx import TensorProto
+
+    stack: list[Message] = [model]
     while stack:
-        graph = stack.pop()
-        yield graph
-        for attribute in _attributes(graph):
-            stack += [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
-
-
-def tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """All tensors of a model, each of which may refer to a file."""
-    for graph in graphs(model):
-        for sparse in getattr(graph, "sparse_initializer", ()):
-            yield from (sparse.values, sparse.indices)
-        yield from getattr(graph, "initializer", ())
-        for attribute in _attributes(graph):
-            yield from attribute.tensors
-            if attribute.HasField("t"):
-                yield attribute.t
-            alone = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
-            for sparse in (*attribute.sparse_tensors, *alone):
-                yield from (sparse.values, sparse.indices)
-
-
-def _attributes(graph: GraphProto) -> Iterator[AttributeProto]:
-    for node in graph.node:
-        yield from node.attribute
-    yield from getattr(graph, "attribute_proto", ())  # defaults of a function
+        message = stack.pop()
+        if isinstance(message, kind):
+            yield message
+        if isinstance(message, TensorProto):
+            continue  # holds no other parts, and listing its fields would copy its numbers
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                stack += [value] if isinstance(value, Message) else value

@@ -99,24 +99,26 @@ def fit(norm, inputs):
     norm.running_var.copy_(variance.clamp(min=0.1 * variance.mean().item()))
 
 
-def properties(embedder, size=16, input="uint8-nhwc", normalize=False, **others):
-    """The metadata of a model, as `describe_checkpoint` makes it."""
+def described(embedder, size=16, input="uint8-nhwc", normalize=False, **others):
+    """What the metadata of a model say, as `describe_checkpoint` makes it."""
     layout, dtype = {"uint8-nhwc": ("nhwc", "uint8"), "float-nchw": ("nchw", "float32")}[input]
-    return to_properties(
-        {
-            "schema": 1,
-            "arch": "smallcnn",
-            "embedding_dim": embedder.dim,
-            "l2_normalized": normalize,
-            "input_layout": layout,
-            "input_dtype": dtype,
-            "normalizes_input": True,
-            "resize": 0,
-            "keep_ratio": True,
-            "crop": size,
-            "interpolation": "bilinear",
-            **embedder.preprocessing,
-            "precision": "fp32",
-        }
-        | others
-    )
+    return {
+        "schema": 1,
+        "arch": "smallcnn",
+        "embedding_dim": embedder.dim,
+        "l2_normalized": normalize,
+        "input_layout": layout,
+        "input_dtype": dtype,
+        "normalizes_input": True,
+        "resize": 0,
+        "keep_ratio": True,
+        "crop": size,
+        "interpolation": "bilinear",
+        **embedder.preprocessing,
+        "precision": "fp32",
+    } | others
+
+
+def properties(*args, **others):
+    """The metadata of a model."""
+    return to_properties(described(*args, **others))

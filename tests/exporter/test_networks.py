@@ -10,13 +10,13 @@ import torch
 
 from exporter import parity
 from exporter.networks import Member, Together, check_same_images
-from exporter.onnx.metadata import describe_ensemble
+from exporter.onnx.metadata import describe_ensemble, to_properties
 from exporter.onnx.nodes import tail
 from exporter.onnx.precision import to_fp16, to_int8
 from exporter.onnx.session import Session
 from exporter.onnx.trace import write_model
 from retrieval.errors import DmlError
-from tests.exporter.networks import properties, settled, stripes
+from tests.exporter.networks import described, settled, stripes
 from trainer.config import Config
 
 
@@ -32,11 +32,12 @@ def members(embedder):
 def both(members, tmp_path_factory):
     """The model of an ensemble, written once."""
     said = [
-        properties(member, loss=loss, dataset="toy", checkpoint_sha256=loss, arch=f"{loss}cnn")
+        described(member, loss=loss, dataset="toy", checkpoint_sha256=loss, arch=f"{loss}cnn")
         for member, loss in zip(members, ("ce", "spce"), strict=True)
     ]
     path = tmp_path_factory.mktemp("both") / "both.onnx"
-    return write_model(Together(members), path, size=16, properties=describe_ensemble(said))
+    properties = to_properties(describe_ensemble(said))
+    return write_model(Together(members), path, size=16, properties=properties)
 
 
 def run(model, images):

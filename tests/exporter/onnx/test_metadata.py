@@ -79,7 +79,7 @@ def test_preprocessing_survives_json_and_properties(prepared):
 
 
 def test_a_checkpoint_is_described_and_read_back(state):
-    properties = describe_checkpoint(state, "abc", 512, normalize=True)
+    properties = to_properties(describe_checkpoint(state, "abc", 512, normalize=True))
     assert all(isinstance(value, str) for value in properties.values())
     names = (
         "schema arch embedding_dim l2_normalized input_layout size resize keep_ratio crop "
@@ -99,7 +99,7 @@ def test_models_and_checkpoints_without_draft_and_background_keep_theirs(state):
     """Before there was a choice, JPEGs were reduced to the short side and white lay behind."""
     new = {"draft": 2, "background": [255, 255, 255]}
     now = state | {"preprocessing": state["preprocessing"] | new}
-    properties = describe_checkpoint(now, "", 512)
+    properties = to_properties(describe_checkpoint(now, "", 512))
     assert properties["dmltool.draft"] == "2"
     assert properties["dmltool.background"] == "[255, 255, 255]"
     found = read_properties(properties).preprocessing
@@ -111,7 +111,9 @@ def test_models_and_checkpoints_without_draft_and_background_keep_theirs(state):
 
 
 def test_the_form_of_the_input_is_told(state):
-    found = read_properties(describe_checkpoint(state, "", 512, input="float-nchw")).preprocessing
+    found = read_properties(
+        to_properties(describe_checkpoint(state, "", 512, input="float-nchw"))
+    ).preprocessing
     assert found == replace(PLAIN, layout="nchw", dtype="float32")
 
 
@@ -121,7 +123,7 @@ def test_models_of_others_have_no_metadata_of_ours():
 
 @pytest.mark.parametrize("schema", ["2", "", "one", None])
 def test_another_schema_is_refused(state, schema):
-    properties = describe_checkpoint(state, "", 512) | {"dmltool.schema": schema}
+    properties = to_properties(describe_checkpoint(state, "", 512)) | {"dmltool.schema": schema}
     if schema is None:
         del properties["dmltool.schema"]
     with pytest.raises(DmlError, match="schema"):
@@ -166,7 +168,7 @@ def test_another_schema_is_refused(state, schema):
     ],
 )
 def test_damaged_properties_are_an_error_of_ours(state, key, value):
-    properties = describe_checkpoint(state, "", 512)
+    properties = to_properties(describe_checkpoint(state, "", 512))
     if value is None:
         del properties[f"dmltool.{key}"]
     else:

@@ -90,7 +90,7 @@ def test_nodes_come_after_those_they_need():
 def test_float16_halves_the_file_and_retrieves_alike(embedder, exported, half):
     assert half.stat().st_size < 0.52 * exported.stat().st_size
     images, labels = stripes()
-    found = parity.check(embedder, Session(describe(half), "cpu", 1), images, labels)
+    found = parity.check(embedder, Session(describe(half), "cpu", 1).run, images, labels)
     assert 1e-6 < found.max_rel < 3e-3
     assert found.agreement > 0.95
     parity.judge(found, "fp16")
@@ -144,7 +144,7 @@ def test_the_converter_leaves_the_search_path_alone(half):
 def test_int8_is_a_quarter_of_the_file_and_retrieves_alike(embedder, exported, eighth):
     assert eighth.stat().st_size < 0.35 * exported.stat().st_size
     images, labels = stripes(400, seed=2)
-    found = parity.check(embedder, Session(describe(eighth), "cpu", 1), images, labels)
+    found = parity.check(embedder, Session(describe(eighth), "cpu", 1).run, images, labels)
     assert 1e-3 < found.max_rel < 0.2
     assert found.agreement > 0.85
     assert abs(found.drop) <= 1.0

@@ -66,7 +66,7 @@ def test_every_backbone_gives_the_network_s_embeddings_for_any_batch(entry, tmp_
     session = Session(model, "cpu", 1)
     found = session.run(images)
     assert found.std(0).max() > 1e-3 * np.abs(found).max()  # images make a difference
-    numbers = parity.check(network, session, images, labels, batch_sizes=(1, 3, 7))
+    numbers = parity.check(network, session.run, images, labels, batch_sizes=(1, 3, 7))
     assert numbers.min_cosine > 0.999999
     parity.judge(numbers, "fp32")
     # Deep networks of random weights magnify rounding: nearly as close to the truth as torch is.
@@ -136,7 +136,7 @@ def test_grey_networks_with_normed_embeddings_are_exported(tmp_path):
     path = tmp_path / "model.onnx"
     write_model(network, path, size=size, properties=properties(network, size))
     images, labels = stripes(12, size=size)
-    found = parity.check(network, Session(describe(path), "cpu", 1), images, labels)
+    found = parity.check(network, Session(describe(path), "cpu", 1).run, images, labels)
     assert found.max_rel < 1e-5
 
 
