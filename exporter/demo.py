@@ -14,6 +14,7 @@ from rich.table import Table
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.metrics import DISTANCES
+from retrieval.number_format import percent
 
 LOSSES = ("ce", "spce", "group")
 BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
@@ -195,8 +196,8 @@ def summary(folder: Path, losses: tuple[str, ...]) -> Table:
         table.add_row(
             loss,
             *_scores(_read(run / "metrics.json")),
-            f"{100 * shop:.2f}",
-            f"{100 * exported['parity']['agreement']:.2f} %",
+            percent(shop),
+            f"{percent(exported['parity']['agreement'])} %",
             f"{speeds[0]:,.0f}" if speeds else "",
         )
     return table
@@ -205,8 +206,7 @@ def summary(folder: Path, losses: tuple[str, ...]) -> Table:
 def _scores(result: dict[str, Any]) -> tuple[str, ...]:
     found = result["distances"]
     nmi = found["cos"].get("nmi")
-    recalls = (f"{100 * found[d]['recall']['1']:.2f}" for d in DISTANCES)
-    return (*recalls, f"{100 * nmi['mean']:.2f}" if nmi else "")
+    return (*(percent(found[d]["recall"]["1"]) for d in DISTANCES), percent(nmi and nmi["mean"]))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from exporter.networks import (
     check_same_images,
     earlier_model,
     earlier_result,
+    existing_model,
     load_member,
     load_training_data,
-    resumed_model,
 )
 from exporter.onnx import precision, trace
 from exporter.onnx.metadata import (
@@ -124,8 +124,7 @@ def export(
         The processes that share the images of embeddings.h5; all of them call this. Rank 0 writes
         and checks the model, while the others wait.
     fields
-        Fields of `Settings` that replace those of `settings`: onnx, embeddings, precision, input,
-        normalize, provider, half, force, ...
+        Fields of `Settings` that replace those of `settings`: onnx, precision, half, force, ...
 
     Returns
     -------
@@ -209,8 +208,8 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
     settings, target = job.settings, (job.folder / MODEL).resolve()
     if settings.resume and target.exists():
         remove_scratch_folders(job.folder, SCRATCH)  # killed just after the model got its name
-        wanted = (settings.precision, settings.input, settings.normalize)
-        model = resumed_model(target, job.members, *wanted)
+        wanted = {name: getattr(settings, name) for name in ("precision", "normalize", "input")}
+        model = existing_model(target, job.members, **wanted)
         return model, _told(model) | earlier_result(model, target.with_name(RESULT))
     images = comparison_images(job.data, job.preprocessing, settings.precision, settings.skip_bad)
     with scratch_folder(job.folder, SCRATCH) as folder:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exporter.embedding.decoding import read_images
+from exporter.embedding.engine import read_images
 from exporter.onnx.metadata import Preprocessing
 from retrieval.embeddings import HELD_OUT
 from retrieval.errors import DmlError

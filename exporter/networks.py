@@ -156,24 +156,21 @@ def check_origin(model: Model, members: Sequence[Member]) -> Metadata:
     return own
 
 
-def resumed_model(
-    path: Path, members: Sequence[Member], precision: str, input: str, normalize: bool
-) -> Model:
-    """The model of an interrupted export with the same settings."""
+def existing_model(path: Path, members: Sequence[Member], **wanted: object) -> Model:
+    """The model of an earlier export of the same runs, with the wanted values of these options."""
     model = describe(path)
     own = check_origin(model, members)
-    form = (own.preprocessing.layout, own.preprocessing.dtype)
+    forms = {form: name for name, form in INPUTS.items()}
     found = {
-        "--precision": (own.precision, precision),
-        "--normalize": (own.normalized, normalize),
-        "--input": (form, INPUTS[input]),
+        "precision": own.precision,
+        "normalize": own.normalized,
+        "input": forms.get((own.preprocessing.layout, own.preprocessing.dtype)),
     }
-    differences = [f"{option}: the file has {a}" for option, (a, b) in found.items() if a != b]
-    if differences:
+    if differences := [name for name, value in wanted.items() if found[name] != value]:
         raise DmlError(
             f"{path} is not the model of this export.",
-            "\n".join(differences),
-            "Start again: --force instead of --resume",
+            "\n".join(f"--{name}: it was exported with {found[name]}." for name in differences),
+            "Give the same options as before, or export the model again: --onnx --force",
         )
     return model
 
@@ -188,19 +185,12 @@ def earlier_result(model: Model, path: Path) -> dict[str, Any]:
 
 
 def earlier_model(path: Path, members: Sequence[Member], normalize: bool) -> Model:
-    """The model of an earlier export of the same runs, to embed with under --no-onnx."""
+    """The model to embed with under --no-onnx."""
     if not path.exists():
         raise DmlError(
             f"There is no {path} to embed with.",
             "--no-onnx uses the model of an earlier export.",
             "Leave out --no-onnx, or compute with the checkpoint itself: --backend torch",
         )
-    model = describe(path)
-    own = check_origin(model, members)
-    if normalize and not own.normalized:
-        raise DmlError(
-            f"The embeddings of {model.path} are not of length 1.",
-            "--normalize is part of the model, and --no-onnx uses the one that is there.",
-            "Leave out --normalize, or export the model again: --onnx --force",
-        )
-    return model
+    wanted = {"normalize": True} if normalize else {}
+    return existing_model(path, members, **wanted)

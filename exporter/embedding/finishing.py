@@ -13,7 +13,7 @@ from dataclasses import replace
 import h5py
 import numpy as np
 
-from exporter.embedding.decoding import Bad
+from exporter.embedding.engine import Bad
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import remove_scratch_folders, remove_unused, scratch_folder, sync

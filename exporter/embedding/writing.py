@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from exporter.embedding import finishing, parts
-from exporter.embedding.decoding import Bad, Done, Task, chosen_workers, run_batches
-from exporter.embedding.engine import Engine
+from exporter.embedding.engine import Bad, Done, Engine, Task, chosen_workers, run_batches
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import Writer
@@ -134,7 +133,6 @@ def embed(
     settings = settings or EmbedSettings()
     target = check_target(target, settings.force or settings.resume or world.rank > 0)
     splits = _shard(splits, settings)
-    _check_splits(splits, data.name)
     out = _writer(engine, data, splits, target, settings, attrs or {})
     dtype = "float16" if settings.half else "float32"
     start, seconds, recall = time.perf_counter(), 0.0, None
@@ -252,32 +250,25 @@ def where_images_are(data: DataSet, target: Path) -> dict[str, object]:
     return found
 
 
-def _check_splits(splits: dict[str, np.ndarray], name: str) -> None:
-    empty = [split for split, rows in splits.items() if not len(rows)]
-    if empty or not splits:
-        raise DmlError(
-            f"{name} has no images of {', '.join(empty) or 'any split'}.",
-            "There is nothing to embed.",
-            "Choose other splits: --split NAME",
-        )
-
-
 def _shard(splits: dict[str, np.ndarray], settings: EmbedSettings) -> dict[str, np.ndarray]:
     """The rows of the shard of the settings: whole batches, one after another."""
-    k, n = settings.shard
+    (k, n), size = settings.shard, settings.batch_size
     if not 1 <= k <= n:
         raise DmlError(
             f"There is no shard {k}/{n}.",
             f"The shards of {n} parts are 1/{n} to {n}/{n}.",
             f"Choose one of them: --shard 1/{n}",
         )
-    if n == 1:
-        return splits
-    size = settings.batch_size
     own = {}
     for split, rows in splits.items():
         batches = -(-len(rows) // size)
         own[split] = rows[batches * (k - 1) // n * size : batches * k // n * size]
+    if not any(map(len, own.values())):
+        raise DmlError(
+            f"There are no images in part {k} of {n}.",
+            f"A batch of {size} images is never divided, and there are fewer batches than parts.",
+            "Choose fewer parts, or a smaller --batch-size.",
+        )
     return {split: rows for split, rows in own.items() if len(rows)}
 
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from retrieval.errors import DmlError
@@ -68,15 +68,12 @@ def parse(data: bytes, path: Path) -> ModelProto:
         model = ModelProto.FromString(data)
     except (DecodeError, ValueError) as error:
         raise DmlError(f"{path} is not a whole ONNX file.", _guess(data, error), _ANOTHER) from None
-    missing = [
-        name
-        for name, there in (
-            ("a version", model.ir_version > 0),
-            ("a graph", len(model.graph.node) > 0),
-            ("its operators' versions", len(model.opset_import) > 0),
-        )
-        if not there
-    ]
+    parts = {
+        "a version": model.ir_version,
+        "a graph": len(model.graph.node),
+        "its operators' versions": len(model.opset_import),
+    }
+    missing = [name for name, value in parts.items() if value < 1]
     if missing:
         raise DmlError(
             f"{path} is not a whole ONNX file.", f"It lacks {', '.join(missing)}.", _ANOTHER
@@ -192,14 +189,8 @@ def external_files(model: ModelProto, path: Path) -> list[Path]:
 
 def _inside(location: str, folder: Path, path: Path) -> Path:
     shown = repr(location[:200])
-    pure = PurePosixPath(location)
-    outside = (
-        not location
-        or "\0" in location
-        or pure.is_absolute()
-        or PureWindowsPath(location).anchor
-        or ".." in (*pure.parts, *PureWindowsPath(location).parts)
-    )
+    parts = PureWindowsPath(location)  # takes / as well
+    outside = not location or "\0" in location or parts.anchor or ".." in parts.parts
     if not outside:  # a link may lead elsewhere
         outside = not (folder / location).resolve().is_relative_to(folder.resolve())
     if outside:

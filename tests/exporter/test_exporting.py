@@ -257,7 +257,7 @@ def test_what_is_said_of_lengths_is_true(trained, run, tmp_path):
         lengths = np.linalg.norm(data.splits["test"].vectors, axis=1)
         np.testing.assert_allclose(lengths, 1 if normalize else 2**0.5, atol=1e-5)
     export([run], settings=Settings(embeddings=False))
-    with pytest.raises(DmlError, match="not of length 1"):
+    with pytest.raises(DmlError, match="not the model of this export"):
         export([run], settings=Settings(onnx=False, normalize=True))
 
 

@@ -11,8 +11,7 @@ import torch
 from exporter import parity
 from exporter.networks import Member, Together, check_same_images
 from exporter.onnx.metadata import describe_ensemble, to_properties
-from exporter.onnx.nodes import tail
-from exporter.onnx.precision import to_fp16, to_int8
+from exporter.onnx.precision import tail, to_fp16, to_int8
 from exporter.onnx.session import Session
 from exporter.onnx.trace import write_model
 from retrieval.errors import DmlError

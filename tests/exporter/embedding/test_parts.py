@@ -147,6 +147,8 @@ def test_shards_together_hold_the_rows_of_one_file(folder, tmp_path):
             assert np.array_equal(a, b), (split, name)
     with pytest.raises(DmlError, match="no shard 4/3"):
         embed(folder, tmp_path / "x.h5", shard=(4, 3))
+    with pytest.raises(DmlError, match="no images in part 1 of 900"):
+        embed(folder, tmp_path / "x.h5", shard=(1, 900))
 
 
 def test_the_command_in_two_processes_writes_and_prints_what_one_does(exported, folder, tmp_path):

@@ -11,8 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from exporter import parity
 from exporter.onnx.model import describe
-from exporter.onnx.nodes import head, in_order, last, tail
-from exporter.onnx.precision import compare, to_fp16, to_int8
+from exporter.onnx.precision import compare, head, in_order, last, tail, to_fp16, to_int8
 from exporter.onnx.session import Session
 from exporter.onnx.trace import copy_with, save
 from retrieval.errors import DmlError
