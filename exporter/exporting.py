@@ -148,6 +148,9 @@ def export(
     check_same_images(members)
     data = load_training_data(members[0], settings.data)
     splits = chosen_splits(data, settings.splits)
+    model = None
+    if not settings.onnx and settings.backend == "onnx":  # before an empty folder is made
+        model = earlier_model(folder / MODEL, members, settings.normalize)
     folder.mkdir(parents=True, exist_ok=True)
     if all(member.config.data.skip_bad for member in members):  # as in the training
         settings = replace(settings, skip_bad=True)
@@ -160,7 +163,6 @@ def export(
         settings = replace(settings, threads=torch.get_num_threads())
         result["threads"] = told
     job = Job(members, network, data, folder, settings, progress, world)
-    model = None
     try:
         if settings.onnx and first:
             model, result["model"] = export_model(job)

@@ -26,7 +26,7 @@ def chosen_splits(data: DataSet, wanted: Sequence[str]) -> dict[str, np.ndarray]
     missing = [name for name in names if name not in there]
     if missing or not names:
         raise DmlError(
-            f"{data.name} has no split {', '.join(missing) or 'to test on'}.",
+            f"The data set {data.name} has no split {', '.join(missing) or 'to test on'}.",
             f"It has: {', '.join(there)}.",
             f"Choose one of them: --split {next(iter(there))}",
         )

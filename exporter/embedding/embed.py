@@ -101,18 +101,31 @@ def find_data(text: str, incomplete: bool = False) -> DataSet:
         options = {"allow_incomplete": True} if takes else {}
         return load(name, root, **options)
     path = Path(text)
+    if path.is_dir() and not any(path.iterdir()):
+        raise DmlError(f"{text} is an empty folder.", "It has no images.", "Name another folder.")
     if path.is_dir():
         return folder.read_flat(path) or load("folder", path, test_fraction=0.0)
+    if path.is_file() and path.suffix.lower() in folder.SUFFIXES:
+        raise DmlError(
+            f"{text} is a single image.",
+            "Images are embedded by the folder, or as a table (.csv) lists them.",
+            f"Name the folder: {path.parent}",
+        )
     if path.is_file():
         found = csv.read_unlabelled(path, incomplete)
         return found or load("csv", path, test_fraction=0.0, allow_incomplete=incomplete)
     if text in names and not names[text].needs_root:
         return load(text)
-    fix = f"{text}:FOLDER" if text in names else f"One of {', '.join(names)} goes as NAME:FOLDER."
+    if text in names:
+        raise DmlError(
+            f"The images of {text} have to be in a folder.",
+            "The data set is not part of dmltool.",
+            f"Name the folder: {text}:FOLDER",
+        )
     raise DmlError(
         f"There is nothing to embed at {text}.",
         "It is not a folder of images, a table (.csv) or the name of a data set.",
-        fix,
+        f"Check the path, or name a data set as NAME:FOLDER; there are {', '.join(names)}.",
     )
 
 

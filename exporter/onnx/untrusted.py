@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PureWindowsPath
@@ -37,6 +38,8 @@ def read_bytes(path: Path) -> bytes:
         if stat.S_ISDIR(found.st_mode):
             inside = sorted(path.glob("*.onnx"))
             fix = f"Name the file: {inside[0]}" if inside else "Name an .onnx file."
+            if not inside and (path / "best.pt").exists():
+                fix = f"It is a run; export it first: dmltool export {shlex.quote(str(path))}"
             raise DmlError(f"{path} is a folder.", "An ONNX file was expected.", fix)
         fault = ""
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever

@@ -384,9 +384,9 @@ def test_embed_takes_folders_tables_and_named_data_sets(trained, run, tmp_path):
     table.write_text("path,label\n" + "".join(lines))
     assert embed(run / MODEL, str(table), tmp_path / "t.h5")["splits"] == {"test": 4}
     assert find_data("glyphs").name == "glyphs"
-    with pytest.raises(DmlError, match="nothing to embed") as caught:
+    with pytest.raises(DmlError, match="images of cub have to be in a folder") as caught:
         find_data("cub")
-    assert caught.value.fix == "cub:FOLDER"
+    assert "cub:FOLDER" in caught.value.fix
     whole, some = (load(tmp_path / name).splits["test"] for name in ("all.h5", "t.h5"))
     paths = [str(path) for path in whole.paths]
     places = [paths.index(f"class{c}/{n}.png") for c in (0, 1) for n in (0, 1)]
@@ -475,3 +475,9 @@ def test_a_run_that_left_out_bad_images_is_exported_without_them(tmp_path):
     assert [name for name, _ in found["embeddings"]["skipped"]] == [
         str(data.paths[data.rows("test")[0]])
     ]
+
+
+def test_without_an_earlier_model_no_folder_is_left(run, tmp_path):
+    with pytest.raises(DmlError, match="to embed with"):
+        export([run], tmp_path / "new", Settings(onnx=False))
+    assert not (tmp_path / "new").exists()

@@ -12,6 +12,7 @@ from PIL import Image
 
 from cli import main
 from exporter.embedding.embed import embed, find_data
+from retrieval.errors import DmlError
 from retrieval.loading import load
 from tests.exporter.models import PROPERTIES, mean_model
 from trainer.reporting import pictures_of
@@ -175,6 +176,21 @@ def test_folders_are_embedded_whole_or_as_training_divides_them(tmp_path):
     draw(tmp_path / "photos", [f"class {n}" for n in range(8)])
     assert len(find_data(str(tmp_path / "photos"))) == 32
     assert find_data(f"folder:{tmp_path / 'photos'}").counts() == {"train": (24, 6), "test": (8, 2)}
+
+
+def test_data_that_cannot_be_embedded_is_named_for_what_it_is(tmp_path):
+    image = tmp_path / "cat.JPG"
+    Image.new("RGB", (8, 8)).save(image)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for data, what, fix in (
+        (image, "is a single image", f"Name the folder: {tmp_path}"),
+        (empty, "is an empty folder", "another folder"),
+        (tmp_path / "none", "nothing to embed", "Check the path"),
+    ):
+        with pytest.raises(DmlError, match=what) as caught:
+            find_data(str(data))
+        assert fix in caught.value.fix
 
 
 def test_names_that_are_not_utf8_go_through_embed_eval_and_report(model, tmp_path):

@@ -247,3 +247,10 @@ def test_a_compiled_engine_is_refused(tmp_path):
     save(model_of(nodes, inputs, outputs), tmp_path / "model.onnx")
     with pytest.raises(DmlError, match="EPContext"):
         describe(tmp_path / "model.onnx")
+
+
+def test_a_run_in_place_of_a_model_is_to_be_exported(tmp_path):
+    (tmp_path / "best.pt").touch()
+    with pytest.raises(DmlError, match="is a folder") as caught:
+        describe(tmp_path)
+    assert caught.value.fix.endswith(f"dmltool export {tmp_path}")
