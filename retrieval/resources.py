@@ -178,6 +178,9 @@ def run_all(
     stop: Callable[[], None] | None = None,
 ) -> None:
     """Runs (task, weight) pairs in order; `stop` tells the running ones that one has failed."""
+    if len(tasks) == 1 and progress is None:  # to start a thread takes longer than a small task
+        tasks[0][0]()
+        return
     done, total = 0, sum(weight for _, weight in tasks)
     # A queue: `futures.wait` looks at all tasks each time that one of thousands ends.
     finished: SimpleQueue[Future[None]] = SimpleQueue()
