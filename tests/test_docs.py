@@ -6,12 +6,9 @@ of a demo. ```sh lines need a data set, a GPU or minutes: they are parsed only, 
 by the command line itself. The ```py block of docs/onnx.md has tests/exporter/onnx/test_example.py.
 """
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from docs.generate import FILES, ROOT
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
+from tests.forks import Forked
 from tests.trainer.conftest import SMALL, draw_pictures
 from trainer import losses
 from trainer.data import datasets
@@ -309,12 +307,25 @@ def test_the_steps_of_extending_work_on_a_copy(tmp_path):
     assert (tmp_path / "runs" / "prototype" / "best.pt").exists()
 
 
+# Libraries stay loaded, our own modules are those of the copy.
+FRESH = """
+import importlib, sys
+own = ("cli", "exporter", "retrieval", "tests", "trainer")
+for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+    del sys.modules[name]
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+sys.path[:0] = [{folder!r}]
+importlib.invalidate_caches()
+"""
+
+
 def run_copy(folder, *args):
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, *args], cwd=folder, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"{args}: {done.stdout}{done.stderr}"
+    kind, name, *rest = args
+    if kind == "-m":
+        name = f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    code = FRESH.format(folder=str(folder)) + name
+    ended, told, errors = Forked("-c", code, *rest, cwd=folder).end()
+    assert ended == 0, f"{args}: {told}{errors}"
 
 
 # Links
