@@ -1,7 +1,6 @@
 """Commands in two and three processes: the bytes of one process, and errors told once."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -58,14 +57,10 @@ def notes(result):
 def test_torchrun_starts_a_command_as_the_readme_says(folder, alone):
     words = ["--standalone", "--nproc-per-node=2", "-m", "cli", "eval"]
     options = ["--no-nmi", "--no-map", "--json"]
-    done = subprocess.run(
-        [Path(sys.executable).with_name("torchrun"), *words, folder / "ties.npz", *options],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads(alone[1][3].stdout)
+    program = Path(sys.executable).with_name("torchrun")  # its processes import torch themselves
+    code, told, errors = Forked(program, *words, folder / "ties.npz", *options).end()
+    assert code == 0, errors
+    assert json.loads(told) == json.loads(alone[1][3].stdout)
 
 
 @pytest.mark.parametrize("size", [2, 3])
