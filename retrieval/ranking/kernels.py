@@ -275,20 +275,3 @@ def pair_distances(queries, gallery, out):
             difference = np.float64(query[k]) * a - np.float64(item[k]) * b
             squared += difference * difference
         out[n] = squared if a > 0.0 and b > 0.0 else 2.0
-
-
-@compiled(fastmath=False)
-def hash_rows(words, keys, out):
-    """Hash each row of words (N, D) to 64 bits: every bit of a word reaches every bit of the hash.
-
-    Words of small numbers differ in a few high bits only; multiplied and added up, they collide.
-    """
-    N, D = words.shape
-    for i in range(N):
-        h = np.uint64(0)
-        for k in range(D):  # the finaliser of SplitMix64
-            w = np.uint64(words[i, k]) + keys[k]
-            w = (w ^ (w >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            w = (w ^ (w >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            h += w ^ (w >> np.uint64(31))
-        out[i] = h

@@ -53,19 +53,36 @@ def _square(row):
 
 
 @compiled(fastmath=False)
-def _hash(row, keys):
-    """Hash the bits of float32 numbers; every bit of a number reaches every bit of the hash.
+def _mixed(w):
+    """The finaliser of SplitMix64: every bit of a word reaches every bit of the result.
 
-    Numbers with few digits differ in a few high bits only; multiplied and added up, they collide.
+    Numbers with few digits differ in a few high bits only; multiplied and added up, they would
+    have equal hashes.
     """
+    w = (w ^ (w >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    w = (w ^ (w >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return w ^ (w >> np.uint64(31))
+
+
+@compiled(fastmath=False)
+def _hash(row, keys):
+    """Hash the bits of float32 numbers."""
     words, h = row.view(np.uint32), np.uint64(0)
-    for k in range(len(words)):  # the finaliser of SplitMix64
+    for k in range(len(words)):
         word = words[k] if words[k] != np.uint32(0x80000000) else np.uint32(0)  # -0 is 0
-        w = np.uint64(word) + keys[k]
-        w = (w ^ (w >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        w = (w ^ (w >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        h += w ^ (w >> np.uint64(31))
+        h += _mixed(np.uint64(word) + keys[k])
     return h
+
+
+@compiled(fastmath=False)
+def hash_rows(words, keys, out):
+    """Hash each row of words (N, D) to 64 bits."""
+    N, D = words.shape
+    for i in range(N):
+        h = np.uint64(0)
+        for k in range(D):
+            h += _mixed(np.uint64(words[i, k]) + keys[k])
+        out[i] = h
 
 
 @compiled(fastmath=False)
