@@ -54,6 +54,9 @@ class Kept(NamedTuple):
     item: np.ndarray  # int32 gallery rows
 
 
+# Times 256^k, its first byte is k.
+_NUMBER_OF_BYTE = np.uint64(0x0001020304050607)
+
 # The short functions take arrays that the loops have taken out of named tuples once: each use of an
 # array inside a named tuple counts it in and out.
 
@@ -95,19 +98,21 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
     A, B = product.shape
     marks = np.zeros((B + 7) // 8 * 8, np.uint8)
     words = marks.view(np.uint64)  # eight marks at a glance: most are zero
-    found, skip = 0, first % B
+    found = 0
     for i in range(first // B, A):
         if not transposed and active[i] == 0:
             continue
         row = product[i]
         _mark(row, margin, transposed, l2, twice, norms, last, i, marks)
-        marks[:skip], skip = 0, 0
+        marks[: max(0, first - i * B)] = 0  # they have been looked at
         for word in range(len(words)):
-            if words[word] == 0:
-                continue
-            for j in range(8 * word, min(8 * word + 8, B)):
+            left = words[word]
+            while left != 0:
+                mark = left & (~left + np.uint64(1))  # the lowest one
+                left ^= mark
+                j = 8 * word + np.int64((mark * _NUMBER_OF_BYTE) >> np.uint64(56))
                 q, g = (j, i) if transposed else (i, j)
-                if marks[j] == 0 or query_codes[q] == item_codes[g]:
+                if query_codes[q] == item_codes[g]:
                     continue
                 low = high = row[j]
                 if l2:
