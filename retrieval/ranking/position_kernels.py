@@ -48,7 +48,7 @@ class Kept(NamedTuple):
 
     start: np.ndarray  # (Q,)
     room: np.ndarray  # (Q,) how many there may be
-    count: np.ndarray  # (Q,)
+    held: np.ndarray  # (Q,) how many there are
     low: np.ndarray  # float32, bounds of the nearness
     high: np.ndarray
     item: np.ndarray  # int32 gallery rows
@@ -93,7 +93,7 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
     product, margin, transposed = tile.product, tile.margin, tile.transposed
     norms, query_codes, item_codes = gallery.norms, queries.codes, gallery.codes
     last, active, twice, possible = lists.last, lists.active, queries.thresholds[2], lists.possible
-    base, start, room, counts = lists.start, kept.start, kept.room, kept.count
+    base, start, room, counts = lists.start, kept.start, kept.room, kept.held
     lows, highs, items = kept.low, kept.high, kept.item
     A, B = product.shape
     marks = np.zeros((B + 7) // 8 * 8, np.uint8)
@@ -142,7 +142,7 @@ def _cut(q, l2, lists, kept):
     """
     base, limit, active = lists.start[q], lists.limit[q], lists.active[q]
     soonest, sure, possible = lists.soonest, lists.sure, lists.possible
-    start, end = kept.start[q], kept.start[q] + kept.count[q]
+    start, end = kept.start[q], kept.start[q] + kept.held[q]
     low, high, item = kept.low[start:end], kept.high[start:end], kept.item[start:end]
     m, beyond = 0, active  # the first positive beyond R
     while m < beyond:
@@ -162,7 +162,7 @@ def _cut(q, l2, lists, kept):
     for n in range(len(low)):
         low[count], high[count], item[count] = low[n], high[n], item[n]
         count += high[n] >= threshold
-    kept.count[q] = count
+    kept.held[q] = count
 
 
 @compiled
@@ -175,13 +175,13 @@ def credit_kept(first, end, l2, lists, kept, groups, pairs, found):
     queries, items = np.empty(most, np.int64), np.empty(most, np.int64)
     lows, highs = np.empty(most, np.float32), np.empty(most, np.float32)
     count, q = 0, first
-    while q < end and count + kept.count[q] <= most:
+    while q < end and count + kept.held[q] <= most:
         _cut(q, l2, lists, kept)
-        for n in range(kept.start[q], kept.start[q] + kept.count[q]):
+        for n in range(kept.start[q], kept.start[q] + kept.held[q]):
             queries[count], items[count] = q, kept.item[n]
             lows[count], highs[count] = kept.low[n], kept.high[n]
             count += 1
-        kept.count[q] = 0
+        kept.held[q] = 0
         q += 1
     return q, credit_all(queries[:count], items, lows, highs, l2, lists, groups, pairs, found)
 

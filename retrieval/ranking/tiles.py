@@ -85,10 +85,10 @@ class TileCounter:
         tasks = [(partial(self._column, g, own), len(own)) for g, own in shared[::-1] if own]
         with self.backend.ready():
             run_all(tasks, self.backend.workers, progress, self.stop.set)
-        rest = [(partial(self._credit_rest, q), 1) for q in q_parts if self.positions]
-        run_all(rest, self.prepared.threads, stop=self.stop.set)
-        rest = [(task, 1) for d in self.positions for task in self._postponed_tasks(d)]
-        run_all(rest, self.prepared.threads, stop=self.stop.set)
+        kept = [(partial(self._credit_rest, q), 1) for q in q_parts if self.positions]
+        run_all(kept, self.prepared.threads, stop=self.stop.set)
+        postponed = [(task, 1) for d in self.positions for task in self._postponed_tasks(d)]
+        run_all(postponed, self.prepared.threads, stop=self.stop.set)
         del self.backend  # its vectors take memory, on GPUs too, that sorting may need
         self.world.add(*self.counts.values(), *self.ties.values())
         for positions in self.positions.values():

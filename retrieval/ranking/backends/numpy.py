@@ -118,7 +118,7 @@ class NumpyBackend:
     def _kept_for(self, q: slice, distance: str) -> position_kernels.Kept:
         """The kept negatives of some queries, as views."""
         kept = self.kept[distance]
-        per_query = {name: getattr(kept, name)[q] for name in ("start", "room", "count")}
+        per_query = {name: getattr(kept, name)[q] for name in ("start", "room", "held")}
         return kept._replace(**per_query)
 
     def _arguments(
@@ -168,7 +168,7 @@ def room_for_negatives(positive_counts: np.ndarray) -> position_kernels.Kept:
     return position_kernels.Kept(
         start=ends - room,
         room=room,
-        count=np.zeros_like(room),
+        held=np.zeros_like(room),
         low=np.empty(total, np.float32),
         high=np.empty(total, np.float32),
         item=np.empty(total, np.int32),
