@@ -150,7 +150,7 @@ def _run_seeds(start: dict[str, Any], seeds: int, folder: Path, as_json: bool) -
 
     with on_interrupt(lambda: GOES_ON), Display(safe_console(stderr=True)) as watch:
         from trainer.sweep.plan import Plan
-        from trainer.sweep.seeds import train_all_seeds
+        from trainer.sweep.runs import train_all_seeds
         from trainer.sweep.tables import seeds_table
 
         found = train_all_seeds(Plan(**start, seeds=seeds), folder, watch)

@@ -141,21 +141,20 @@ def pictures_of(
     if run is None and all(split.paths is None for split in data.splits.values()):
         return None, ""
     name, recorded = data.attrs.get("dataset"), _recorded(data)
+    entry = datasets.DATASETS.entries.get(str(name))
     read, note = None, ""
     if recorded.get("files"):
         read, note = _recorded_folder(data, recorded)
-    elif recorded or _needs_no_files(name):  # older files record the name alone
-        read, note = _recorded_set(data, str(name), recorded)
+    elif recorded or (entry and not entry.needs_root):  # older files record the name alone
+        options = _dict(recorded.get("options")) | dict(entry.display_options if entry else {})
+        root = next((str(place) for place in _places(data, recorded) if place.exists()), None)
+        read, note = _pictures(str(name), root, options)
     if run is None or (read is not None and recorded):
         return read, note or ("" if read else f"images are not shown: {UNKNOWN}")
     table = _table(run)
     if name is not None and name != table["dataset"]:
         return None, f"images are not shown: {run} is of {table['dataset']}, the file of {name}"
     return _pictures(**table)
-
-
-def _needs_no_files(name: object) -> bool:
-    return any(entry.name == name and not entry.needs_root for entry in datasets.DATASETS)
 
 
 def _recorded(data: Embeddings) -> dict[str, Any]:
@@ -185,16 +184,6 @@ def _recorded_folder(data: Embeddings, recorded: dict[str, Any]) -> tuple[Pictur
                 return Folder(place), ""
     first = places[0] if places else "their folder"
     return None, f"images are not shown: they are no longer in {first}. {NAME_IT}"
-
-
-def _recorded_set(
-    data: Embeddings, name: str, recorded: dict[str, Any]
-) -> tuple[Pictures | None, str]:
-    """Images that the data set draws, or keeps in files of its own."""
-    entry = datasets.DATASETS.entries.get(name)
-    options = _dict(recorded.get("options")) | dict(entry.display_options if entry else {})
-    root = next((str(place) for place in _places(data, recorded) if place.exists()), None)
-    return _pictures(name, root, options)
 
 
 def _check_folder(data: Embeddings, images: Path) -> None:

@@ -1,17 +1,20 @@
-"""Check settings: keys, types, values, and the names of losses, data sets and backbones.
+"""Check settings: keys, types, names of losses, data sets and backbones, and their options.
 
 There is one way to report problems: all of them together, a line each, in `BadSettings`.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
+from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import nearest
 from trainer.config import BadSettings, Config, Optimizer, Problem
 
 NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+BY_NAME = {kind.__name__: kind for kind in NAMES}  # annotations may be text
 FIX = "Change them with --set table.key=value, or in the file. All keys: dmltool train --dry-run"
 
 
@@ -199,3 +202,46 @@ def converted(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, float)):
         raise ValueError(f"{NAMES[kind]} belongs here")
     return value
+
+
+def check_options(
+    of: str,
+    given: Mapping[str, Any],
+    parameters: Mapping[str, inspect.Parameter],
+    defaults: Mapping[str, Any],
+    table: str,
+) -> None:
+    """Raise for the first option that does not exist or whose value is of another type.
+
+    of: who takes the options, such as "The loss 'ce'". defaults: values that replace those of the
+    parameters. table: where the options are set, such as loss.options.
+    """
+    registry.check_options(of, given, parameters, table)
+    for option, value in given.items():
+        kind = _kind(parameters[option], defaults.get(option))
+        try:
+            converted(value, kind)
+        except ValueError:
+            raise DmlError(
+                f"{of} cannot use {option} = {value!r}.",
+                f"{option} is {NAMES[kind]}.",
+                f"Give another value, or leave it out for its default: --set {table}.{option}=...",
+            ) from None
+
+
+def _kind(parameter: inspect.Parameter, default: Any) -> type:
+    """The type of a parameter by its annotation, else by its default; object: not known.
+
+    A default such as 0 or 1 says only that it is a number, and one of text may be one of several
+    kinds ("all" or a number).
+    """
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        annotation = BY_NAME.get(annotation)
+    if annotation in NAMES:
+        return annotation
+    if default is None:
+        default = parameter.default
+    if isinstance(default, bool):
+        return bool
+    return float if isinstance(default, int | float) else object

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
-from trainer.losses.option_values import check_options
+from trainer.validate import check_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,10 +42,6 @@ def _pml(name: str, summary: str, loss: str, own_weights: bool = False, **option
 def _proxies(name: str, summary: str, loss: str) -> Entry:
     """A loss of pytorch-metric-learning that compares images with learned weights."""
     return replace(_pml(name, summary, loss), compares=False, own_weights=True)
-
-
-def _own(path: str) -> Entry:
-    return Entry(path, path, "a loss of your own")
 
 
 LOSSES = Registry(
@@ -123,7 +119,7 @@ LOSSES = Registry(
     _proxies("arcface", "cross-entropy on angles, with a margin", "ArcFaceLoss"),
     option="--loss",
     families={"pml": lambda name: _pml(f"pml:{name}", "a loss of the library", name)},
-    own=_own,
+    own=lambda path: Entry(path, path, "a loss of your own"),
 )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
 from trainer.losses import LOSSES, PML, Entry
-from trainer.losses.option_values import check_options
+from trainer.validate import check_options
 
 if TYPE_CHECKING:
     from torch import nn

@@ -72,9 +72,8 @@ def torchvision(entry: Entry, source: str, image_size: int) -> Backbone:
 
 def timm(entry: Entry, source: str, image_size: int) -> Backbone:
     """Any network of timm, built for this image size."""
-    library, name = _timm(), entry.name
-    model = name.removeprefix("timm:")
-    _check_name(library, model)
+    name = entry.name
+    library, model = check_timm(name), name.removeprefix("timm:")
     published = library.get_pretrained_cfg(model)
     options: dict = {"num_classes": 0}
     if published is not None and published.fixed_input_size:
@@ -100,24 +99,17 @@ def timm(entry: Entry, source: str, image_size: int) -> Backbone:
     return Backbone(module, features, tuple(mean), tuple(std), notes)
 
 
-def _timm() -> ModuleType:
+def check_timm(name: str) -> ModuleType:
+    """Return timm; raise if it has no network of this name."""
     import trainer.networks.vision  # noqa: F401  timm imports torchvision
 
     try:
-        import timm
+        import timm as library
     except ImportError as error:
         raise DmlError(
             "Names that start with timm: need timm.", f"{error}.", "Install it: pip install timm"
         ) from error
-    return timm
-
-
-def check_timm(name: str) -> None:
-    """Raise if timm has no network of this name."""
-    _check_name(_timm(), name.removeprefix("timm:"))
-
-
-def _check_name(library: ModuleType, model: str) -> None:
+    model = name.removeprefix("timm:")
     known = library.list_models()
     arch, _, tag = model.partition(".")
     if arch not in known:
@@ -137,6 +129,7 @@ def _check_name(library: ModuleType, model: str) -> None:
             f"It has: {', '.join(tags) or 'none'}.",
             f"Did you mean 'timm:{arch}.{near}'?" if near else f"Leave the tag out: timm:{arch}",
         )
+    return library
 
 
 def _timm_file(model: str, published: Any) -> Path:
@@ -154,11 +147,10 @@ def _timm_file(model: str, published: Any) -> Path:
 
 def _features(module: nn.Module, image_size: int) -> int:
     """F, by trying: what timm's networks say of themselves is not always what they return."""
-    mode = module.training
     module.eval()
     with torch.no_grad():
         shape = tuple(module(torch.zeros(1, 3, image_size, image_size)).shape)
-    module.train(mode)
+    module.train()
     if len(shape) != 2:
         raise DmlError(
             f"It gives an array of shape {shape} for an image, not a vector.",

@@ -47,14 +47,9 @@ def claimed(folder: Path, config: Config) -> Iterator[None]:
     there until the first checkpoint is. A folder where a killed run left STARTING is free again.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        if isinstance(error, FileExistsError):
-            raise _taken(folder) from None
-        raise DmlError(
-            f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
-        ) from error
+    if folder.is_file():
+        raise _taken(folder)
+    make(folder)
     with locked(folder) as held:
         if held:
             files.remove_leftovers(folder / STARTING)  # of a run killed while it wrote that
@@ -74,6 +69,16 @@ def claimed(folder: Path, config: Config) -> Iterator[None]:
                     with suppress(OSError):
                         path.rmdir()
             raise
+
+
+def make(folder: Path) -> None:
+    """Make a folder, if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DmlError(
+            f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
+        ) from error
 
 
 def not_started(folder: Path) -> bool:

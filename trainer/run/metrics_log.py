@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,10 +41,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def write_metrics(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     """Write metrics.jsonl anew."""
-    try:
-        write_text(folder / METRICS, "".join(map(_line, records)), force=True)
-    except DmlError as error:
-        raise DmlError(error.what, error.why, "Make room there, then try again.") from error
+    write_text(folder / METRICS, "".join(map(_line, records)), force=True)
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -77,10 +75,8 @@ def versions() -> dict[str, str]:
     """The versions of Python and of the packages that matter."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -18,13 +18,14 @@ from retrieval.metrics import DISTANCES
 from trainer import toml
 from trainer.config import Config
 from trainer.run.scoring import flat
-from trainer.sweep.runs import Outcome
 
 if TYPE_CHECKING:
     from trainer.sweep.study import Trials
 
 VERSION = 1
 TABLE, RESULT = "sweep.csv", "sweep.json"
+Outcome = dict[str, Any]
+"""What a sweep keeps of a run: seed, run, best_epoch, validation, test."""
 CRITERION = ("cos", "recall@1")
 """The distance and the score that order the settings."""
 

@@ -13,10 +13,9 @@ from trainer.run.checkpoint import LAST, load_config
 from trainer.run.folder import RESULT, VALIDATION
 from trainer.run.train import train
 from trainer.run.watch import Watch
-from trainer.sweep.plan import comparable
-
-Outcome = dict[str, Any]
-"""What a sweep keeps of a run: seed, run, best_epoch, validation, test."""
+from trainer.sweep import results
+from trainer.sweep.plan import Plan, comparable
+from trainer.sweep.results import Outcome
 
 
 class SweepWatch(Watch):
@@ -29,9 +28,13 @@ class SweepWatch(Watch):
         """A trial has ended, with an outcome for every seed or the reason of a failure."""
 
 
-def seed_folder(folder: Path, seed: int) -> Path:
-    """The run folder of a seed."""
-    return folder / f"seed-{seed}"
+def train_all_seeds(plan: Plan, folder: Path, watch: Watch) -> dict[str, Any]:
+    """Train one setting with several seeds, each scored on the test set: the simplest sweep."""
+    check_alone()
+    outcomes = train_seeds(plan.runs({}), folder, watch, test=True)
+    found = results.of_seeds(outcomes, folder.name, plan.config())
+    results.write(found, folder)
+    return found
 
 
 def train_seeds(
@@ -39,8 +42,7 @@ def train_seeds(
 ) -> list[Outcome]:
     """Train a run for every seed under FOLDER/seed-N; finished ones are read."""
     return [
-        train_seed(config, seed_folder(folder, seed), watch, test)
-        for seed, config in configs.items()
+        train_seed(config, folder / f"seed-{seed}", watch, test) for seed, config in configs.items()
     ]
 
 

@@ -115,21 +115,23 @@ def _parameter(key: str, value: Any, path: Path) -> Choice | Range:
         f"{FORMS}.",
         f"Write it so: {key} = {{low = 1, high = 8}}",
     )
-    if not isinstance(value, Mapping) or not value.keys() <= {"low", "high", "log"}:
+    try:
+        found = Range(**value)
+    except TypeError:  # no table, or another key
+        raise wrong from None
+    ends = (found.low, found.high)
+    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends)
+    if not numbers or not isinstance(found.log, bool):
         raise wrong
-    low: Any = value.get("low")
-    high: Any = value.get("high")
-    log = value.get("log", False)
-    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
-    if not numbers or not isinstance(log, bool) or not -math.inf < low < high < math.inf:
+    if not -math.inf < found.low < found.high < math.inf:
         raise wrong
-    if log and low <= 0:
+    if found.log and found.low <= 0:
         raise DmlError(
-            f"{path}: {key} begins at {low}.",
+            f"{path}: {key} begins at {found.low}.",
             "The logarithm of a range needs numbers above 0.",
             "Begin above 0, or leave out log = true.",
         )
-    return Range(low, high, log)
+    return found
 
 
 def cells(space: Space) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ from retrieval.remote.address import without_secrets
 from trainer.config import Config
 from trainer.sweep import space as spaces
 from trainer.sweep.plan import GRID, TPE, Plan, comparable
-from trainer.sweep.runs import Outcome
+from trainer.sweep.results import Outcome
 from trainer.sweep.space import Choice
 
 try:

@@ -14,10 +14,12 @@ import torch
 from retrieval.errors import DmlError
 from retrieval.files import locked_folder, write_text
 from trainer.run.checkpoint import causes
+from trainer.run.folder import make
 from trainer.run.watch import Watch
 from trainer.sweep import page, results
 from trainer.sweep.plan import Plan
-from trainer.sweep.runs import Outcome, SweepWatch, check_alone, train_seeds
+from trainer.sweep.results import Outcome
+from trainer.sweep.runs import SweepWatch, check_alone, train_seeds
 from trainer.sweep.study import Busy, Trials
 
 POLL = 1.0  # seconds between looks at what other workers do
@@ -39,12 +41,7 @@ def sweep(
     watch = watch or SweepWatch()
     check_alone()
     plan.check()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DmlError(
-            f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
-        ) from error
+    make(folder)
     trials = Trials(plan, folder, storage)
     with helpers(plan, folder, storage, workers - 1, make_watch):
         work(trials, watch)

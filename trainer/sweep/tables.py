@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from retrieval.console import safe_console
 from retrieval.metrics import DISTANCES, title_of
 from retrieval.number_format import counted, four_digits, p_value, percent, points, points_interval
-from trainer.sweep.results import CRITERION, mean_and_std
-from trainer.sweep.runs import Outcome, SweepWatch
+from trainer.sweep.results import CRITERION, Outcome, mean_and_std
+from trainer.sweep.runs import SweepWatch
 from trainer.tables import OnStderr
 
 SHOWN = 20  # settings in the table; the files have all
@@ -22,8 +22,8 @@ COLUMNS = (("cos", "recall@1"), ("l2", "recall@1"), ("cos", "map_at_r"))
 class SweepDisplay(OnStderr, SweepWatch):
     """A progress bar for the run that is being trained, and a line for every trial, on stderr."""
 
-    def __init__(self, console: Console | None = None, quiet: float = 60.0) -> None:
-        super().__init__(console or safe_console(stderr=True), quiet)
+    def __init__(self) -> None:
+        super().__init__(safe_console(stderr=True), quiet=60.0)
         self.name = ""
 
     def trial(self, number: int, trials: int, values: dict[str, str]) -> None:

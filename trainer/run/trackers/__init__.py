@@ -46,10 +46,6 @@ class Entry(registry.Entry):
     extra: str = "trackers"
 
 
-def _own(path: str) -> Entry:
-    return Entry(path, path, "a tracker of your own")
-
-
 TRACKERS = Registry(
     "tracker",
     Entry(
@@ -72,7 +68,7 @@ TRACKERS = Registry(
         "wandb",
     ),
     option="--log",
-    own=_own,
+    own=lambda path: Entry(path, path, "a tracker of your own"),
 )
 
 
