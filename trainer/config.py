@@ -47,22 +47,27 @@ def one_of(*choices: object, default: object) -> Any:
     return field(default=default, metadata={"choices": choices})
 
 
+def invalid(table: Any, prefix: str = "") -> Iterator[Problem]:
+    """Values of a dataclass that its fields do not take: see `within` and `one_of`."""
+    for each in fields(table):
+        key, value = f"{prefix}{each.name}", getattr(table, each.name)
+        choices = each.metadata.get("choices", (value,))
+        if value not in choices:
+            yield Problem((key,), f"{key} = {value!r}: one of {', '.join(map(str, choices))}")
+        if "limits" in each.metadata:
+            low, high = each.metadata["limits"]
+            for number in value if isinstance(value, tuple) else (value,):
+                if not low <= number <= high:  # NaN fails as well
+                    yield Problem((key,), f"{key} = {number}: from {low:g} to {high:g}")
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of settings, which is called as its class."""
 
     def problems(self) -> Iterator[Problem]:
         """Values that their fields do not take, or that cannot be used together."""
-        for each in fields(self):
-            key, value = f"{type(self).__name__.lower()}.{each.name}", getattr(self, each.name)
-            choices = each.metadata.get("choices", (value,))
-            if value not in choices:
-                yield Problem((key,), f"{key} = {value!r}: one of {', '.join(map(str, choices))}")
-            if "limits" in each.metadata:
-                low, high = each.metadata["limits"]
-                for number in value if isinstance(value, tuple) else (value,):
-                    if not low <= number <= high:  # NaN fails as well
-                        yield Problem((key,), f"{key} = {number}: from {low:g} to {high:g}")
+        return invalid(self, f"{type(self).__name__.lower()}.")
 
 
 @dataclass(frozen=True)

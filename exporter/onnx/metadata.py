@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from retrieval.errors import DmlError
-from trainer.config import Input, one_of, within
+from trainer.config import Input, invalid, one_of, within
 from trainer.data.images import WHITE, Colour
 from trainer.validate import converted, shortened
 
@@ -24,7 +24,6 @@ PREFIX = "dmltool."
 INPUTS = {"uint8-nhwc": ("nhwc", "uint8"), "float-nchw": ("nchw", "float32")}
 """Layout and type of each form of input that a model can be exported with."""
 LAYOUTS = ("nhwc", "nchw")
-DTYPES = ("uint8", "float32", "float16")
 FIX = "Export the model again, or give other values to the options of `dmltool embed`."
 
 Triple = tuple[float, float, float]
@@ -40,36 +39,27 @@ class Preprocessing:
     interpolation: str
     mean: Triple
     std: Triple
-    layout: str = "nhwc"
+    layout: str = one_of(*LAYOUTS, default="nhwc")
     """The order of the input's axes: nhwc or nchw."""
-    dtype: str = "uint8"
+    dtype: str = one_of("uint8", "float32", "float16", default="uint8")
     """uint8: 0 to 255; float32 or float16: 0 to 1 before mean and std."""
     inside: bool = True
     """Whether the graph applies mean and std; otherwise `to_input` does."""
-    scale: int = 1
+    scale: int = one_of(1, 255, default=1)
     """1 or 255: the largest colour value that mean and std refer to."""
-    color: str = "RGB"
+    color: str = one_of("RGB", "BGR", default="RGB")
     """The order of the colours in the input: RGB or BGR. Mean and std are in the order RGB."""
-    background: Colour = WHITE
+    background: Colour = within(0, 255, default=WHITE)
     """Colour behind transparent pixels."""
     draft: int = 1
     """See `trainer.config.Input`. Models without this property were trained with 1."""
 
     def __post_init__(self) -> None:
-        problems = [
-            *self.spec().problems(),
-            *one_of("layout", self.layout, LAYOUTS),
-            *one_of("dtype", self.dtype, DTYPES),
-            *one_of("color", self.color, ("RGB", "BGR")),
-            *(each for value in self.background for each in within("background", value, 0, 255)),
-        ]
-        found = [problem.text for problem in problems]
+        found = [problem.text for problem in (*self.spec().problems(), *invalid(self))]
         if not all(map(math.isfinite, self.mean)):
             found.append(f"mean = {list(self.mean)}: three numbers")
         if not all(0 < value < math.inf for value in self.std):
             found.append(f"std = {list(self.std)}: three numbers above 0")
-        if self.scale not in (1, 255):
-            found.append(f"scale = {self.scale}: 1 or 255")
         if self.dtype == "uint8" and not self.inside:
             found.append("mean and std cannot be applied to uint8 input outside the graph")
         if found:
