@@ -68,7 +68,10 @@ class Settings:
         rules = {
             "distances": (0 < len(known) == len(self.distances), f"wants some of {DISTANCES}"),
             "recall_at": (whole, "wants whole numbers from 1"),
-            "device": (PATTERN.fullmatch(self.device), "wants auto, cpu, cuda or one GPU: cuda:1"),
+            "device": (
+                PATTERN.fullmatch(self.device),
+                "wants 'auto', 'cpu', 'cuda' or a GPU such as 'cuda:1'",
+            ),
             "kmeans_init": (self.kmeans_init in STARTS, f"wants {starts}"),
             "level": (0 < self.level < 1, "wants a number between 0 and 1"),
         }
