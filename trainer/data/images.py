@@ -94,7 +94,8 @@ def read_rgb(
         why = " ".join(part for part in (error.what, error.why) if part)
         raise DmlError(f"{path} cannot be read as an image.", why, error.fix) from error
     except Exception as error:  # decoders raise nearly anything when a file is damaged
-        raise DmlError(f"{path} cannot be read as an image.", *_reason(error)) from error
+        why, fix = _reason(error)
+        raise DmlError(f"{path} cannot be read as an image.", why, fix) from error
 
 
 class _Bounded(io.BufferedReader):

@@ -394,7 +394,7 @@ def killed_before_its_first_checkpoint(config, folder, moment):
     code = f"""
 import os, sys
 from pathlib import Path
-from trainer.run import checkpoint, metrics_log, folder as run_folder, train
+from trainer.run import checkpoint, metrics_log, setup, folder as run_folder, train
 from trainer import toml
 from trainer.validate import from_dict
 honest = {moment}
@@ -412,7 +412,7 @@ train.train(from_dict(toml.read(Path(sys.argv[1])), "it"), Path(sys.argv[2]))
 @pytest.mark.parametrize(
     "moment",
     [
-        "train.open_data",
+        "setup.open_data",
         "run_folder.write_environment",
         "metrics_log.write_metrics",
         "checkpoint.torch.save",
@@ -457,7 +457,7 @@ def test_a_start_killed_while_it_writes_does_not_block_the_folder(name, config, 
 
 def test_starting_anew_takes_nobodys_files(config, tmp_path):
     folder = tmp_path / "run"
-    killed_before_its_first_checkpoint(config, folder, "train.open_data")
+    killed_before_its_first_checkpoint(config, folder, "setup.open_data")
     (folder / "thesis.tex").write_text("x")
     with pytest.raises(run_folder.FolderTaken, match="exists already"):
         train.train(config, folder)
