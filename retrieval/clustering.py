@@ -176,7 +176,7 @@ def kmeans(
     points, scale = single_precision(vectors, distance)
     starts = restarts(settings, k)
     workers = allowed(settings.threads or processors())
-    tell = _Meter(progress, len(seeds) * starts * (k + k // 2))
+    tell = _Meter(progress, len(seeds) * starts, k)
     by_pairs = starts > 1 and settings.kmeans_init != "random" and k <= MANY and N <= pairs.MOST
     with single_blas_thread():
         known = pairs.all_pairs(points, workers) if by_pairs else None
@@ -199,7 +199,7 @@ def _best(job: _Job, seeds: list[int]) -> Found:
 
     def run(seed: int, threads: int) -> None:
         found[seed] = _run(job, seed, threads)
-        job.tell(job.k // 2)
+        job.tell.finished()
 
     if small and len(seeds) > 1:
         run_all([(partial(run, seed, 1), 1) for seed in seeds], job.workers, stop=job.tell.stop)
@@ -273,18 +273,30 @@ def _on_gpu(
 class _Meter:
     """Progress of several runs: two thirds of each for its start, one for its iterations."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
+    def __init__(self, progress: Progress | None, runs: int, k: int) -> None:
+        self.progress, self.each = progress, k + k // 2
+        self.total, self.done, self.ended = runs * self.each, 0, 0
         self.lock, self.stopped = Lock(), False
 
     def stop(self) -> None:
         self.stopped = True
 
-    def __call__(self, more: int = 0) -> None:
-        """Several starts may tell at once; none after a failure of another one."""
+    def finished(self) -> None:
+        """A run has ended."""
+        self.ended += self.each
+        self(max(0, self.ended - self.done))
+
+    def __call__(self, more: int | None = None) -> None:
+        """Centroids were chosen, or without a number, an iteration was done.
+
+        How many iterations follow is not known, but they get shorter and shorter. Several starts
+        may tell at once; none after a failure of another one.
+        """
         with self.lock:
             if self.stopped:
                 raise InterruptedError
-            self.done += more
+            if more is None:
+                more = max(0, self.ended + self.each - self.done) // 2
+            self.done = min(self.done + more, self.total)
             if self.progress is not None:
                 self.progress(self.done, self.total)
