@@ -220,3 +220,11 @@ def test_progress_reaches_its_total_over_all_restarts_and_can_interrupt():
 
     with pytest.raises(KeyboardInterrupt):
         kmeans(x, 12, seed=0, progress=stop)
+
+
+def test_progress_moves_while_iterations_are_computed():
+    x, _ = blobs(N=900, noise=1.5)
+    told: list[tuple[int, int]] = []
+    kmeans(x, 60, seed=0, kmeans_restarts=1, progress=lambda *count: told.append(count))
+    between = {done for done, total in told if 60 < done < total}
+    assert len(between) > 1, told
