@@ -72,7 +72,7 @@ class Format:
         return module.read(path, key, wanted)
 
 
-FORMATS = (
+FORMATS = [
     Format(
         "hdf5",
         "embedding files of dmltool, ann-benchmarks files, other vectors with labels",
@@ -159,7 +159,7 @@ FORMATS = (
     Format("ivecs", "TEXMEX integers", (".ivecs",), module="vecs", labels_only=True),
     Format("text", "one label per line", (".txt",), labels_only=True),
     Format("json", "a list of labels", (".json",), module="text", labels_only=True),
-)
+]
 COMPRESSED = (".gz", ".zst")
 BINARY = ("vecs", "ivecs", "safetensors")  # these begin with a number, which may be any
 STAND_INS = (b"version https://git-lfs", b"<!doctype html", b"<html")
