@@ -113,7 +113,7 @@ def eval_command(
     classes = check_target(per_class, force, sources.files) if per_class else None
     if classes and classes == output.target:
         raise click.UsageError("--out and --per-class name the same file.")
-    with ProgressBar() as report:
+    with ProgressBar() as report, sources.being_read():
         read = partial(load, train=False, progress=report, places=sources.places)
         data = read(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
         lists = data.has_only_neighbours
@@ -257,7 +257,7 @@ def compare(
     with ProgressBar() as report:
         sources = Sources(a, b, labels=[labels], train=False, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
-    with ProgressBar() as report:
+    with ProgressBar() as report, sources.being_read():
         read = partial(load, train=False, progress=report, places=sources.places)
         first, second = (read(name, labels=labels) for name in (a, b))
         tell_device(settings.device, first, second)

@@ -59,7 +59,8 @@ def merge(
     sources = Sources(*map(str, paths), progress=progress, whole=True)
     target = check_target(target, force, sources.files)
     hashes = [_sha256(sources.places[str(path)].files, progress) for path in paths]
-    data = [load(path, places=sources.places) for path in paths]
+    with sources.being_read():
+        data = [load(path, places=sources.places) for path in paths]
     orders = [match_rows(data[0], other) for other in data]
     dims = tuple(common_dim(each.source, each.splits) for each in data)
     first = data[0].splits

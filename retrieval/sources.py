@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -132,6 +132,15 @@ class Sources:
             if not path.exists():
                 find_format(path)  # raises, before anything else is found wrong
         self.seen = [self._look(path) for path in self.files]
+
+    @contextmanager
+    def being_read(self) -> Iterator[None]:
+        """Where a file cannot be read because it was changed meanwhile, say so."""
+        try:
+            yield
+        except DmlError:
+            self.check_unchanged()
+            raise
 
     def check_unchanged(self) -> None:
         for path, before in zip(self.files, self.seen, strict=True):

@@ -25,7 +25,7 @@ from retrieval.world import ALONE, World
 _PAIRS, _NUMBERS = 1 << 18, 1 << 23  # of a class measured by one product: pairs, numbers of items
 _QUERIES = 256  # whose positives are prepared at a time: they stay in the cache
 _ROOM = 1 << 20  # pairs of a negative and a positive compared at a time
-BYTES = 200  # per pair of query and positive, both distances
+BYTES = 280  # per pair of query and positive, both distances
 
 Bounds = Callable[[str, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
