@@ -105,9 +105,12 @@ def next_step(*args: object) -> None:
     """Name the command that usually follows; secrets of addresses are left for the user to add."""
     from shlex import join
 
-    from retrieval.remote.address import without_secrets
+    words = [str(word) for word in args]
+    if any("://" in word for word in words):
+        from retrieval.remote.address import without_secrets
 
-    say_next(f"dmltool {join(without_secrets(str(word)) for word in args)}")
+        words = [without_secrets(word) for word in words]
+    say_next(f"dmltool {join(words)}")
 
 
 def say_next(text: str) -> None:
