@@ -7,10 +7,10 @@ a table loads nothing heavy. A module's table is extended with `TABLE.add(Entry(
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from retrieval.errors import DmlError
 
@@ -34,7 +34,7 @@ class Entry:
 E = TypeVar("E", bound=Entry)
 
 
-class Registry(Generic[E]):
+class Registry(Collection[E]):
     """The entries of one kind, looked up by name.
 
     kind: what an entry is, for messages, such as "loss".
@@ -57,6 +57,12 @@ class Registry(Generic[E]):
 
     def __iter__(self) -> Iterator[E]:
         return iter(self.entries.values())
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self.entries.values()
+
+    def __len__(self) -> int:
+        return len(self.entries)
 
     def add(self, entry: E) -> None:
         """Add an entry, or replace the one of that name."""
