@@ -314,6 +314,21 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
 
 
 @compiled
+def list_rows(squared, error, l2, items, start, counts, index, listed):
+    """Write the first counts[i] items of each row i, nearest first, from start[i] on.
+
+    `listed` has the arrays for the squared distance, its error and the l2 distance of each.
+    """
+    listed_squared, listed_error, listed_l2 = listed
+    for i in range(len(squared)):
+        order = np.argsort(squared[i], kind="mergesort")
+        for m in range(counts[i]):
+            r, j = start[i] + m, order[m]
+            index[r], listed_l2[r] = items[j], l2[i, j]
+            listed_squared[r], listed_error[r] = squared[i, j], error[i, j]
+
+
+@compiled
 def mark_nearest(start, counts, squared, error, marks):
     """Mark the positives of each query that may be its nearest one."""
     for q in range(len(start)):

@@ -185,19 +185,16 @@ def listed_positives(
 
     def whole_class(queries: np.ndarray, members: np.ndarray) -> None:
         measured = measure_class(prepared, queries, members)
-        column = np.arange(len(members))
-        taken = column < counts[queries, None]  # all but the query itself, which is the last
-        to = (start[queries, None] + column)[taken]
         for d, found in out.items():
-            squared, error = measured[d]
-            order = np.argsort(squared, axis=1, kind="stable")
-            found.index[to] = members[order][taken]
-            for target, values in (
-                (found.squared, squared),
-                (found.error, error),
-                (found.l2, measured["l2"][0]),
-            ):
-                target[to] = np.take_along_axis(values, order, axis=1)[taken]
+            position_kernels.list_rows(
+                *measured[d],
+                measured["l2"][0],
+                members,
+                start[queries],
+                counts[queries],  # all but the query itself, which is infinitely far
+                found.index,
+                (found.squared, found.error, found.l2),
+            )
 
     small, large = classes.by_size()
     tasks = [partial(pairwise_measured, queries) for queries in classes.chunks(small)]
