@@ -41,8 +41,7 @@ class Step:
     def finished(self) -> bool:
         if not all(path.exists() for path in (self.made, *self.also)):
             return False
-        made = self.made.stat().st_mtime
-        return _whole(self.made) and all(made >= path.stat().st_mtime for path in self.needs)
+        return _whole(self.made) and _newer(self.made, self.needs)
 
     def clear(self) -> None:
         """Remove a training that cannot be resumed.
@@ -63,9 +62,21 @@ class Step:
         if self.args[0] == "train":
             run = self.made.parent
             return ("train", "--resume", str(run)) if (run / "last.pt").exists() else self.args
-        left = (self.made, self.made.with_name(f"{self.made.name}.partial"), *self.also)
-        again = self.shown and any(path.exists() for path in left)
-        return (*self.args, "--force") if again else self.args
+        if not self.shown:
+            return self.args
+        if self.made.exists():
+            return (*self.args, "--force")
+        begun = {
+            "export": self.made.parent / "model.onnx",
+            "embed": self.made.with_name(f"{self.made.name}.partial"),
+        }.get(self.args[0])
+        if begun is None or not begun.exists():
+            return self.args
+        return (*self.args, "--resume" if _newer(begun, self.needs) else "--force")
+
+
+def _newer(path: Path, than: tuple[Path, ...]) -> bool:
+    return all(path.stat().st_mtime >= other.stat().st_mtime for other in than)
 
 
 def _whole(path: Path) -> bool:

@@ -60,8 +60,8 @@ def add_nmi(
     if settings.nmi is False:
         return found
     k = len(problem.names)
-    seconds = seconds_of(problem, settings)
-    if seconds > LONG and not settings.nmi:
+    seconds = 0.0 if settings.nmi else seconds_of(problem, settings)
+    if seconds > LONG:
         return found.noted(
             f"NMI was left out: k-means with {k:,} clusters would take about "
             f"{duration(seconds)} on two cores; --nmi computes it"
@@ -113,8 +113,12 @@ def restarts(settings: Settings, k: int) -> int:
 
 def _clustered(problem: Problem, settings: Settings) -> Sequence[str]:
     """The distances by which items are clustered: of l2 and cos, one where all have length 1."""
-    alike = unit_length(problem.gallery) and unit_length(problem.query_vectors)
-    return ("cos",) if alike and len(settings.distances) > 1 else settings.distances
+    if len(settings.distances) < 2:
+        return settings.distances
+    alike = unit_length(problem.gallery) and (
+        problem.queries is None or unit_length(problem.queries)
+    )
+    return ("cos",) if alike else settings.distances
 
 
 def cluster_scores(
@@ -283,8 +287,10 @@ class _Meter:
 
     def finished(self) -> None:
         """A run has ended."""
-        self.ended += self.each
-        self(max(0, self.ended - self.done))
+        with self.lock:
+            self.ended += self.each
+            more = max(0, self.ended - self.done)
+        self(more)
 
     def __call__(self, more: int | None = None) -> None:
         """Centroids were chosen, or without a number, an iteration was done.

@@ -73,7 +73,10 @@ class Settings:
                 "wants 'auto', 'cpu', 'cuda' or a GPU such as 'cuda:1'",
             ),
             "kmeans_init": (self.kmeans_init in STARTS, f"wants {starts}"),
-            "level": (0 < self.level < 1, "wants a number between 0 and 1"),
+            "level": (
+                isinstance(self.level, int | float) and 0 < self.level < 1,
+                "wants a number between 0 and 1",
+            ),
         }
         for name, low in LEAST.items():
             value = getattr(self, name)
@@ -155,6 +158,7 @@ def evaluate(
             "Others are given beside it.",
             "Pass arrays, or a file: evaluate(path, labels=other_path)",
         )
+    chosen = Settings(**settings)
     of_file = isinstance(data, str | Path)
     if any(isinstance(each, str | Path) != of_file for each in given):
         raise DmlError(
@@ -166,7 +170,7 @@ def evaluate(
         data = load(data, **beside, train=False, progress=progress)
     if isinstance(data, Embeddings):
         problem = from_embeddings(data, drop_nonfinite=drop_nonfinite)
-        return run(problem, Settings(**settings).of(data), progress).result
+        return run(problem, chosen.of(data), progress).result
     if labels is None:
         raise DmlError(
             "There are no labels.",
@@ -174,7 +178,7 @@ def evaluate(
             "Pass them after the vectors: evaluate(vectors, labels)",
         )
     problem = from_arrays(data, **beside, drop_nonfinite=drop_nonfinite)
-    return run(problem, Settings(**settings), progress).result
+    return run(problem, chosen, progress).result
 
 
 def run(

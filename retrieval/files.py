@@ -116,13 +116,18 @@ def rename_new(old: Path, new: Path) -> None:
     """Rename without replacing: FileExistsError if the new name is taken."""
     try:
         os.link(old, new)
-        os.unlink(old)
-    except FileExistsError:
-        raise
-    except OSError:  # exFAT and some network file systems have no links
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
         if new.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
         os.replace(old, new)
+    else:
+        os.unlink(old)
+
+
+# What exFAT and some network file systems answer, which have no links.
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
 # Locks, which end with their process, tell files in use from those that a killed process left.

@@ -67,11 +67,14 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
 
         return Place(*locating.fetch(address.parse(source), whole, progress), key)
     path = Path(name)
-    if path.is_dir() and not store_format(path):
+    if path.is_dir():
         from retrieval.folders import RUN, choose
 
-        files, labels = choose(path, os.listdir(path))
-        return Place(path / RUN if files == (path / RUN,) else path, files, labels, key)
+        if (path / RUN).is_file():
+            return Place(path / RUN, (path / RUN,), None, key)
+        if not store_format(path):
+            names = [each for each in os.listdir(path) if each != RUN]
+            return Place(path, *choose(path, names), key)
     if glob.has_magic(name) and not path.exists():
         return Place(path, _matches(path), None, key)
     return Place(path, (path,), None, key)
@@ -159,5 +162,8 @@ class Sources:
         if copy := copies.get(path):
             return copy.state()
         inside = path.rglob("*") if path.is_dir() else ()
-        times = [file.stat().st_mtime_ns for file in (path, *inside)]
+        try:
+            times = [file.stat().st_mtime_ns for file in (path, *inside)]
+        except FileNotFoundError:  # a folder that is being written
+            return None
         return file_size(path), max(times)

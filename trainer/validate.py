@@ -38,7 +38,8 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
         own = tables["phase"].optimizer
         values, wrong = _table("phase.optimizer", own, Optimizer)
         found += wrong
-        sound = {key: getattr(values, key) for key in own if hasattr(values, key)}
+        names = {each.name for each in fields(Optimizer)}
+        sound = {key: getattr(values, key) for key in own if key in names}
         tables["phase"] = replace(tables["phase"], optimizer=sound)
     doubtful = {key for problem in found for key in problem.keys}
     try:

@@ -93,10 +93,16 @@ class Work:
     computed: int = 0
     writing: float = 0.0
 
-    def add(self, batch: Done, write: Write) -> None:
-        """Write the rows of a batch."""
+    def add(self, batch: Done, write: Write, dim: int) -> None:
+        """Write the rows of a batch, which are embeddings of `dim` numbers."""
         self.bad[batch.split] += batch.bad
         if batch.vectors is not None:
+            if batch.vectors.shape[1] != dim:
+                raise DmlError(
+                    f"The model gave embeddings of {batch.vectors.shape[1]} numbers, not {dim}.",
+                    "All embeddings of a file have the same length.",
+                    "Export it with a dynamic batch and a fixed embedding length.",
+                )
             start = time.perf_counter()
             write(batch.split, batch.positions, batch.vectors)
             self.writing += time.perf_counter() - start
@@ -146,7 +152,7 @@ def embed(
         for batch in run_batches(engine, data, splits, tasks, threads):
             if batch.bad and not settings.skip_bad:
                 raise _unreadable(batch.bad[0][1])
-            work.add(batch, write)
+            work.add(batch, write, out.dim)
             done += world.size * (len(batch.positions) + len(batch.bad))  # others are about as far
             if progress:
                 progress("embedding", min(done, total), total)
@@ -258,6 +264,13 @@ def _shard(splits: dict[str, np.ndarray], settings: EmbedSettings) -> dict[str, 
             f"There is no shard {k}/{n}.",
             f"The shards of {n} parts are 1/{n} to {n}/{n}.",
             f"Choose one of them: --shard 1/{n}",
+        )
+    empty = [split for split, rows in splits.items() if not len(rows)]
+    if empty or not splits:
+        raise DmlError(
+            f"There are no images of {', '.join(empty) or 'any split'}.",
+            "There is nothing to embed.",
+            "Choose other splits: --split NAME",
         )
     own = {}
     for split, rows in splits.items():

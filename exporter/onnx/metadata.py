@@ -238,6 +238,9 @@ _FIELDS = {
 _ABOUT = [each.name for each in fields(Metadata) if each.name not in ("preprocessing", "others")]
 
 
+_LONGEST = 1 << 17  # characters of a property that is no plain text
+
+
 def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The values of these keys in their types, read from JSON where they are texts."""
     values, found = {}, []
@@ -245,6 +248,9 @@ def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]
         value = given[key]
         try:
             decode = isinstance(value, str) and kinds[key] is not str
+            if decode and len(value) > _LONGEST:
+                value = value[:_LONGEST]
+                raise ValueError("a shorter text belongs here")
             values[key] = converted(json.loads(value) if decode else value, kinds[key])
         except (ValueError, RecursionError) as error:
             found.append(f"{key} = {shortened(value)}: {error}")

@@ -178,6 +178,8 @@ def _find_output(proto: ModelProto, path: Path, wanted: str | None) -> tuple[str
     flat = [name for name, value in outputs.items() if len(_shape(value) or ()) == 2]
     if wanted is None:
         names = [OUTPUT] if OUTPUT in outputs else list(outputs)
+        if not names:
+            raise DmlError(f"{path} has no output.", "Nothing can be embedded.", "Export it again.")
         if len(names) != 1:
             first = printable((flat or [*names, "NAME"])[0])
             fix = f"Name the embedding: --output-name {first}"

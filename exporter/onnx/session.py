@@ -75,7 +75,8 @@ class Session:
             found = self._embed(batch)
         else:
             padding = np.zeros((-len(batch) % fixed, *batch.shape[1:]), batch.dtype)
-            pieces = np.concatenate([batch, padding]).reshape(-1, fixed, *batch.shape[1:])
+            whole = np.concatenate([batch, padding]) if len(padding) else batch
+            pieces = whole.reshape(-1, fixed, *batch.shape[1:])
             found = np.concatenate([self._embed(piece) for piece in pieces])[: len(batch)]
         if not np.isfinite(found).all():
             rows = np.flatnonzero(~np.isfinite(found).all(1))

@@ -127,15 +127,22 @@ def rounded(where: str) -> DmlError:
     )
 
 
-def refuse_bomb(where: str, stored: int, expanded: int, less_room: int = 0) -> None:
-    """Raise if `stored` bytes claim to hold implausibly many."""
-    if expanded > ROOM_RATIO * stored + (less_room or ROOM_BYTES):
+_UNCOMPRESSED = (
+    "If you trust the file, write it again without compression: np.save, or for HDF5 "
+    "h5repack -f NONE old.h5 new.h5"
+)
+
+
+def refuse_bomb(
+    where: str, stored: int, expanded: int, room: int | None = None, fix: str = _UNCOMPRESSED
+) -> None:
+    """Raise if `stored` bytes claim to hold implausibly many; `room` bytes more are plausible."""
+    if expanded > ROOM_RATIO * stored + (ROOM_BYTES if room is None else room):
         raise DmlError(
             f"{where} claims {expanded:,} bytes of data but stores {stored:,}.",
             f"More than {ROOM_RATIO}-fold growth is not plausible for embeddings, and may fill the "
             "memory.",
-            "If you trust the file, write it again without compression: np.save, or for HDF5 "
-            "h5repack -f NONE old.h5 new.h5",
+            fix,
         )
 
 
@@ -172,13 +179,11 @@ def vectors(array: np.ndarray, where: str) -> np.ndarray:
     """Vectors as they are if the engine takes their dtype, else converted without loss."""
     if array.ndim != 2 or not array.size:
         why = "Embeddings are a 2-D array: one row for each item, one column for each dimension."
+        fix = "Choose another array with FILE::KEY, or save it as x.reshape(len(x), -1)."
         if array.ndim == 2:
             why = "It has no rows." if array.shape[1] else "Its rows have no numbers."
-        raise DmlError(
-            f"{where} has the shape {array.shape}.",
-            why,
-            "Choose another array with FILE::KEY, or save it as x.reshape(len(x), -1).",
-        )
+            fix = "Write it again, or choose another array with FILE::KEY."
+        raise DmlError(f"{where} has the shape {array.shape}.", why, fix)
     dtype = array.dtype
     if dtype.name in KEPT:
         return array if dtype.isnative else _convert(array, dtype.newbyteorder("="), where)

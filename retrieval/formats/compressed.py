@@ -43,7 +43,7 @@ def _format(path: Path) -> Format:
         raise DmlError(
             f"{path} is compressed by {'zstd' if _is_zstd(path) else 'gzip'}.",
             f"Of such files {', '.join(s + path.suffix for s in INSIDE)} are read as they are.",
-            f"Unpack it: {'unzstd' if _is_zstd(path) else 'gunzip -k'} {shlex.quote(str(path))}",
+            _unpacking(path),
         )
     (format,) = (format for format in FORMATS if suffix in format.suffixes)
     return format
@@ -82,13 +82,17 @@ def _temporary(name: str) -> Iterator[Path]:
             yield Path(folder) / name
 
 
+def _unpacking(path: Path) -> str:
+    return f"Unpack it: {'unzstd' if _is_zstd(path) else 'gunzip -k'} {shlex.quote(str(path))}"
+
+
 def _inflate(path: Path, target: Path) -> None:
     stored, written = os.path.getsize(path), 0
     try:
         with _opened(path) as source, target.open("wb") as out:
             while block := source.read(BLOCK):
                 written += len(block)
-                refuse_bomb(str(path), stored, written, ROOM_BYTES)
+                refuse_bomb(str(path), stored, written, ROOM_BYTES, _unpacking(path))
                 out.write(block)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise damaged(f"{path} cannot be inflated.", f"{error}.") from error

@@ -118,7 +118,7 @@ class ListedPositives:
     index: np.ndarray  # (P,) gallery rows
     squared: np.ndarray  # (P,)
     error: np.ndarray  # (P,)
-    l2: np.ndarray  # (P,) as `exact_l2` has it
+    l2: np.ndarray  # (P,) squared l2 distance, used where it is exact: on a lattice
 
 
 def nearest_listed(
@@ -131,9 +131,25 @@ def nearest_listed(
         marks = np.empty(len(owner), np.bool_)
         position_kernels.mark_nearest(start, counts, found.squared, found.error, marks)
         near = np.flatnonzero(marks)
+        # One of each group is enough: rows of a group are equally near.
+        group = prepared.groups[d][found.index]
+        near = near[np.lexsort((found.index[near], group[near], owner[near]))]
+        change = (np.diff(owner[near]) != 0) | (np.diff(group[near]) != 0)
+        near = near[np.flatnonzero(np.r_[True, change])] if len(near) else near
         near = near[np.lexsort((found.index[near], owner[near]))]
-        _pick(prepared, owner[near], found.index[near], {d: out[d]})
+        for part in _query_runs(owner[near]):
+            _pick(prepared, owner[near[part]], found.index[near[part]], {d: out[d]})
     return out
+
+
+def _query_runs(owner: np.ndarray) -> Iterator[slice]:
+    """Slices of pairs, sorted by query, of about _TOGETHER pairs; a query stays in one."""
+    start = 0
+    while start < len(owner):
+        end = min(start + _TOGETHER, len(owner))
+        end = int(np.searchsorted(owner, owner[end - 1], "right"))
+        yield slice(start, end)
+        start = end
 
 
 def _unknown(prepared: Prepared) -> dict[str, NearestPositives]:

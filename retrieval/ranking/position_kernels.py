@@ -171,7 +171,7 @@ def credit_kept(first, end, l2, lists, kept, groups, pairs, found):
 
     Returns (query to go on from, pairs listed).
     """
-    most = len(pairs) - found
+    most = min(len(pairs) - found, np.sum(kept.held[first:end]))
     queries, items = np.empty(most, np.int64), np.empty(most, np.int64)
     lows, highs = np.empty(most, np.float32), np.empty(most, np.float32)
     count, q = 0, first
@@ -346,15 +346,14 @@ def positions_within(lists, tied, positions, lengths):
     count = 0
     for q in range(len(start)):
         base, before, first = start[q], 0, count
+        falls = False
         for m in range(active[q]):
-            # Positives too close to tell apart may be listed in either order: sorted, it is right.
             before += negatives[base + m]
-            number, at = before + tied[base + m], count
-            while at > first and positions[at - 1] > number:
-                positions[at] = positions[at - 1]
-                at -= 1
-            positions[at] = number
+            positions[count] = before + tied[base + m]
+            falls |= m > 0 and positions[count] < positions[count - 1]
             count += 1
+        if falls:  # positives too close to tell apart may be listed in either order
+            positions[first:count].sort()
         end = first
         for n in range(first, count):
             if positions[n] + n - first + 1 <= limit[q]:

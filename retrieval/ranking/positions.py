@@ -25,9 +25,14 @@ from retrieval.world import ALONE, World
 _PAIRS, _NUMBERS = 1 << 18, 1 << 23  # of a class measured by one product: pairs, numbers of items
 _QUERIES = 256  # whose positives are prepared at a time: they stay in the cache
 _ROOM = 1 << 20  # pairs of a negative and a positive compared at a time
-BYTES = 280  # per pair of query and positive, both distances
+BYTES, QUERY_BYTES = 280, 400  # per pair of query and positive, and per query; both distances
 
 Bounds = Callable[[str, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def memory_of(positive_counts: np.ndarray) -> np.ndarray:
+    """(Q,) bytes that the positions of each query take while they are counted."""
+    return positive_counts * BYTES + QUERY_BYTES
 
 
 class Positions:

@@ -23,7 +23,7 @@ import numpy as np
 from retrieval.metrics import DISTANCES, PositivePositions
 from retrieval.problem import Problem
 from retrieval.ranking.backends.choice import choose
-from retrieval.ranking.positions import BYTES
+from retrieval.ranking.positions import memory_of
 from retrieval.ranking.sorted_rows import sorted_positions, sorting_pays
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
@@ -87,7 +87,7 @@ def count_ranks(
         large = sorting_pays(problem) if sort is None else np.full(len(problem.query_codes), sort)
         if large.any():
             return _partly_sorted(problem, large, progress, options)
-        if problem.positive_counts.sum() * BYTES > memory // 4:
+        if memory_of(problem.positive_counts).sum() > memory // 4:
             runs = _runs(problem.positive_counts, memory // 8)
             if len(runs) > 1:
                 return _in_runs(problem, runs, progress, options)
@@ -133,7 +133,7 @@ def _ranks(counter: TileCounter, d: str) -> Ranks:
 
 def _runs(positive_counts: np.ndarray, memory: int) -> list[np.ndarray]:
     """Runs of queries whose positives fit the memory."""
-    run = np.cumsum(positive_counts) * BYTES // max(1, memory)
+    run = np.cumsum(memory_of(positive_counts)) // max(1, memory)
     return np.split(np.arange(len(run)), np.flatnonzero(np.diff(run)) + 1)
 
 
@@ -145,7 +145,7 @@ def _in_runs(
     for n, run in enumerate(runs):
         part = problem.select(run)
         tell = progress and partial(_tell, progress, n, len(runs))
-        room = max(options["memory"], 4 * int(part.positive_counts.sum()) * BYTES)
+        room = max(options["memory"], 4 * int(memory_of(part.positive_counts).sum()))
         more = options | {"memory": room, "progress": tell, "sort": False}
         found.append(count_ranks(part, positions=True, **more))
     return {d: _joined([part[d] for part in found]) for d in found[0]}

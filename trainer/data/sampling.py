@@ -25,6 +25,7 @@ def balanced_batches(
     images: int,
     seed: int,
     epoch: int,
+    *,
     equally: bool = False,
 ) -> np.ndarray:
     """(steps, classes * images) places in targets: blocks of `images` of one class, no class twice.

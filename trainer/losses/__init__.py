@@ -190,9 +190,12 @@ def described(name: str, options: Mapping[str, Any]) -> Entry:
     entry = LOSSES.find(name)
     if ":" not in name:
         return entry
-    weights = dict(build(name, num_classes=4, dim=8, **options).named_parameters())
-    has_head = "head.weight" in weights
-    return replace(entry, has_head=has_head, own_weights=bool(weights) and not has_head)
+    from torch import nn
+
+    loss = build(name, num_classes=4, dim=8, **options)
+    has_head = isinstance(getattr(loss, "head", None), nn.Linear)
+    own_weights = any(True for _ in loss.parameters()) and not has_head
+    return replace(entry, has_head=has_head, own_weights=own_weights)
 
 
 def check_monitors(names: Iterable[str], loss: str, options: Mapping[str, Any]) -> None:

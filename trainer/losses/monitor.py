@@ -57,7 +57,7 @@ def build_monitors(names: Iterable[str], num_classes: int, dim: int, loss: nn.Mo
     with torch.random.fork_rng(devices=[]):  # a monitor must not change what is drawn later
         watched = {name: build(name, num_classes, dim) for name in names}
     for monitor in watched.values():
-        if hasattr(monitor, "head"):
+        if isinstance(getattr(monitor, "head", None), nn.Linear):
             monitor.head = loss.head
         monitor.eval()  # no dropout
         monitor.warn = False  # its note is passed on instead

@@ -162,7 +162,7 @@ class Meter:
             for name, value in self.training.monitors.measure(*batch).items():
                 self.monitored.setdefault(name, []).append(value)
             while self.training.monitors.notes:
-                self.training.watch.note(self.training.monitors.notes.pop())
+                self.training.watch.note(self.training.monitors.notes.pop(0))
         if len(self.pending) == self.every or step == self.steps - 1:
             self.flush()
 

@@ -41,7 +41,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def write_metrics(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     """Write metrics.jsonl anew."""
-    write_text(folder / METRICS, "".join(map(_line, records)), force=True)
+    try:
+        write_text(folder / METRICS, "".join(map(_line, records)), force=True)
+    except DmlError as error:
+        raise DmlError(error.what, error.why, "Make room there, then try again.") from error
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -70,8 +70,7 @@ def test_batches_are_c_classes_of_m_images_for_any_sizes(sizes, classes, images,
     present = [size for size in sizes if size]
     if len(present) < classes:
         return
-    repeat = min(present) < images
-    plan = balanced_batches(targets, classes, images, seed, 0, repeat)
+    plan = balanced_batches(targets, classes, images, seed, 0)
     assert plan.shape == (max(1, len(targets) // (classes * images)), classes * images)
     blocks(targets, plan, classes, images)
     for block in plan.reshape(-1, images):

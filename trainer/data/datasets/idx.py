@@ -4,6 +4,8 @@ An image is addressed as `file#number`. Train and test have the same classes: th
 how a loss trains, not how a network does on new classes.
 """
 
+from __future__ import annotations
+
 import gzip
 import math
 import struct
@@ -92,7 +94,7 @@ def _plain(path: Path) -> str:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in an IDX file, read-only; kept in memory."""
+    """The array in an IDX file, read-only; kept in memory, or mapped if it is not packed."""
     try:
         status = path.stat()
     except OSError as error:
@@ -105,19 +107,26 @@ def _read(path: Path, changed: int, size: int) -> np.ndarray:
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else open(path, "rb") as file:
-            dtype, shape = _header(path, file)
+        if not packed:
+            with open(path, "rb") as file:
+                dtype, shape, start = _header(path, file)
+            wanted = start + math.prod(shape) * dtype.itemsize
+            if size != wanted:
+                raise _damaged(path, f"it should have {wanted:,} bytes, it has {size:,}")
+            return np.memmap(path, dtype, "r", start, shape)
+        with gzip.open(path) as file:
+            dtype, shape, _ = _header(path, file)
             wanted = math.prod(shape) * dtype.itemsize
             content = file.read(wanted + 1)
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise _damaged(path, str(error)) from error
     if len(content) != wanted:
         more = "more" if len(content) > wanted else f"{len(content):,}"
-        raise _damaged(path, f"it should hold {wanted:,} bytes of data, it has {more}")
+        raise _damaged(path, f"it should unpack to {wanted:,} bytes of data, it has {more}")
     return np.frombuffer(content, dtype).reshape(shape)
 
 
-def _header(path: Path, file: BinaryIO | gzip.GzipFile) -> tuple[np.dtype, tuple[int, ...]]:
+def _header(path: Path, file: BinaryIO | gzip.GzipFile) -> tuple[np.dtype, tuple[int, ...], int]:
     """Two zero bytes, the type, the number of dimensions, then each as a big-endian uint32."""
     zeros, code, dimensions = struct.unpack(">HBB", file.read(4))
     if zeros or code not in TYPES or not 1 <= dimensions <= 4:
@@ -126,7 +135,7 @@ def _header(path: Path, file: BinaryIO | gzip.GzipFile) -> tuple[np.dtype, tuple
     dtype = np.dtype(TYPES[code])
     if math.prod(shape) * dtype.itemsize > LARGEST:
         raise _damaged(path, f"it claims {'x'.join(map(str, shape))} numbers, which is too much")
-    return dtype, shape
+    return dtype, shape, 4 + 4 * dimensions
 
 
 def _damaged(path: Path, why: str) -> DmlError:
