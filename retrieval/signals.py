@@ -7,6 +7,7 @@ Imported by the command line before everything else. Its imports are built into 
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import sys
 import time
@@ -50,6 +51,8 @@ def end_on_interrupt(name: str) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)  # else a background job, which Ctrl-C is not meant for
         sys.unraisablehook = _unraisable
+        # All is done then, and Python would let the signal kill it while it cleans up.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
