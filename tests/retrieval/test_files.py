@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -130,3 +131,26 @@ def test_scratch_folders_of_killed_processes_are_removed_and_those_in_use_are_no
         with files.scratch_folder(tmp_path, ".new-") as second:
             assert set(tmp_path.iterdir()) == {used, second, other}
     assert list(tmp_path.iterdir()) == [other]
+
+
+def test_a_new_name_replaces_nothing_also_without_links(tmp_path, monkeypatch):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for links in (True, False):
+        if not links:  # as on exFAT
+            monkeypatch.setattr(files.os, "link", lambda *_: _fail(errno.EPERM))
+        old.write_text("mine")
+        files.rename_new(old, new)
+        assert (new.read_text(), old.exists()) == ("mine", False)
+        old.write_text("another")
+        with pytest.raises(FileExistsError):
+            files.rename_new(old, new)
+        assert (new.read_text(), old.read_text()) == ("mine", "another")
+        new.unlink()
+    monkeypatch.setattr(files.os, "link", lambda *_: _fail(errno.EACCES))
+    with pytest.raises(PermissionError):
+        files.rename_new(old, new)
+    assert not new.exists()
+
+
+def _fail(number):
+    raise OSError(number, "no")

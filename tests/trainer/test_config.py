@@ -189,6 +189,7 @@ def test_a_config_is_frozen():
         (["loss.miner_options.epsilon=0.1"], "loss.miner names no miner"),
         (["phase.epochs=99"], "more than schedule.epochs"),
         (["phase.optimizer.lrr=1"], "there is no key phase.optimizer.lrr"),
+        (["phase.optimizer.problems=1"], "there is no key phase.optimizer.problems"),
         (["phase.optimizer.lr=fast"], "phase.optimizer.lr = 'fast': a number belongs here"),
         (["phase.optimizer.lr=-1"], "phase.optimizer.lr = -1.0: from 0"),
         (["optimizer.decoupled=true", "optimizer.name=sgd"], "sgd has no such weight decay"),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from retrieval import metrics
 from retrieval.ranking import nearest_positive, tiles
+from retrieval.ranking.backends import numpy as numpy_backend
 from tests.retrieval.ranking.references import (
     BACKENDS,
     DISTANCES,
@@ -50,6 +51,8 @@ def assert_exact_positions(*args, self_ids=None, **options):
         {"block": 16, "memory": 240_000, "sort": False},
         {"sort": True},
         {"block": 16, "threads": 3, "sort": False, "postponed": 1, "large": 0},
+        {"block": 16, "threads": 3, "sort": False, "room": 2},
+        {"block": 64, "threads": 1, "sort": False, "room": 5, "large": 0},
     ],
     ids=[
         "tiles",
@@ -57,6 +60,8 @@ def assert_exact_positions(*args, self_ids=None, **options):
         "chunks of queries",
         "sorted",
         "nothing postponed, products of classes",
+        "room for two negatives",
+        "room for five negatives, products of classes",
     ],
 )
 @pytest.mark.parametrize("name", HARD)
@@ -64,6 +69,7 @@ def test_positions_of_positives_are_those_of_exact_arithmetic(name, options, rng
     options = dict(options)
     monkeypatch.setattr(tiles, "_POSTPONED", options.pop("postponed", tiles._POSTPONED))
     monkeypatch.setattr(nearest_positive, "_LARGE", options.pop("large", nearest_positive._LARGE))
+    monkeypatch.setattr(numpy_backend, "ROOM", options.pop("room", numpy_backend.ROOM))
     assert_exact_positions(HARD[name], rng.integers(0, 4, len(HARD[name])), **options)
 
 
