@@ -78,7 +78,7 @@ def to_int8(
     def feeds() -> Iterator[dict[str, np.ndarray]]:
         for part in slices(len(images), 8):
             if progress:
-                progress("calibrating", part.stop, len(images))
+                progress("calibrating", part.start, len(images))
             yield {source.input_name: prepared.to_input(images[part])}
 
     tools, _ = _tools()
