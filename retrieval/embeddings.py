@@ -44,9 +44,8 @@ class Split:
     vectors: np.ndarray  # (N, D) float16, float32, float64, int8 or uint8
     labels: np.ndarray | None = None  # (N,) integers of any width, or str
     paths: np.ndarray | None = None  # (N,) str
-    taken: dict[str, str] = field(
-        default_factory=dict
-    )  # vectors, labels, paths -> name in the file
+    taken: dict[str, str] = field(default_factory=dict)
+    """vectors, labels, paths -> name in the file"""
 
 
 @dataclass(frozen=True)

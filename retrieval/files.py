@@ -133,12 +133,15 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 # Locks, which end with their process, tell files in use from those that a killed process left.
 
 
-def lock(file: BinaryIO | int) -> bool:
-    """Lock a file until it is closed; BlockingIOError if another has it, False without locks."""
+def lock(file: BinaryIO | int, shared: bool = False) -> bool:
+    """Lock a file until it is closed; BlockingIOError if another has it, False without locks.
+
+    shared: other processes may have such a lock too; one of the other kind is waited for.
+    """
     if sys.platform == "win32":
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
     except OSError:  # some network file systems have none

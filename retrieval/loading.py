@@ -87,14 +87,9 @@ def _load(
     gallery_labels: str | Path | None,
     find: Find,
 ) -> Embeddings:
-    found = read(find(source), labels is None)
-    if labels is not None:
-        found = _attach(found, _main_split(found, "query"), labels, find)
+    found = _labelled(source, labels, "query", find)
     if gallery is not None:
-        other = read(find(gallery), gallery_labels is None)
-        if gallery_labels is not None:
-            other = _attach(other, _main_split(other, "gallery"), gallery_labels, find)
-        found = _beside(found, other, gallery)
+        found = _beside(found, _labelled(gallery, gallery_labels, "gallery", find), gallery)
     elif gallery_labels is not None:
         if "gallery" not in found.splits:
             raise DmlError(
@@ -103,14 +98,21 @@ def _load(
                 "Give the gallery as well: --gallery gallery.npy",
             )
         found = _attach(found, "gallery", gallery_labels, find)
-    splits = dict(found.splits)
     empty = Split(np.empty(0))
-    queries, items = splits.get("query", empty), splits.get("gallery", empty)
-    if queries.labels is not None and items.labels is not None:
-        first, second = label_arrays.alike(queries.labels, items.labels)
-        splits["query"] = replace(queries, labels=first)
-        splits["gallery"] = replace(items, labels=second)
-    return replace(found, splits=splits)
+    queries, items = (found.splits.get(name, empty) for name in ("query", "gallery"))
+    if queries.labels is None or items.labels is None:
+        return found
+    first, second = label_arrays.alike(queries.labels, items.labels)
+    sides = {"query": replace(queries, labels=first), "gallery": replace(items, labels=second)}
+    return replace(found, splits=found.splits | sides)
+
+
+def _labelled(source: str | Path, labels: str | Path | None, split: str, find: Find) -> Embeddings:
+    """A source with labels of its own, or of another file for its main split."""
+    if labels is None:
+        return read(find(source))
+    found = read(find(source), "vectors")
+    return _attach(found, _main_split(found, split), labels, find)
 
 
 def _main_split(found: Embeddings, preferred: str) -> str:
@@ -186,7 +188,7 @@ def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locat
     """The labels of a file of their own in place of those of a split, and of their names."""
     with leaving_out_train(False):  # files of labels may be of one array, whatever their names
         place = find(source)
-    values = read_labels(place)
+    values = read(place, "labels")
     part = data.splits[split]
     if len(values) != len(part.vectors):
         raise DmlError(
@@ -201,28 +203,17 @@ def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locat
 # One file, or one set of files
 
 
-def read(place: Place, with_labels: bool = True) -> Embeddings:
-    """The `Embeddings` in one file or set of shards."""
-    if with_labels and place.labels:
+def read(place: Place, wanted: Wanted = "all") -> Any:
+    """The `Embeddings` in one file or set of shards, or its labels where only those are wanted."""
+    if wanted == "all" and place.labels:
         found = _read_file(place.files[0], place.key, "vectors")
         return replace(_attach(found, _main_split(found, "test"), place.labels), source=place.name)
-    wanted: Wanted = "all" if with_labels else "vectors"
-    if place.is_set:
-        from retrieval.formats import shards
+    if not place.is_set:
+        return _read_file(place.files[0], place.key, wanted)
+    from retrieval.formats import shards
 
-        read_shard = partial(_read_file, key=place.key, wanted=wanted)
-        return shards.join(place.name, place.files, read_shard)
-    return _read_file(place.files[0], place.key, wanted)
-
-
-def read_labels(place: Place) -> np.ndarray:
-    """The labels in one file or set of files."""
-    if place.is_set:
-        from retrieval.formats import shards
-
-        read_shard = partial(_read_file, key=place.key, wanted="labels")
-        return shards.join_labels(place.name, place.files, read_shard)
-    return _read_file(place.files[0], place.key, "labels")
+    join = shards.join_labels if wanted == "labels" else shards.join
+    return join(place.name, place.files, partial(_read_file, key=place.key, wanted=wanted))
 
 
 def _read_file(path: Path, key: str | None, wanted: Wanted) -> Any:

@@ -6,9 +6,9 @@ A module is imported when a file of its kind is read. It has one of these functi
     table(path, wanted)      columns: a `columns.Table`
     read(path, key, wanted)  anything else: Embeddings, or an array if wanted is "labels"
 
-One that rests on a library in C++ also has `trial(path, key, wanted)`, which returns what a child
-process is to try before the file is opened here. One whose files are read in parts calls `ensure`
-of `formats.arrays` first.
+One that rests on a library in C++ also has `trial(path, key, wanted)`, which a child process calls
+before the file is opened here. One whose files are read in parts calls `ensure` of `formats.arrays`
+first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shlex
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +56,11 @@ class Format:
     def trial(self, path: Path, key: str | None, wanted: Wanted) -> Callable[[], object] | None:
         """What to try in a child process before the file is read, for some formats."""
         module = self.load()
-        return module.trial(path, key, wanted) if hasattr(module, "trial") else None
+        if not hasattr(module, "trial"):
+            return None
+        if self.needs:
+            import_module(self.needs)  # that it is missing is said by this process
+        return partial(module.trial, path, key, wanted)
 
     def read(self, path: Path, key: str | None, wanted: Wanted) -> Any:
         """Read `Embeddings`, or labels alone; `key` is what follows the name after `::`."""
@@ -173,8 +178,6 @@ def find_format(path: Path) -> Format:
     start = _first_bytes(path)
     suffix = path.suffix.lower()
     format = next((format for format in FORMATS if suffix in format.suffixes), None)
-    if format and start.startswith(tuple(format.magic)):
-        return format
     if format and not start.lstrip().lower().startswith(STAND_INS):
         _refuse_other_format(path, format, start)
         return format
@@ -213,7 +216,8 @@ def _first_bytes(path: Path) -> bytes:
 def _refuse_other_format(path: Path, format: Format, start: bytes) -> None:
     """Raise for a file whose first bytes are those of another format than its suffix says."""
     for mark, suffix in {m: s for other in FORMATS for m, s in other.magic.items()}.items():
-        if suffix and start.startswith(mark) and format.name not in BINARY:
+        other = suffix and suffix not in format.suffixes
+        if other and start.startswith(mark) and format.name not in BINARY:
             new = path.with_name(path.name + suffix if suffix in COMPRESSED else path.stem + suffix)
             raise DmlError(
                 f"{path} is a {suffix} file, not a {path.suffix} file.",

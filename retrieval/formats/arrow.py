@@ -67,17 +67,13 @@ def as_table(path: Path, source: Source) -> Table:
     return Table(source.columns(), lambda dim: source.rows, blocks, convert)
 
 
-def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
-    """Reads every column that is going to be read."""
-
-    def work() -> None:
-        pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they use
-        source = _open(path)
-        found = Choice(source.columns(), path).roles(key, wanted)
-        for _ in source.batches([c.name for c in (*found.vectors, *found.beside.values())]):
-            pass
-
-    return work
+def trial(path: Path, key: str | None, wanted: Wanted) -> None:
+    """Read every column that is going to be read."""
+    pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they use
+    source = _open(path)
+    found = Choice(source.columns(), path).roles(key, wanted)
+    for _ in source.batches([c.name for c in (*found.vectors, *found.beside.values())]):
+        pass
 
 
 def _open(path: Path) -> Source:
@@ -178,7 +174,8 @@ def _kind(type: pa.DataType) -> str:
     if t.is_dictionary(type):
         return _kind(type.value_type)
     if _is_list(type):
-        return "list" if _is_number(_storage(type).value_type) else "other"
+        inside = _storage(type).value_type
+        return "list" if t.is_integer(inside) or t.is_floating(inside) else "other"
     if t.is_integer(type) or t.is_boolean(type):
         return "integer"
     if t.is_floating(type):
@@ -190,10 +187,6 @@ def _kind(type: pa.DataType) -> str:
 def _is_list(type: pa.DataType) -> bool:
     t, type = pa.types, _storage(type)
     return t.is_list(type) or t.is_large_list(type) or t.is_fixed_size_list(type)
-
-
-def _is_number(type: pa.DataType) -> bool:
-    return pa.types.is_integer(type) or pa.types.is_floating(type)
 
 
 def _storage(type: pa.DataType) -> Any:

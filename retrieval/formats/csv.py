@@ -28,6 +28,7 @@ NUMBER = re.compile(
 WHOLE = re.compile(r"\s*[-+]?[0-9]+\s*\Z")
 # Numbers with a decimal comma; a single group of three digits could also be a thousand.
 COMMA = re.compile(r"\s*[-+]?(?:[0-9]+,[0-9]*|,[0-9]+)(?:e[-+]?[0-9]+)?\s*\Z", re.I)
+SWAPPED = str.maketrans(",.", ".,")
 THOUSANDS = re.compile(r"\s*[-+]?[1-9][0-9]{0,2},[0-9]{3}\s*\Z")
 ENCLOSED = re.compile(r'"[^"]*"|\[[^\]]*\]')
 SAMPLE_ROWS, BLOCK_ROWS = 1000, 2048
@@ -154,9 +155,8 @@ def _decimal_comma(sample: list[Row]) -> bool:
 
 
 def _pointed(cells: Sequence[str], comma: bool) -> Sequence[str]:
-    if not comma:
-        return cells
-    return [cell.replace(",", ".") if COMMA.match(cell) else cell for cell in cells]
+    """Cells in which numbers have a decimal point; with commas, one that has it is no number."""
+    return [cell.translate(SWAPPED) for cell in cells] if comma else cells
 
 
 def _rows(reader: Any, path: Path) -> Iterator[Row]:
@@ -171,17 +171,17 @@ def _rows(reader: Any, path: Path) -> Iterator[Row]:
 
 def _header(sample: list[Row], comma: bool) -> Sequence[str] | None:
     """The first row if it holds names, which may be pandas' 0, 1, 2..."""
-    first = _pointed(sample[0][1], comma)
+    first = sample[0][1]
     known = LABEL_NAMES | PATH_NAMES | VECTOR_NAMES | SPLIT_COLUMNS
-    numbers = [cell for cell in first if NUMBER.match(cell)]
+    named = bool({cell.strip().lower() for cell in first} & known)
+    numbers = [cell for cell in _pointed(first, comma) if NUMBER.match(cell)]
     if not numbers:
         # One column of text has a header only if that is a familiar name, or numbers follow it.
         below = _pointed(sample[1][1], comma) if len(sample) > 1 else []
         listed = any(cell.lstrip().startswith("[") for cell in first)
-        named = bool({cell.strip().lower() for cell in first} & known)
         changed = any(NUMBER.match(cell) or cell.lstrip().startswith("[") for cell in below)
         return first if not listed and (named or changed) else None
-    if {cell.strip().lower() for cell in first} & known:
+    if named:
         return first
     if len(numbers) > 1 and all(map(WHOLE.match, numbers)) and max(map(len, numbers)) < 20:
         values = [int(cell) for cell in numbers]
@@ -209,17 +209,9 @@ def _name_columns(kinds: list[str], with_labels: bool) -> list[Column]:
     """
     text = [n for n, kind in enumerate(kinds) if kind == "text"]
     whole = [n for n, kind in enumerate(kinds) if kind == "integer"]
-    label = None
-    if len(text) == 1:
-        label = text[0]
-    elif (
-        with_labels
-        and not text
-        and len(whole) == 1
-        and whole[0] in (0, len(kinds) - 1)
-        and len(kinds) > 1
-    ):
-        label = whole[0]
+    at_edge = len(kinds) > 1 and whole in ([0], [len(kinds) - 1])
+    fits = text or (whole if with_labels and at_edge else [])
+    label = fits[0] if len(fits) == 1 else None
     return [Column(n, "label" if n == label else f"column{n}", k) for n, k in enumerate(kinds)]
 
 
@@ -253,18 +245,12 @@ class _Vectors:
             self._refuse_rounded(block, values)
         return values
 
-    def _cells(self, row: list[str]) -> Sequence[str]:
-        cells = self.taken(row)
-        return _numbers(cells[0]) if self.roles.is_list else cells
-
     def _texts(self, row: list[str]) -> Sequence[str]:
         """The numbers of a row as text, with decimal points."""
-        cells = self._cells(row)
-        return cells if self.roles.is_list else _pointed(cells, self.comma)
+        cells = self.taken(row)
+        return _numbers(cells[0]) if self.roles.is_list else _pointed(cells, self.comma)
 
     def _floats(self, line: int, row: list[str]) -> list[float]:
-        if self.comma and not self.roles.is_list and "." in "".join(self._cells(row)):
-            raise ValueError
         texts = self._texts(row)
         joined = "".join(texts)
         if "_" in joined or not joined.isascii():  # Python reads 1_0 as 10
@@ -278,13 +264,14 @@ class _Vectors:
     def _checked_floats(self, line: int, row: list[str]) -> list[float]:
         """The numbers of a row, NaN for empty cells, which pandas leaves; raises for other text."""
         is_list, texts = self.roles.is_list, self._texts(row)
-        for n, (text, pointed) in enumerate(zip(self._cells(row), texts, strict=True)):
-            mixed = self.comma and "." in text and not is_list
-            if text.strip() and (mixed or not NUMBER.match(pointed)):
+        for n, text in enumerate(texts):
+            if text.strip() and not NUMBER.match(text):
                 column = self.roles.vectors[0 if is_list else n]
+                told = text if is_list else row[column.at]
+                mixed = self.comma and "." in told and not is_list
                 raise DmlError(
                     f"{self.path}, line {line}, column {column.at + 1} ({column.name}): "
-                    f"{text[:40]!r} is not a number.",
+                    f"{told[:40]!r} is not a number.",
                     "Other numbers have a decimal comma."
                     if mixed
                     else "Every item needs all numbers of its vector.",

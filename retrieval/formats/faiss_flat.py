@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,42 +42,37 @@ HEADER = struct.Struct("<iqqq?i")  # dimension, count, two unused, trained, metr
 LENGTH = struct.Struct("<Q")
 
 
-@dataclass(frozen=True)
-class Index:
-    vectors: np.ndarray  # (N, D) float32
-    ids: np.ndarray | None  # (N,) int64
-
-
 def read(path: Path, key: str | None, wanted: Wanted) -> Any:
-    index = parse(path)
+    vectors, ids = _parse(path)
     if wanted == "labels":
-        if index.ids is None:
+        if ids is None:
             raise DmlError(
                 f"{path} holds vectors and no ids.",
                 "Labels cannot be taken from it.",
                 "Give another file.",
             )
-        return labels.labels(index.ids, f"{path}::ids")
-    entries = {"vectors": named_arrays.entry(index.vectors)}
-    if index.ids is not None:
+        return labels.labels(ids, f"{path}::ids")
+    entries = {"vectors": named_arrays.entry(vectors)}
+    if ids is not None:
         # Ids name items; whether they are labels as well only the user knows.
         if key and "," in key:
-            entries["ids"] = named_arrays.entry(index.ids)
+            entries["ids"] = named_arrays.entry(ids)
         elif wanted == "all":
             note(f"{path}: its ids are not taken as labels; {path}::vectors,ids does that")
     return named_arrays.read(entries, key, path, wanted, "faiss")
 
 
-def parse(path: Path) -> Index:
+def _parse(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Vectors (N, D) float32, and ids (N,) int64."""
     with path.open("rb") as file:
         kind = file.read(4)
         if kind not in WITH_IDS:
-            return Index(_flat(file, path, kind, kind), None)
+            return _flat(file, path, kind, kind), None
         _, count = _header(file, path)
         vectors = _flat(file, path, file.read(4), kind)
         if len(vectors) != count:
             raise _damaged(path, f"It holds {len(vectors):,} vectors for {count:,} ids.")
-        return Index(vectors, _values(file, path, np.dtype("<i8"), count).reshape(-1))
+        return vectors, _values(file, path, np.dtype("<i8"), count)
 
 
 def _flat(file: BinaryIO, path: Path, kind: bytes, outer: bytes) -> np.ndarray:

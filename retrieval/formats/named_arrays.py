@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.embeddings import SPELLINGS, Embeddings, Split, to_read
+from retrieval.embeddings import HELD_OUT, SPELLINGS, Embeddings, Split, to_read
 from retrieval.errors import DmlError
 from retrieval.formats import Wanted, arrays
 from retrieval.formats import labels as label_arrays
@@ -104,6 +104,11 @@ def describe(entries: dict[str, Entry]) -> str:
     return "\n  ".join(["It holds:", *cut(lines)]) if lines else "It holds no arrays."
 
 
+def _unclear(entries: dict[str, Entry], source: Path, what: str, fix: str) -> DmlError:
+    """The error about arrays of which none, or more than one, can be taken."""
+    return DmlError(f"{source} {what}.", describe(entries), fix)
+
+
 def choose(
     entries: dict[str, Entry], key: str | None, source: Path, with_labels: bool = True
 ) -> dict[str, Choice]:
@@ -115,18 +120,12 @@ def choose(
         groups.setdefault(parts(name)[0], {})[name] = e
     named = [s for s in groups if s and any(e.vectors_like for e in groups[s].values())]
     rest = groups.get(None, {})
-    if "query" in named or "gallery" in named or "test" in named:
-        chosen: list[str | None] = list(named)
-    elif any(e.vectors_like for e in rest.values()):
+    chosen: list[str | None] = list(named)
+    if not set(HELD_OUT) & set(named) and any(e.vectors_like for e in rest.values()):
         chosen = [None, *named]
-    else:
-        chosen = list(named)
     if not chosen:
-        raise DmlError(
-            f"{source} has no 2-D array of numbers.",
-            describe(entries),
-            "Save the embeddings as one array: a row for each item, a column for each dimension.",
-        )
+        fix = "Save the embeddings as one array: a row for each item, a column for each dimension."
+        raise _unclear(entries, source, "has no 2-D array of numbers", fix)
     result = {}
     for split in chosen:
         vectors = _vectors(groups[split], source)
@@ -151,11 +150,8 @@ def _choose_by_key(
         (choice,) = found.values()
         return {"test": Choice(choice.vectors, label or choice.labels, choice.paths)}
     if label:
-        raise DmlError(
-            f"{source} holds several sets of vectors.",
-            describe(entries),
-            f"Choose one: {source}::KEY,{label}",
-        )
+        fix = f"Choose one: {source}::KEY,{label}"
+        raise _unclear(entries, source, "holds several sets of vectors", fix)
     return found
 
 
@@ -166,7 +162,7 @@ def _existing(entries: dict[str, Entry], key: str, source: Path) -> str:
 
     near = nearest(key, entries)
     hint = f"Did you mean {near}?" if near else f"Choose one of these: {source}::KEY"
-    raise DmlError(f"{source} has no array called {key}.", describe(entries), hint)
+    raise _unclear(entries, source, f"has no array called {key}", hint)
 
 
 def _vectors(group: dict[str, Entry], source: Path) -> str:
@@ -178,12 +174,8 @@ def _vectors(group: dict[str, Entry], source: Path) -> str:
     for narrowed in (pool, [] if known else _labelled(group, pool)):
         if len(narrowed) == 1:
             return narrowed[0]
-    example = pool[0]
-    raise DmlError(
-        f"{source} holds several arrays that could be the embeddings.",
-        describe(group),
-        f"Choose one: dmltool eval '{source}::{example}'",
-    )
+    fix = f"Choose one: dmltool eval '{source}::{pool[0]}'"
+    raise _unclear(group, source, "holds several arrays that could be the embeddings", fix)
 
 
 def _labelled(group: dict[str, Entry], names: list[str]) -> list[str]:
@@ -213,11 +205,9 @@ def _complete(
         if len(same) == 1:
             return Choice(vectors, same[0], path)
         if same:
-            raise DmlError(
-                f"{source} holds several arrays that could be the labels of {vectors}.",
-                describe(group),
-                f"Choose one: dmltool eval '{source}::{vectors},{same[0]}'",
-            )
+            what = f"holds several arrays that could be the labels of {vectors}"
+            fix = f"Choose one: dmltool eval '{source}::{vectors},{same[0]}'"
+            raise _unclear(group, source, what, fix)
     for name in flat:
         if group[name].dtype == "object" and len(group[name].shape) == 1 and name not in paths:
             group[name].read()  # raises: it may be the labels, and says how to save them
@@ -242,15 +232,11 @@ def choose_labels(entries: dict[str, Entry], key: str | None, source: Path) -> s
             return narrowed[0]
     if len(entries) == 1:
         return next(iter(entries))
-    what = "several arrays that could be labels" if fits else "no 1-D array of labels"
-    example = (known or fits or [""])[0]
-    raise DmlError(
-        f"{source} holds {what}.",
-        describe(entries),
-        f"Choose one: --labels '{source}::{example}'"
-        if fits
-        else "Give a file that holds the labels.",
-    )
+    if not fits:
+        fix = "Give a file that holds the labels."
+        raise _unclear(entries, source, "holds no 1-D array of labels", fix)
+    fix = f"Choose one: --labels '{source}::{(known or fits)[0]}'"
+    raise _unclear(entries, source, "holds several arrays that could be labels", fix)
 
 
 def read(

@@ -29,12 +29,9 @@ T = TypeVar("T")
 class _Split:
     """What has been read of one split."""
 
-    first: Path
     vectors: Growing
-    taken: dict[str, str]
-    labels: list[tuple[Path, np.ndarray | None, np.ndarray | None]] = field(default_factory=list)
-    """For each shard its labels and their names."""
-    paths: list[np.ndarray | None] = field(default_factory=list)
+    shards: list[tuple[Path, Split, np.ndarray | None]] = field(default_factory=list)
+    """Without their vectors, and the names of their labels."""
 
 
 def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddings]) -> Embeddings:
@@ -57,11 +54,11 @@ def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddi
             for split, part in shard.splits.items():
                 if split not in found:
                     rows = opened.enter_context(closing(Growing(part.vectors)))
-                    found[split] = _Split(file, rows, part.taken)
+                    found[split] = _Split(rows)
                 _add(found[split], file, part, shard.label_names)
         names = _common_names(found)
         splits = {split: _result(part, names is None) for split, part in found.items()}
-    given = any(paths is not None for part in found.values() for paths in part.paths)
+    given = any(part.paths is not None for s in found.values() for _, part, _ in s.shards)
     if given and any(split.paths is None for split in splits.values()):
         note(f"{name}: paths are not used, because some of its files have none")
     return Embeddings(name, shard.format, splits, names, attrs)
@@ -125,19 +122,18 @@ def _add(found: _Split, file: Path, part: Split, names: np.ndarray | None) -> No
     have, given = found.vectors, part.vectors
     if (have.dim, have.dtype) != (given.shape[1], given.dtype):
         raise DmlError(
-            f"{found.first} and {file} do not belong to one set.",
+            f"{found.shards[0][0]} and {file} do not belong to one set.",
             f"The first has vectors of {have.dim} dimensions and the dtype {have.dtype}, "
             f"the second of {given.shape[1]} and {given.dtype}.",
             "Choose the files of one set by a pattern, or write them alike.",
         )
     have.append(given)
-    found.labels.append((file, part.labels, names))
-    found.paths.append(part.paths)
+    found.shards.append((file, replace(part, vectors=np.empty(0)), names))
 
 
 def _common_names(found: dict[str, _Split]) -> np.ndarray | None:
     """The names of labels if all shards have the same; their numbers then mean the same."""
-    every = [names for part in found.values() for _, _, names in part.labels]
+    every = [names for split in found.values() for _, _, names in split.shards]
     first = every[0]
     same = first is not None and all(
         names is not None and np.array_equal(first, names) for names in every
@@ -146,9 +142,10 @@ def _common_names(found: dict[str, _Split]) -> np.ndarray | None:
 
 
 def _result(found: _Split, by_name: bool) -> Split:
-    have = [file for file, labels, _ in found.labels if labels is not None]
+    have = [file for file, part, _ in found.shards if part.labels is not None]
     shards = []
-    for file, labels, names in found.labels if have else ():
+    for file, part, names in found.shards if have else ():
+        labels = part.labels
         if labels is None:
             raise DmlError(
                 f"{have[0]} has labels and {file} has none.",
@@ -158,13 +155,13 @@ def _result(found: _Split, by_name: bool) -> Split:
         if by_name and names is not None and not label_arrays.is_text(labels):
             labels = label_arrays.named(labels, names, str(file))
         shards.append((file, labels))
-    paths = [part for part in found.paths if part is not None]
-    whole = len(paths) == len(found.paths)
+    paths = [part.paths for _, part, _ in found.shards if part.paths is not None]
+    whole = len(paths) == len(found.shards)
     return Split(
         found.vectors.array(),
         _joined_labels(shards) if have else None,
         _joined(paths) if whole else None,
-        taken=found.taken,
+        taken=found.shards[0][1].taken,
     )
 
 

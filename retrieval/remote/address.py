@@ -40,8 +40,9 @@ class Address:
     @property
     def root(self) -> str:
         """The folder above the file, or above the first part that is a pattern."""
-        before, _, _ = self.shown.rstrip("/").rpartition("/")
-        return before if not self.is_pattern else self._fixed()
+        parts = self.shown.rstrip("/").split("/")
+        patterns = [n for n, part in enumerate(parts) if self.is_pattern and glob.has_magic(part)]
+        return "/".join(parts[: patterns[0] if patterns else -1])
 
     @property
     def name(self) -> str:
@@ -53,10 +54,6 @@ class Address:
         # ? begins the query of a web address.
         text = self.shown.replace("?", "") if self.scheme in WEB else self.shown
         return glob.has_magic(text)
-
-    def _fixed(self) -> str:
-        parts = self.shown.split("/")
-        return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
 
 
 # A password may hold / and @, and ends before the @ that a host follows. On the web, where paths

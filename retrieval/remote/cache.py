@@ -84,7 +84,11 @@ class Entry:
                 elif state == "holes":
                     copy = self._copy(file)
                     in_parts += [] if readable else [(file, copy, [(0, copy.size)])]
-            self._download([*whole, *self._fill(in_parts)])
+            whole += self._fill(in_parts)
+            if whole:
+                total = sum(file.size or 0 for file in whole)
+                tasks = [partial(self._download_file, file) for file in whole]
+                self._transfer("", whole, total, tasks)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -120,12 +124,6 @@ class Entry:
         with room_for(self.path, self.address.shown, total, report) as come:
             # In order, so that Ctrl-C leaves the first ones complete.
             run_all([(partial(task, come), 1) for task in tasks], DOWNLOADS, stop=come.stop)
-
-    def _download(self, files: Sequence[Found]) -> None:
-        """Fetch whole files."""
-        if files:
-            total = sum(file.size or 0 for file in files)
-            self._transfer("", files, total, [partial(self._download_file, file) for file in files])
 
     def _download_file(self, file: Found, come: Bytes) -> None:
         target = self.data / file.name

@@ -26,9 +26,6 @@ WAIT = 0.2  # seconds between looks at a lock
 EXPECTED = "size"  # a file with the bytes that an entry will take, while it is fetched
 LOCK = "room"  # the file that a process locks while it makes room
 
-if sys.platform != "win32":
-    import fcntl
-
 _held: dict[Path, int] = {}  # entries that this process uses, with the descriptors it locked
 _guard = threading.Lock()
 
@@ -163,9 +160,7 @@ def hold(path: Path) -> None:
             path.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # removed by another process just now
                 file = os.open(path / "used", os.O_RDWR | os.O_CREAT, 0o666)
-                if sys.platform != "win32":
-                    with suppress(OSError):  # some network file systems have no locks
-                        fcntl.flock(file, fcntl.LOCK_SH)
+                lock(file, shared=True)
                 if is_at(file, path / "used"):
                     _held[path] = file
                 else:

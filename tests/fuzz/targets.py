@@ -98,10 +98,10 @@ def embedding(path: Path, rng: random.Random) -> str:
         return _command("inspect", str(path), *options)
     if way < 0.95:
         return _command("eval", str(path), *options, "--no-nmi", "--threads", "1")
-    from retrieval.loading import read_labels
+    from retrieval.loading import read
     from retrieval.sources import locate
 
-    return _digest(read_labels(locate(path)))
+    return _digest(read(locate(path), "labels"))
 
 
 def _evaluated(path: Path, labels: Path | None) -> str:

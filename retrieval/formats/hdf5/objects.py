@@ -10,16 +10,7 @@ import h5py
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.formats import named_arrays
-from retrieval.formats.arrays import (
-    ROOM_BYTES,
-    allocate,
-    blocks,
-    copies,
-    mapped,
-    refuse_bomb,
-    refuse_overrun,
-)
+from retrieval.formats import arrays, named_arrays
 from retrieval.formats.hdf5 import chunks
 
 OBJECTS = 10_000
@@ -27,7 +18,7 @@ OBJECTS = 10_000
 
 def open_file(path: Path) -> h5py.File:
     """Read-only. Locks fail on some network disks, and our own files change only by renaming."""
-    copy = copies.get(path)
+    copy = arrays.copies.get(path)
     return h5py.File(copy.reader() if copy else path, "r", locking=False)
 
 
@@ -112,7 +103,7 @@ def array(found: Found, path: Path, name: str) -> np.ndarray:
     dtype, shape = dataset.dtype, dataset.shape
     layout = dataset.id.get_create_plist().get_layout()
     if layout == h5py.h5d.VIRTUAL:
-        refuse_bomb(where, os.path.getsize(path), dataset.size * dtype.itemsize)
+        arrays.refuse_bomb(where, os.path.getsize(path), dataset.size * dtype.itemsize)
         return _assemble(found, path, name)
     item = _item_bytes(dataset, where)
     _check_size(dataset, path, where, item)
@@ -121,11 +112,11 @@ def array(found: Found, path: Path, name: str) -> np.ndarray:
     plain = is_plain(dataset)
     if plain and layout == h5py.h5d.CONTIGUOUS:
         offset = dataset.id.get_offset()
-        refuse_overrun(where, offset + dataset.nbytes, os.path.getsize(path))
-        return mapped(path, dtype, shape, offset)
+        arrays.refuse_overrun(where, offset + dataset.nbytes, os.path.getsize(path))
+        return arrays.mapped(path, dtype, shape, offset)
     if dtype.hasobject:
         return _texts(dataset, path, where, item)
-    out = allocate(shape, dtype)
+    out = arrays.allocate(shape, dtype)
     if plain and layout == h5py.h5d.CHUNKED:
         chunks.read(dataset, dtype, out, path, where)
         return out
@@ -134,7 +125,7 @@ def array(found: Found, path: Path, name: str) -> np.ndarray:
             pass
     if dataset.ndim == 0:
         return np.atleast_1d(dataset[()])
-    for rows in blocks(shape[0], math.prod(shape[1:]) * dtype.itemsize):
+    for rows in arrays.blocks(shape[0], math.prod(shape[1:]) * dtype.itemsize):
         out[rows] = dataset[rows]
     return out
 
@@ -180,15 +171,15 @@ def _texts(dataset: h5py.Dataset, path: Path, where: str, item: int) -> np.ndarr
             inside = lengths[tuple(slice(part.stop - part.start) for part in place)]
             total += int(np.ascontiguousarray(inside).view("<u4").sum(dtype=np.uint64))
     elif (offset := dataset.id.get_offset()) is not None:
-        raw = mapped(path, np.dtype(np.uint8), (dataset.size, item), offset)
+        raw = arrays.mapped(path, np.dtype(np.uint8), (dataset.size, item), offset)
         total = int(np.ascontiguousarray(raw[:, :4]).view("<u4").sum(dtype=np.uint64))
     else:  # in the header of the data set, of at most 64 kB
-        step = max(1, ROOM_BYTES // stored)
+        step = max(1, arrays.ROOM_BYTES // stored)
         flat = range(0, len(dataset) if dataset.ndim else 0, step)
         for at in flat:
             total += sum(map(len, dataset[at : at + step].reshape(-1)))
-            refuse_bomb(where, stored, total)
-    refuse_bomb(where, stored, total)
+            arrays.refuse_bomb(where, stored, total)
+    arrays.refuse_bomb(where, stored, total)
     return np.atleast_1d(dataset[()])
 
 
@@ -196,7 +187,7 @@ def _assemble(found: Found, path: Path, name: str) -> np.ndarray:
     """A virtual data set, from its parts in the same file; each element exactly once."""
     dataset, why = found[name], "some of its elements belong to no part"
     plist = dataset.id.get_create_plist()
-    out, there = allocate(dataset.shape, dataset.dtype), np.zeros(dataset.shape, bool)
+    out, there = arrays.allocate(dataset.shape, dataset.dtype), np.zeros(dataset.shape, bool)
     for number in range(plist.get_virtual_count()):
         source = plist.get_virtual_dsetname(number).lstrip("/")
         try:
@@ -257,11 +248,11 @@ def _check_size(dataset: h5py.Dataset, path: Path, where: str, item: int) -> Non
     layout = plist.get_layout()
     if layout == h5py.h5d.COMPACT:
         return
-    refuse_overrun(where, stored, os.path.getsize(path))
+    arrays.refuse_overrun(where, stored, os.path.getsize(path))
     if layout == h5py.h5d.CONTIGUOUS:
-        refuse_overrun(where, claimed, stored)
+        arrays.refuse_overrun(where, claimed, stored)
         return
     pieces = chunks.expected(dataset, dataset.id.get_num_chunks(), where)
     # Paths are much alike and shrink to a fiftieth: text is measured by the whole file.
     beside = os.path.getsize(path) if dataset.dtype.kind in "SO" else stored
-    refuse_bomb(where, beside, pieces * math.prod(dataset.chunks) * item)
+    arrays.refuse_bomb(where, beside, pieces * math.prod(dataset.chunks) * item)

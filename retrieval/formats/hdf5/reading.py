@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -53,21 +52,17 @@ def _read_ann_benchmarks(
     return replace(data, neighbours=rows.astype(np.int64))
 
 
-def trial(path: Path, key: str | None, wanted: Wanted) -> Callable[[], None]:
-    """Opens every object; reads whatever HDF5 itself, and not NumPy, is to read later."""
-
-    def work() -> None:
-        with open_file(path) as file:
-            for name in file.attrs:
-                attribute(file, name)
-            found = datasets(file, path)
-            for name, entry in entries(found, path).items():
-                if entry.kind == "?":
-                    continue
-                with suppress(DmlError):  # not every data set of a file is wanted
-                    look(found, path, name)
-
-    return work
+def trial(path: Path, key: str | None, wanted: Wanted) -> None:
+    """Open every object; read whatever HDF5 itself, and not NumPy, is to read later."""
+    with open_file(path) as file:
+        for name in file.attrs:
+            attribute(file, name)
+        found = datasets(file, path)
+        for name, entry in entries(found, path).items():
+            if entry.kind == "?":
+                continue
+            with suppress(DmlError):  # not every data set of a file is wanted
+                look(found, path, name)
 
 
 def attribute(file: h5py.File, name: str) -> object:

@@ -28,30 +28,12 @@ from typing import BinaryIO
 import h5py
 import numpy as np
 
+from retrieval import files
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.files import (
-    claim,
-    create_temporary,
-    remove_leftovers,
-    remove_unused,
-    rename_new,
-    sync,
-)
 from retrieval.formats import FORMATS
 from retrieval.formats.arrays import KEPT, blocks
-from retrieval.formats.hdf5.layout import (
-    MARK,
-    Layout,
-    Splits,
-    cast,
-    encode,
-    hash_paths,
-    integer_labels,
-    length,
-    plain,
-    put,
-)
+from retrieval.formats.hdf5 import layout
 from retrieval.formats.hdf5.reading import attribute
 
 SUFFIXES = next(format.suffixes for format in FORMATS if format.name == "hdf5")
@@ -74,7 +56,7 @@ class Writer:
     def __init__(
         self,
         path: str | Path,
-        splits: Splits,
+        splits: layout.Splits,
         dim: int,
         dtype: str = "float32",
         label_names: np.ndarray | None = None,
@@ -94,15 +76,15 @@ class Writer:
                 f"The dtypes of files are {', '.join(KEPT)}.",
                 "Give at least one split, one dimension, and one of these dtypes.",
             )
-        labels, names = integer_labels(splits, label_names)
-        paths = {s: None if p is None else encode(p) for s, (_, p) in splits.items()}
+        labels, names = layout.integer_labels(splits, label_names)
+        paths = {s: None if p is None else layout.encode(p) for s, (_, p) in splits.items()}
         self.lengths = {
-            split: length(split, labels[split], paths[split], (lengths or {}).get(split))
+            split: layout.length(split, labels[split], paths[split], (lengths or {}).get(split))
             for split in splits
         }
-        made = {key: plain(value) for key, value in (attrs or {}).items()}
-        made.setdefault("paths_sha256", hash_paths(paths))
-        self.layout = Layout(self.lengths, dim, self.dtype, labels, paths, names, made)
+        made = {key: layout.plain(value) for key, value in (attrs or {}).items()}
+        made.setdefault("paths_sha256", layout.hash_paths(paths))
+        self.layout = layout.Layout(self.lengths, dim, self.dtype, labels, paths, names, made)
         self.marks: dict[str, np.ndarray] = {}  # (N,) bool
         self.places: dict[str, tuple[int, int]] = {}  # where in the file: rows, marks
 
@@ -115,8 +97,8 @@ class Writer:
 
     def _begin(self, opened: ExitStack) -> BinaryIO:
         """The file to write to, claimed or new; what is opened is closed with `opened`."""
-        remove_leftovers(self.partial)
-        remove_unused(self.partial.with_name(f"{self.partial.name}.new"))  # of older versions
+        files.remove_leftovers(self.partial)
+        files.remove_unused(self.partial.with_name(f"{self.partial.name}.new"))  # of older versions
         old = self._claim()
         if old is not None:
             opened.enter_context(old)
@@ -127,7 +109,7 @@ class Writer:
                 return old
             self._refuse_losing()
         self._reserve()
-        raw, name = create_temporary(self.partial, buffering=0)
+        raw, name = files.create_temporary(self.partial, buffering=0)
         opened.enter_context(raw)
         self._create(name, old)
         self._locate()
@@ -141,7 +123,7 @@ class Writer:
     def _claim(self) -> BinaryIO | None:
         """The partial file that is there, locked; None if there is none."""
         try:
-            return claim(self.partial)
+            return files.claim(self.partial)
         except FileNotFoundError:
             return None
         except BlockingIOError as error:
@@ -186,7 +168,7 @@ class Writer:
                 os.replace(new, self.partial)
                 return
             try:
-                rename_new(new, self.partial)
+                files.rename_new(new, self.partial)
             except FileExistsError as error:
                 raise self._in_use() from error
         finally:
@@ -241,16 +223,16 @@ class Writer:
         if not len(at) or split not in self.places:
             return
         order = np.argsort(at, kind="stable")
-        at, rows = at[order], cast(rows[order], self.dtype, self.path)
+        at, rows = at[order], layout.cast(rows[order], self.dtype, self.path)
         cuts = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         vectors_at, marks_at = self.places[split]
         with self._failures():
             for a, b in pairwise(cuts):
                 place = int(at[a]) * self.dim * self.dtype.itemsize
-                put(self.raw, vectors_at + place, rows[a:b])
+                layout.put(self.raw, vectors_at + place, rows[a:b])
             # Only now: a mark without its row would be a hole in the finished file.
             for a, b in pairwise(cuts):
-                put(self.raw, marks_at + int(at[a]), np.ones(b - a, MARK))
+                layout.put(self.raw, marks_at + int(at[a]), np.ones(b - a, layout.MARK))
         self.marks[split][at] = True
 
     def __exit__(
@@ -279,7 +261,7 @@ class Writer:
         os.fsync(self.raw.fileno())
         self._refuse_overwriting()
         os.replace(self.partial, self.path)
-        sync(self.path.parent)
+        files.sync(self.path.parent)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -325,7 +307,7 @@ def write(
     lengths = {split: len(part.vectors) for split, part in splits.items()}
     target = Path(path)
     if force or not target.exists():  # nothing to resume here: a killed conversion starts again
-        remove_unused(target.with_name(target.name + ".partial"))
+        files.remove_unused(target.with_name(target.name + ".partial"))
     with Writer(path, given, dim, dtype.name, label_names, attrs, force, lengths=lengths) as out:
         for split, part in splits.items():
             for rows in blocks(len(part.vectors), dim * dtype.itemsize):

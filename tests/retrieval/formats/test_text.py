@@ -9,7 +9,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.formats import csv as csv_format
-from retrieval.loading import load, read_labels
+from retrieval.loading import load, read
 from retrieval.sources import locate
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32).astype(np.float64)
@@ -228,7 +228,7 @@ def test_the_split_column_of_a_table_of_labels_is_not_the_label(tmp_path):
     rows = "cat,train\ndog,test\n"
     (tmp_path / "x.csv").write_text(f"animal,split\n{rows}")
     (tmp_path / "y.csv").write_text(f"animal,colour,split\n{rows.replace(',', ',red,')}")
-    assert read_labels(locate(tmp_path / "x.csv")).tolist() == ["cat", "dog"]
+    assert read(locate(tmp_path / "x.csv"), "labels").tolist() == ["cat", "dog"]
     with pytest.raises(DmlError, match="several columns") as caught:
-        read_labels(locate(tmp_path / "y.csv"))
+        read(locate(tmp_path / "y.csv"), "labels")
     assert caught.value.fix.endswith("y.csv::animal'")
