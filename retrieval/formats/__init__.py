@@ -66,9 +66,9 @@ class Format:
         """Read `Embeddings`, or labels alone; `key` is what follows the name after `::`."""
         module = self.load()
         if hasattr(module, "catalogue"):
-            from retrieval.formats import named_arrays
+            from retrieval.formats.named_arrays import Catalogue
 
-            return named_arrays.read(module.catalogue(path), key, path, wanted, self.name)
+            return Catalogue(module.catalogue(path), path).read(key, wanted, self.name)
         if hasattr(module, "table"):
             from retrieval.formats import columns
 

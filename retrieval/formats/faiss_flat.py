@@ -59,7 +59,7 @@ def read(path: Path, key: str | None, wanted: Wanted) -> Any:
             entries["ids"] = named_arrays.entry(ids)
         elif wanted == "all":
             note(f"{path}: its ids are not taken as labels; {path}::vectors,ids does that")
-    return named_arrays.read(entries, key, path, wanted, "faiss")
+    return named_arrays.Catalogue(entries, path).read(key, wanted, "faiss")
 
 
 def _parse(path: Path) -> tuple[np.ndarray, np.ndarray | None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -99,183 +99,171 @@ def cut(lines: list[str]) -> list[str]:
     return [*lines[:LISTED], f"and {left} more"] if left > 0 else lines
 
 
-def describe(entries: dict[str, Entry]) -> str:
-    lines = [f"{name or '(unnamed)'}  {e.shape} {e.dtype}" for name, e in entries.items()]
-    return "\n  ".join(["It holds:", *cut(lines)]) if lines else "It holds no arrays."
+@dataclass(frozen=True)
+class Catalogue:
+    """The arrays of a file, or of one split in it. What can be read in two ways is an error."""
 
+    entries: dict[str, Entry]
+    source: Path
 
-def _unclear(entries: dict[str, Entry], source: Path, what: str, fix: str) -> DmlError:
-    """The error about arrays of which none, or more than one, can be taken."""
-    return DmlError(f"{source} {what}.", describe(entries), fix)
+    def describe(self) -> str:
+        lines = [f"{name or '(unnamed)'}  {e.shape} {e.dtype}" for name, e in self.entries.items()]
+        return "\n  ".join(["It holds:", *cut(lines)]) if lines else "It holds no arrays."
 
+    def _fail(self, what: str, fix: str) -> NoReturn:
+        raise DmlError(f"{self.source} {what}.", self.describe(), fix)
 
-def choose(
-    entries: dict[str, Entry], key: str | None, source: Path, with_labels: bool = True
-) -> dict[str, Choice]:
-    """The arrays of each split. Whatever can be read in two ways is an error, not a guess."""
-    if key:
-        return _choose_by_key(entries, key, source, with_labels)
-    groups: dict[str | None, dict[str, Entry]] = {}
-    for name, e in entries.items():
-        groups.setdefault(parts(name)[0], {})[name] = e
-    named = [s for s in groups if s and any(e.vectors_like for e in groups[s].values())]
-    rest = groups.get(None, {})
-    chosen: list[str | None] = list(named)
-    if not set(HELD_OUT) & set(named) and any(e.vectors_like for e in rest.values()):
-        chosen = [None, *named]
-    if not chosen:
-        fix = "Save the embeddings as one array: a row for each item, a column for each dimension."
-        raise _unclear(entries, source, "has no 2-D array of numbers", fix)
-    result = {}
-    for split in chosen:
-        vectors = _vectors(groups[split], source)
-        result[split or "test"] = _complete(groups[split], vectors, None, source, with_labels)
-    return result
+    def _named(self, name: str) -> str:
+        return f"{self.source}::{name}" if name else str(self.source)
 
+    def choose(self, key: str | None, with_labels: bool = True) -> dict[str, Choice]:
+        """The arrays of each split."""
+        if key:
+            return self._choose_by_key(key, with_labels)
+        groups: dict[str | None, dict[str, Entry]] = {}
+        for name, e in self.entries.items():
+            groups.setdefault(parts(name)[0], {})[name] = e
+        with_vectors = [s for s in groups if any(e.vectors_like for e in groups[s].values())]
+        chosen: list[str | None] = [split for split in with_vectors if split]
+        if None in with_vectors and not set(HELD_OUT) & set(chosen):
+            chosen = [None, *chosen]
+        if not chosen:
+            shape = "a row for each item, a column for each dimension"
+            self._fail("has no 2-D array of numbers", f"Save the embeddings as one array: {shape}.")
+        result = {}
+        for split in chosen:
+            group = replace(self, entries=groups[split])
+            result[split or "test"] = group._complete(group._vectors(), None, with_labels)
+        return result
 
-def _choose_by_key(
-    entries: dict[str, Entry], key: str, source: Path, with_labels: bool
-) -> dict[str, Choice]:
-    """`vectors`, `vectors,labels`, `,labels`, or a group or split that holds them."""
-    wanted, _, label = key.partition(",")
-    if label:
-        _existing(entries, label, source)
-    if wanted in entries:
-        return {"test": _complete(entries, wanted, label or None, source, with_labels)}
-    inside = {n: e for n, e in entries.items() if n.startswith(tuple(wanted + c for c in "/._"))}
-    if wanted and not inside:
-        _existing(entries, wanted, source)
-    found = choose(inside or entries, None, source, with_labels and not label)
-    if len(found) == 1:
-        (choice,) = found.values()
-        return {"test": Choice(choice.vectors, label or choice.labels, choice.paths)}
-    if label:
-        fix = f"Choose one: {source}::KEY,{label}"
-        raise _unclear(entries, source, "holds several sets of vectors", fix)
-    return found
-
-
-def _existing(entries: dict[str, Entry], key: str, source: Path) -> str:
-    if key in entries:
-        return key
-    from retrieval.registry import nearest
-
-    near = nearest(key, entries)
-    hint = f"Did you mean {near}?" if near else f"Choose one of these: {source}::KEY"
-    raise _unclear(entries, source, f"has no array called {key}", hint)
-
-
-def _vectors(group: dict[str, Entry], source: Path) -> str:
-    fits = [name for name, e in group.items() if e.vectors_like]
-    # (N, 1) integers called `labels` are labels, not vectors of one dimension.
-    fits = [n for n in fits if not (group[n].shape[1] == 1 and parts(n)[1] in LABEL_NAMES)] or fits
-    known = [name for name in fits if parts(name)[1] in VECTOR_NAMES]
-    pool = known or [name for name in fits if group[name].kind == "f"] or fits
-    for narrowed in (pool, [] if known else _labelled(group, pool)):
-        if len(narrowed) == 1:
-            return narrowed[0]
-    fix = f"Choose one: dmltool eval '{source}::{pool[0]}'"
-    raise _unclear(group, source, "holds several arrays that could be the embeddings", fix)
-
-
-def _labelled(group: dict[str, Entry], names: list[str]) -> list[str]:
-    lengths = {e.shape[0] for e in group.values() if e.label_like}
-    return [name for name in names if group[name].shape[0] in lengths]
-
-
-def _complete(
-    group: dict[str, Entry], vectors: str, label: str | None, source: Path, with_labels: bool
-) -> Choice:
-    """Labels and paths of the same length beside the vectors."""
-    split, count = parts(vectors)[0], group[vectors].shape[0]
-    flat = [
-        name
-        for name, e in group.items()
-        if name != vectors and e.shape and e.shape[0] == count and parts(name)[0] in (split, None)
-    ]
-    paths = [n for n in flat if parts(n)[1] in PATH_NAMES and group[n].kind in "S?" and n != label]
-    path = paths[0] if len(paths) == 1 else None
-    if label or not with_labels:
-        return Choice(vectors, label, path)
-    known = [n for n in flat if parts(n)[1] in LABEL_NAMES and len(group[n].shape) <= 2]
-    known = [n for n in known if group[n].label_like or group[n].kind == "f"]
-    others = [n for n in flat if group[n].label_like and n not in paths]
-    for fits in (known, others):
-        same = [n for n in fits if parts(n)[0] == split] or fits
-        if len(same) == 1:
-            return Choice(vectors, same[0], path)
-        if same:
-            what = f"holds several arrays that could be the labels of {vectors}"
-            fix = f"Choose one: dmltool eval '{source}::{vectors},{same[0]}'"
-            raise _unclear(group, source, what, fix)
-    for name in flat:
-        if group[name].dtype == "object" and len(group[name].shape) == 1 and name not in paths:
-            group[name].read()  # raises: it may be the labels, and says how to save them
-    unfit = [n for n in group if parts(n)[1] in LABEL_NAMES and parts(n)[0] in (split, None)]
-    if unfit and unfit != [vectors]:
-        raise DmlError(
-            f"{source}::{unfit[0]} cannot be the labels of {vectors}.",
-            f"Labels are {count:,} integers or strings, one for each vector. {describe(group)}",
-            "Give the labels in another file: --labels FILE",
+    def _choose_by_key(self, key: str, with_labels: bool) -> dict[str, Choice]:
+        """`vectors`, `vectors,labels`, `,labels`, or a group or split that holds them."""
+        wanted, _, label = key.partition(",")
+        if label:
+            self._existing(label)
+        if wanted in self.entries:
+            return {"test": self._complete(wanted, label or None, with_labels)}
+        starts = tuple(wanted + sign for sign in "/._")
+        inside = {name: e for name, e in self.entries.items() if name.startswith(starts)}
+        if wanted and not inside:
+            self._existing(wanted)
+        found = replace(self, entries=inside or self.entries).choose(
+            None, with_labels and not label
         )
-    return Choice(vectors, None, path)
+        if len(found) == 1:
+            (choice,) = found.values()
+            return {"test": replace(choice, labels=label or choice.labels)}
+        if label:
+            self._fail("holds several sets of vectors", f"Choose one: {self.source}::KEY,{label}")
+        return found
 
+    def _existing(self, key: str) -> str:
+        if key in self.entries:
+            return key
+        from retrieval.registry import nearest
 
-def choose_labels(entries: dict[str, Entry], key: str | None, source: Path) -> str:
-    """The one array of a labels file."""
-    if key:
-        return _existing(entries, key, source)
-    fits = [n for n, e in entries.items() if e.label_like or (e.kind == "f" and len(e.shape) == 1)]
-    known = [name for name in fits if parts(name)[1] in LABEL_NAMES]
-    for narrowed in (fits, known, [name for name in fits if entries[name].label_like]):
-        if len(narrowed) == 1:
-            return narrowed[0]
-    if len(entries) == 1:
-        return next(iter(entries))
-    if not fits:
-        fix = "Give a file that holds the labels."
-        raise _unclear(entries, source, "holds no 1-D array of labels", fix)
-    fix = f"Choose one: --labels '{source}::{(known or fits)[0]}'"
-    raise _unclear(entries, source, "holds several arrays that could be labels", fix)
+        near = nearest(key, self.entries)
+        hint = f"Did you mean {near}?" if near else f"Choose one of these: {self.source}::KEY"
+        self._fail(f"has no array called {key}", hint)
 
+    def _vectors(self) -> str:
+        fits = {name: e for name, e in self.entries.items() if e.vectors_like}
+        # (N, 1) integers called `labels` are labels, not vectors of one dimension.
+        wide = [n for n, e in fits.items() if e.shape[1] != 1 or parts(n)[1] not in LABEL_NAMES]
+        names = wide or list(fits)
+        known = [name for name in names if parts(name)[1] in VECTOR_NAMES]
+        pool = known or [name for name in names if fits[name].kind == "f"] or names
+        lengths = {e.shape[0] for e in self.entries.values() if e.label_like}
+        labelled = [name for name in pool if fits[name].shape[0] in lengths and not known]
+        for narrowed in (pool, labelled):
+            if len(narrowed) == 1:
+                return narrowed[0]
+        self._fail(
+            "holds several arrays that could be the embeddings",
+            f"Choose one: dmltool eval '{self.source}::{pool[0]}'",
+        )
 
-def read(
-    entries: dict[str, Entry], key: str | None, source: Path, wanted: Wanted, format: str
-) -> Any:
-    """Choose the arrays of each split and read them, or the one array of labels."""
-    if wanted == "labels":
-        name = choose_labels(entries, key, source)
-        return label_arrays.labels(entries[name].read(), _where(source, name))
-    return read_chosen(entries, choose(entries, key, source, wanted == "all"), source, format)
-
-
-def _where(source: Path, name: str) -> str:
-    return f"{source}::{name}" if name else str(source)
-
-
-def read_chosen(
-    entries: dict[str, Entry],
-    chosen: dict[str, Choice],
-    source: Path,
-    format: str,
-    attrs: dict[str, object] | None = None,
-) -> Embeddings:
-    splits = {}
-    for split in to_read(chosen):
-        choice = chosen[split]
-        where = _where(source, choice.vectors)
-        vectors = arrays.vectors(entries[choice.vectors].read(), where)
-        beside: dict[str, np.ndarray] = {}
-        for role, convert in (("labels", label_arrays.labels), ("paths", label_arrays.paths)):
-            if (name := getattr(choice, role)) is None:
-                continue
-            beside[role] = convert(entries[name].read(), where := _where(source, name))
-            if len(beside[role]) != len(vectors):
-                raise DmlError(
-                    f"{where} has {len(beside[role]):,} {role} for {len(vectors):,} vectors.",
-                    describe(entries),
-                    "Give one for each vector; labels may be in another file: --labels FILE",
+    def _complete(self, vectors: str, label: str | None, with_labels: bool) -> Choice:
+        """Labels and paths of the same length beside the vectors."""
+        split, count = parts(vectors)[0], self.entries[vectors].shape[0]
+        beside = {n: e for n, e in self.entries.items() if parts(n)[0] in (split, None)}
+        flat = {
+            name: e
+            for name, e in beside.items()
+            if name != vectors and e.shape and e.shape[0] == count
+        }
+        paths = [n for n, e in flat.items() if parts(n)[1] in PATH_NAMES and e.kind in "S?"]
+        paths = [name for name in paths if name != label]
+        path = paths[0] if len(paths) == 1 else None
+        if label or not with_labels:
+            return Choice(vectors, label, path)
+        called = {n: e for n, e in flat.items() if parts(n)[1] in LABEL_NAMES and len(e.shape) <= 2}
+        known = [name for name, e in called.items() if e.label_like or e.kind == "f"]
+        others = [name for name, e in flat.items() if e.label_like and name not in paths]
+        for fits in (known, others):
+            same = [name for name in fits if parts(name)[0] == split] or fits
+            if len(same) == 1:
+                return Choice(vectors, same[0], path)
+            if same:
+                self._fail(
+                    f"holds several arrays that could be the labels of {vectors}",
+                    f"Choose one: dmltool eval '{self.source}::{vectors},{same[0]}'",
                 )
-        taken = {role: name for role, name in vars(choice).items() if name}
-        splits[split] = Split(vectors, **beside, taken=taken)
-    return Embeddings(source, format, splits, None, attrs or {})
+        for name, e in flat.items():
+            if e.dtype == "object" and len(e.shape) == 1 and name not in paths:
+                e.read()  # raises: it may be the labels, and says how to save them
+        unfit = [name for name in beside if parts(name)[1] in LABEL_NAMES]
+        if unfit and unfit != [vectors]:
+            raise DmlError(
+                f"{self.source}::{unfit[0]} cannot be the labels of {vectors}.",
+                f"Labels are {count:,} integers or strings, one for each vector. {self.describe()}",
+                "Give the labels in another file: --labels FILE",
+            )
+        return Choice(vectors, None, path)
+
+    def choose_labels(self, key: str | None) -> str:
+        """The one array of a labels file."""
+        if key:
+            return self._existing(key)
+        like = [name for name, e in self.entries.items() if e.label_like]
+        fits = [
+            n for n, e in self.entries.items() if n in like or (e.kind == "f" and len(e.shape) == 1)
+        ]
+        known = [name for name in fits if parts(name)[1] in LABEL_NAMES]
+        for narrowed in (fits, known, like, list(self.entries)):
+            if len(narrowed) == 1:
+                return narrowed[0]
+        if not fits:
+            self._fail("holds no 1-D array of labels", "Give a file that holds the labels.")
+        example = f"Choose one: --labels '{self.source}::{(known or fits)[0]}'"
+        self._fail("holds several arrays that could be labels", example)
+
+    def read(self, key: str | None, wanted: Wanted, format: str) -> Any:
+        """Choose the arrays of each split and read them, or the one array of labels."""
+        if wanted == "labels":
+            name = self.choose_labels(key)
+            return label_arrays.labels(self.entries[name].read(), self._named(name))
+        return self.read_chosen(self.choose(key, wanted == "all"), format)
+
+    def read_chosen(
+        self, chosen: dict[str, Choice], format: str, attrs: dict[str, object] | None = None
+    ) -> Embeddings:
+        splits = {}
+        for split in to_read(chosen):
+            choice = chosen[split]
+            where = self._named(choice.vectors)
+            vectors = arrays.vectors(self.entries[choice.vectors].read(), where)
+            beside: dict[str, np.ndarray] = {}
+            for role, convert in (("labels", label_arrays.labels), ("paths", label_arrays.paths)):
+                if (name := getattr(choice, role)) is None:
+                    continue
+                beside[role] = convert(self.entries[name].read(), where := self._named(name))
+                if len(beside[role]) != len(vectors):
+                    raise DmlError(
+                        f"{where} has {len(beside[role]):,} {role} for {len(vectors):,} vectors.",
+                        self.describe(),
+                        "Give one for each vector; labels may be in another file: --labels FILE",
+                    )
+            taken = {role: name for role, name in vars(choice).items() if name}
+            splits[split] = Split(vectors, **beside, taken=taken)
+        return Embeddings(self.source, format, splits, None, attrs or {})

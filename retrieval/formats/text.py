@@ -44,7 +44,7 @@ def read(path: Path, key: str | None, wanted: Wanted) -> np.ndarray:
             k: named_arrays.Entry((len(v),), "list", "S", lambda: np.empty(0))
             for k, v in lists.items()
         }
-        value = lists[named_arrays.choose_labels(entries, key, path)]
+        value = lists[named_arrays.Catalogue(entries, path).choose_labels(key)]
     if not isinstance(value, list):
         raise DmlError(
             f"{path} holds no list.",

@@ -12,35 +12,33 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import Wanted, labels, named_arrays
+from retrieval.formats import Wanted, labels
 from retrieval.formats.hdf5.objects import datasets, entries, look, open_file
-from retrieval.formats.named_arrays import Choice
+from retrieval.formats.named_arrays import Catalogue, Choice
 
 FORMAT, VERSION = "dmltool-embeddings", 1
 
 
 def read(path: Path, key: str | None, wanted: Wanted) -> Any:
     with open_file(path) as file:
-        listed = entries(datasets(file, path), path)
+        listed = Catalogue(entries(datasets(file, path), path), path)
         if wanted != "labels":
             if attribute(file, "format") == FORMAT:
-                return _read_own(file, listed, path, key)
-            names = set(listed)
+                return _read_own(file, listed, key)
+            names = set(listed.entries)
             if not key and {"train", "test"} <= names and {"neighbors", "distances"} & names:
-                return _read_ann_benchmarks(file, listed, path)
-        return named_arrays.read(listed, key, path, wanted, "hdf5")
+                return _read_ann_benchmarks(file, listed)
+        return listed.read(key, wanted, "hdf5")
 
 
-def _read_ann_benchmarks(
-    file: h5py.File, listed: dict[str, named_arrays.Entry], path: Path
-) -> Embeddings:
+def _read_ann_benchmarks(file: h5py.File, listed: Catalogue) -> Embeddings:
     """Queries `test`, gallery `train`, and the true `neighbors` of the queries."""
     chosen = {"query": Choice("test"), "gallery": Choice("train")}
     attrs = {"distance": attribute(file, "distance")} if "distance" in file.attrs else {}
-    data = named_arrays.read_chosen(listed, chosen, path, "ann-benchmarks", attrs)
-    if "neighbors" not in listed:
+    data = listed.read_chosen(chosen, "ann-benchmarks", attrs)
+    if "neighbors" not in listed.entries:
         return data
-    rows = listed["neighbors"].read()
+    path, rows = listed.source, listed.entries["neighbors"].read()
     queries, gallery = (len(data.splits[name].vectors) for name in ("query", "gallery"))
     fits = rows.ndim == 2 and rows.dtype.kind in "iu" and len(rows) == queries and rows.size
     if not fits or int(rows.min()) < 0 or int(rows.max()) >= gallery:
@@ -75,9 +73,8 @@ def attribute(file: h5py.File, name: str) -> object:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _read_own(
-    file: h5py.File, listed: dict[str, named_arrays.Entry], path: Path, key: str | None
-) -> Embeddings:
+def _read_own(file: h5py.File, listed: Catalogue, key: str | None) -> Embeddings:
+    path, names = listed.source, listed.entries
     attrs = {name: attribute(file, name) for name in file.attrs}
     _check_version(attrs, path)
     if attrs.get("complete") is not True:
@@ -87,22 +84,22 @@ def _read_own(
             "Let it be finished, or write it again.",
         )
     chosen = {}
-    for name in listed:
+    for name in names:
         split, _, role = name.partition("/")
         if role == "embeddings" and key in (None, split, name):
             beside = (f"{split}/{role}" for role in ("labels", "paths"))
-            chosen[split] = Choice(name, *(each if each in listed else None for each in beside))
+            chosen[split] = Choice(name, *(each if each in names else None for each in beside))
     if not chosen:
         raise DmlError(
             f"{path} has no split called {key}." if key else f"{path} has no splits.",
-            named_arrays.describe(listed),
-            "Choose one that it holds with FILE::SPLIT." if listed else "Write the file again.",
+            listed.describe(),
+            "Choose one that it holds with FILE::SPLIT." if names else "Write the file again.",
         )
-    data = named_arrays.read_chosen(listed, chosen, path, "hdf5", attrs)
-    if "label_names" not in listed:
+    data = listed.read_chosen(chosen, "hdf5", attrs)
+    if "label_names" not in names:
         return data
-    names = labels.paths(listed["label_names"].read(), f"{path}::label_names")
-    return replace(data, label_names=names)
+    called = labels.paths(names["label_names"].read(), f"{path}::label_names")
+    return replace(data, label_names=called)
 
 
 def _check_version(attrs: dict[str, object], path: Path) -> None:
