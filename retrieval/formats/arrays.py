@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 
 from retrieval.embeddings import setting
 from retrieval.errors import DmlError, damaged
-from retrieval.resources import available_memory
+from retrieval.resources import available_memory, slices
 
 if TYPE_CHECKING:
     from retrieval.remote.ranges import Copy
@@ -80,10 +80,11 @@ def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
                 os.posix_fallocate(file.fileno(), 0, size)
             return np.memmap(file, dtype, "w+", shape=shape)
     except OSError as error:
-        raise _no_room(size, shape, dtype, error) from error
+        raise _no_room(shape, dtype, error) from error
 
 
-def _no_room(size: int, shape: tuple[int, ...], dtype: np.dtype, error: OSError) -> DmlError:
+def _no_room(shape: tuple[int, ...], dtype: np.dtype, error: OSError) -> DmlError:
+    size = math.prod(shape) * dtype.itemsize
     return DmlError(
         f"There is no room for an array of {size / 1e9:.1f} GB (shape {shape}, dtype {dtype}).",
         f"It is too large for memory, and {tempfile.gettempdir()} says: {error.strerror}.",
@@ -105,9 +106,7 @@ class Growing:
             for part in blocks(len(array), self.dim * self.dtype.itemsize):
                 self._file.write(np.ascontiguousarray(array[part]).data)
         except OSError as error:
-            shape = (self.rows, self.dim)
-            size = math.prod(shape) * self.dtype.itemsize
-            raise _no_room(size, shape, self.dtype, error) from error
+            raise _no_room((self.rows, self.dim), self.dtype, error) from error
 
     def array(self) -> np.ndarray:
         """All rows, read-only; they stay when the file is closed."""
@@ -169,10 +168,9 @@ def mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> 
     return np.memmap(path, dtype, "r", offset, shape)
 
 
-def blocks(rows: int, row_bytes: int) -> list[slice]:
+def blocks(rows: int, row_bytes: int) -> Iterator[slice]:
     """Slices that cover `rows`, each about 64 MB."""
-    step = max(1, BLOCK_BYTES // max(1, row_bytes))
-    return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
+    return slices(rows, max(1, BLOCK_BYTES // max(1, row_bytes)))
 
 
 def vectors(array: np.ndarray, where: str) -> np.ndarray:

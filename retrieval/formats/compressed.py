@@ -94,10 +94,8 @@ def _inflate(path: Path, target: Path) -> None:
                 written += len(block)
                 refuse_bomb(str(path), stored, written, ROOM_BYTES, _unpacking(path))
                 out.write(block)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise damaged(f"{path} cannot be inflated.", f"{error}.") from error
-    except OSError as error:
-        if error.errno is None:  # of Arrow: the stream is damaged
+    except (EOFError, OSError, zlib.error) as error:
+        if not isinstance(error, OSError) or error.errno is None:  # the stream is damaged
             raise damaged(f"{path} cannot be inflated.", f"{error}.") from error
         raise DmlError(
             f"{path} cannot be inflated in {tempfile.gettempdir()}.",

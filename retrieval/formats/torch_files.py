@@ -51,20 +51,18 @@ def catalogue(path: Path) -> dict[str, named_arrays.Entry]:
             "The embeddings of a run are written by export.",
             f"Export it: dmltool export {shlex.quote(str(path.parent))}",
         )
-    return _Collector(torch, path, os.path.getsize(path)).collect(content)
+    found = _Collector(torch, path)
+    found.add(content, "", DEPTH)
+    return found.entries
 
 
 class _Collector:
     """The tensors and lists of what was loaded; one that is there many times is taken once."""
 
-    def __init__(self, torch: ModuleType, path: Path, size: int) -> None:
-        self.torch, self.path, self.size = torch, path, size
+    def __init__(self, torch: ModuleType, path: Path) -> None:
+        self.torch, self.path = torch, path
         self.entries: dict[str, named_arrays.Entry] = {}
         self.seen: set[int] = set()
-
-    def collect(self, content: object) -> dict[str, named_arrays.Entry]:
-        self._add(content, "", DEPTH)
-        return self.entries
 
     def _refuse_records(self, rows: list | tuple) -> None:
         """Raise for one dict for each item, each with a vector of its own."""
@@ -84,7 +82,7 @@ class _Collector:
             f"Stack them: {python_line('torch', code)}",
         )
 
-    def _add(self, value: object, name: str, depth: int) -> None:
+    def add(self, value: object, name: str, depth: int) -> None:
         if len(self.entries) > OBJECTS:
             raise DmlError(
                 f"{self.path} holds more than {OBJECTS:,} tensors.",
@@ -92,21 +90,21 @@ class _Collector:
                 "Stack them: torch.save({'embeddings': torch.stack(vectors)}, name)",
             )
         if isinstance(value, self.torch.Tensor):
-            self.entries[name] = _tensor(self.torch, value, f"{self.path}::{name}", self.size)
+            self.entries[name] = _tensor(self.torch, value, self.path, name)
         elif id(value) in self.seen:
             return
         elif isinstance(value, torch_numpy.Array):
             self.seen.add(id(value))
             array = value.value()
             if isinstance(array, list):  # of an array of objects
-                self._add(array, name, 0)
+                self.add(array, name, 0)
             elif array is not None:
                 self.entries[name] = named_arrays.entry(array)
         elif isinstance(value, dict) and depth:
             self.seen.add(id(value))
             for key, item in value.items():
                 if type(key) in (str, int) and len(text := str(key)) <= NAME_CHARS:
-                    self._add(item, f"{name}.{text}" if name else text, depth - 1)
+                    self.add(item, f"{name}.{text}" if name else text, depth - 1)
         elif isinstance(value, list | tuple) and value:
             self.seen.add(id(value))
             self._refuse_records(value)
@@ -115,7 +113,7 @@ class _Collector:
                 self.entries[name] = _values(value, name)
             elif depth and len(value) <= 16:
                 for number, item in enumerate(value):
-                    self._add(item, f"{name}.{number}" if name else str(number), depth - 1)
+                    self.add(item, f"{name}.{number}" if name else str(number), depth - 1)
 
 
 def _values(value: list | tuple, name: str) -> named_arrays.Entry:
@@ -124,9 +122,9 @@ def _values(value: list | tuple, name: str) -> named_arrays.Entry:
     return named_arrays.Entry((len(value),), shown, kind, lambda: labels.from_values(value, name))
 
 
-def _tensor(torch: ModuleType, tensor: Any, where: str, size: int) -> named_arrays.Entry:
+def _tensor(torch: ModuleType, tensor: Any, path: Path, name: str) -> named_arrays.Entry:
     # A tensor that was expanded repeats one value by a stride of 0.
-    refuse_bomb(where, size, tensor.numel() * tensor.element_size())
+    refuse_bomb(f"{path}::{name}", os.path.getsize(path), tensor.numel() * tensor.element_size())
     shape, shown = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype.is_complex:
