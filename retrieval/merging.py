@@ -19,7 +19,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import check_target
-from retrieval.formats.arrays import blocks
+from retrieval.formats.arrays import blocks, files_in
 from retrieval.formats.hdf5.writing import Writer, check_name, common_dim
 from retrieval.loading import load
 from retrieval.matching import match_rows
@@ -89,8 +89,7 @@ def merge(
 def _sha256(files: Sequence[Path], progress: StageProgress | None) -> str:
     """Of all files of a set, one after the other."""
     digest = hashlib.sha256()
-    inside = (sorted(path.rglob("*")) if path.is_dir() else [path] for path in files)  # of stores
-    files = [file for several in inside for file in several if not file.is_dir()]
+    files = [file for path in files for file in sorted(files_in(path))]  # of stores, all files
     if not all(path.is_file() for path in files):
         return ""  # reading it will tell what is wrong
     for path in files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -53,9 +53,12 @@ def budget(path: Path) -> AbstractContextManager[Budget | None]:
 
 def file_size(path: Path) -> int:
     """Bytes of a file, or of all files in a folder that is read as one."""
-    if not path.is_dir():
-        return os.path.getsize(path)
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in files_in(path))
+
+
+def files_in(path: Path) -> list[Path]:
+    """A file, or the files in a folder and in those below it."""
+    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
 
 
 def reserve(size: int) -> None:
@@ -186,7 +189,7 @@ def vectors(array: np.ndarray, where: str) -> np.ndarray:
     if dtype.name in KEPT:
         return array if dtype.isnative else _convert(array, dtype.newbyteorder("="), where)
     if dtype == BFLOAT16:
-        return _convert(array, np.dtype(np.float32), where, _widen_bfloat16)
+        return _convert(array, np.dtype(np.float32), where)
     if dtype == np.bool_:
         return array.view(np.uint8)
     if dtype.kind in "iu":
@@ -198,22 +201,14 @@ def vectors(array: np.ndarray, where: str) -> np.ndarray:
     )
 
 
-def _convert(
-    array: np.ndarray,
-    dtype: np.dtype,
-    where: str,
-    change: Callable[[np.ndarray], np.ndarray] = np.asarray,
-) -> np.ndarray:
+def _convert(array: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
     out = allocate(array.shape, dtype)
     for rows in blocks(len(array), array.shape[1] * 8):
         block = array[rows]
         if array.dtype.kind in "iu" and (int(block.max()) > EXACT or int(block.min()) < -EXACT):
             raise rounded(f"{where}: a value of the dtype {array.dtype}")
-        out[rows] = change(block)
+        if array.dtype == BFLOAT16:  # the upper half of a float32: a shift is exact
+            bits = np.ascontiguousarray(block).view("<u2").astype(np.uint32) << 16
+            block = bits.view(np.float32)
+        out[rows] = block
     return out
-
-
-def _widen_bfloat16(block: np.ndarray) -> np.ndarray:
-    # bfloat16 is the upper half of a float32: a shift is exact.
-    bits = np.ascontiguousarray(block).view("<u2").astype(np.uint32) << 16
-    return bits.view(np.float32)

@@ -226,7 +226,8 @@ def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlEr
         )
     images = sum(name.lower().endswith(IMAGES) for name in names)
     folders = [name for name in names[:SPLITS] if (path / name).is_dir()]
-    if images > len(shards) or (not shards and _has_images(path, folders)):
+    inside = (name for folder in folders for name in os.listdir(path / folder))
+    if images > len(shards) or (not shards and any(n.lower().endswith(IMAGES) for n in inside)):
         return DmlError(
             f"{path} is a folder of images, not embeddings.",
             "Embeddings come from running a model on them.",
@@ -238,12 +239,6 @@ def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlEr
         f"{path} is a folder without embedding files.",
         f"It holds {_some(names)}." if names else "It is empty.",
         "Give an embedding file, a folder of such files, or a pattern: 'shards/*.npy'",
-    )
-
-
-def _has_images(path: Path, folders: list[str]) -> bool:
-    return any(
-        entry.lower().endswith(IMAGES) for name in folders for entry in os.listdir(path / name)
     )
 
 

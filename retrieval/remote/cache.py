@@ -21,11 +21,11 @@ from typing import Literal
 
 from retrieval.errors import DmlError
 from retrieval.files import is_at, remove_leftovers, whole_file, write_text
-from retrieval.formats.arrays import Range, copies
+from retrieval.formats.arrays import Range, copies, files_in
 from retrieval.remote import ranges
 from retrieval.remote.address import without_secrets
 from retrieval.remote.ranges import Copy
-from retrieval.remote.room import Bytes, alone, files_below, folder, hold, room_for, writable
+from retrieval.remote.room import Bytes, alone, folder, hold, room_for, writable
 from retrieval.remote.store import Found, NoRanges, Store
 from retrieval.resources import StageProgress, run_all, stage
 
@@ -48,9 +48,19 @@ def shown(text: str) -> str:
 class Entry:
     """The copies of the files behind one address."""
 
-    def __init__(self, store: Store, root: str, progress: StageProgress | None = None) -> None:
-        """root: the address of the folder that the names of files are below."""
-        self.store, self.progress = store, progress
+    def __init__(
+        self,
+        store: Store,
+        root: str,
+        parts: Collection[str] = (),
+        progress: StageProgress | None = None,
+    ) -> None:
+        """root: the address of the folder that the names of files are below.
+
+        parts: suffixes of files of which readers ask for what they need. Large ones get a copy
+        with holes.
+        """
+        self.store, self.parts, self.progress = store, parts, progress
         self.address = store.address
         self.path = folder() / hashlib.sha256(self.address.url.encode()).hexdigest()[:24]
         self.data = self.path / "data"
@@ -61,12 +71,8 @@ class Entry:
         with _guard:
             _shown[str(self.data)] = root.rstrip("/")
 
-    def fetch(self, files: Sequence[Found], parts: Collection[str] = frozenset()) -> None:
-        """Bring the copies of these files up to date.
-
-        parts: suffixes of files of which readers ask for what they need. Large ones get a copy
-        with holes.
-        """
+    def fetch(self, files: Sequence[Found]) -> None:
+        """Bring the copies of these files up to date."""
         self.names |= {file.name for file in files}
         self._refuse_clash()
         with self._alone():
@@ -74,7 +80,7 @@ class Entry:
             whole: list[Found] = []
             in_parts: list[Part] = []
             for file in files:
-                state, readable = self._state(file), Path(file.name).suffix.lower() in parts
+                state, readable = self._state(file), Path(file.name).suffix.lower() in self.parts
                 if state == "missing":
                     self._clear_way(file.name)
                     if readable and ranges.suits(file.size, file.version):
@@ -216,7 +222,7 @@ class Entry:
     def forget_others(self) -> None:
         """Remove copies of files that are no longer behind the address."""
         with self._alone():
-            for file in files_below(self.data):
+            for file in files_in(self.data):
                 if (name := file.relative_to(self.data).as_posix()) not in self.names:
                     for gone in (self._version(name), self._marks(name), file):
                         gone.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from retrieval.errors import damaged
@@ -25,25 +25,25 @@ def fetch(address: Address, whole: bool, progress: StageProgress | None) -> Loca
     """
     parts = {suffix for format in FORMATS for suffix in format.in_parts if not whole}
     store = Store(address)
-    if address.is_pattern:
-        entry = Entry(store, address.root, progress)
+    file = None if address.is_pattern else store.file()
+    below = address.root if file or address.is_pattern else address.shown
+    entry = Entry(store, below, parts, progress)
+    if file:
+        entry.fetch([file])
+        located: Located = address.shown, (entry.data / file.name,), None
+    elif address.is_pattern:
         there = _by_name(store.matches())
         if not there:
             raise no_match(address.shown, "Check the address.")
         files = in_natural_order(entry.data / name for name in there)
-        located: Located = address.shown, _fetch_set(entry, there, files, parts), None
-    elif file := store.file():
-        entry = Entry(store, address.root, progress)
-        entry.fetch([file], parts)
-        located = address.shown, (entry.data / file.name,), None
+        located = address.shown, _fetch_set(entry, there, files), None
     else:
-        entry = Entry(store, address.shown, progress)
-        located = _fetch_folder(entry, parts)
+        located = _fetch_folder(entry)
     entry.forget_others()
     return located
 
 
-def _fetch_folder(entry: Entry, parts: Collection[str]) -> Located:
+def _fetch_folder(entry: Entry) -> Located:
     shown = entry.address.shown
     there = _by_name(entry.store.below())
     marks = {mark for format in FORMATS for mark in format.marks}
@@ -57,7 +57,7 @@ def _fetch_folder(entry: Entry, parts: Collection[str]) -> Located:
     if labels:
         entry.fetch([there[labels.name]])
     name = f"{shown.rstrip('/')}/{RUN}" if files == (entry.data / RUN,) else shown
-    return name, _fetch_set(entry, there, files, parts), labels
+    return name, _fetch_set(entry, there, files), labels
 
 
 def _by_name(files: Iterable[Found]) -> dict[str, Found]:
@@ -65,10 +65,7 @@ def _by_name(files: Iterable[Found]) -> dict[str, Found]:
 
 
 def _fetch_set(
-    entry: Entry,
-    there: Mapping[str, Found],
-    files: tuple[Path, ...],
-    parts: Collection[str],
+    entry: Entry, there: Mapping[str, Found], files: tuple[Path, ...]
 ) -> tuple[Path, ...]:
     """Fetch the files of a set, without those of `train` where that is left out."""
     names = {file: file.relative_to(entry.data).as_posix() for file in files}
@@ -76,5 +73,5 @@ def _fetch_set(
         raise damaged(f"{entry.address.shown} lists {lost[0]}, which is not there.")
     wanted = tuple(without_train(files))
     entry.names |= set(names.values())
-    entry.fetch([there[names[file]] for file in wanted], parts)
+    entry.fetch([there[names[file]] for file in wanted])
     return wanted

@@ -123,9 +123,6 @@ class Reader(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self.at
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.copy.size}[whence]
         self.at = base + offset

@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -180,11 +180,6 @@ def _remove(path: Path, locks: bool = sys.platform != "win32") -> bool:
             shutil.rmtree(gone)
             return True
     return False
-
-
-def files_below(path: Path) -> Iterable[Path]:
-    """The files in a folder and in those below it."""
-    return (file for file in path.rglob("*") if file.is_file())
 
 
 def _size(path: Path) -> int:

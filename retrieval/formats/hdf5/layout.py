@@ -56,10 +56,9 @@ class Layout:
         # Aligned, so that the vectors can be used where they are mapped.
         options = {"alignment_threshold": ALIGNMENT, "alignment_interval": ALIGNMENT}
         with h5py.File(path, "w", locking=False, **options) as file:
-            made = {"created": datetime.now(UTC).isoformat(timespec="seconds")}
-            made["dmltool"] = version("dmltool")
+            now = datetime.now(UTC).isoformat(timespec="seconds")
             file.attrs.update({"format": FORMAT, "version": VERSION, "complete": False})
-            file.attrs.update(made | self.attrs)
+            file.attrs.update({"created": now, "dmltool": version("dmltool")} | self.attrs)
             if self.names is not None:
                 put_text(file, "label_names", encode(self.names))
             for split, count in self.lengths.items():
@@ -131,16 +130,13 @@ def length(
 ) -> int:
     sizes = {len(part) for part in (label, paths) if part is not None}
     sizes |= set() if told is None else {told}
-    if len(sizes) != 1 or split in ("progress", "label_names") or "/" in split:
-        raise DmlError(
-            f"The split {split!r} cannot be written.",
-            f"Its labels, paths and vectors have the lengths {sorted(sizes)}."
-            if len(sizes) != 1
-            else "This name is used for something else in the file.",
-            "Give one label and one path for each vector."
-            if len(sizes) != 1
-            else "Choose another name, without a slash.",
-        )
+    what = f"The split {split!r} cannot be written."
+    if len(sizes) != 1:
+        why = f"Its labels, paths and vectors have the lengths {sorted(sizes)}."
+        raise DmlError(what, why, "Give one label and one path for each vector.")
+    if split in ("progress", "label_names") or "/" in split:
+        why = "This name is used for something else in the file."
+        raise DmlError(what, why, "Choose another name, without a slash.")
     return sizes.pop()
 
 

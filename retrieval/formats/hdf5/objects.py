@@ -77,7 +77,6 @@ def _refuse_outside(dataset: h5py.Dataset, path: Path, name: str) -> None:
 
 
 Found = dict[str, h5py.Dataset]
-Box = tuple[slice, ...]
 
 
 def entries(found: Found, path: Path) -> dict[str, named_arrays.Entry]:
@@ -222,7 +221,7 @@ def _part(found: Found, path: Path, source: str, space: h5py.h5s.SpaceID) -> np.
     return array(found, path, source)[_box(space, dataset.shape)]
 
 
-def _box(space: h5py.h5s.SpaceID, shape: tuple[int, ...]) -> Box:
+def _box(space: h5py.h5s.SpaceID, shape: tuple[int, ...]) -> chunks.Place:
     """The rectangle that a selection covers."""
     if space.get_select_type() == h5py.h5s.SEL_ALL:
         return tuple(slice(0, n) for n in shape)
