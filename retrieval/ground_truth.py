@@ -14,7 +14,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
-from retrieval.problem import from_arrays
+from retrieval.problem import Problem, from_arrays
 from retrieval.resources import StageProgress, slices, stage
 from retrieval.results import Agreement
 
@@ -51,7 +51,7 @@ def agreement(
     for d in settings.distances:
         report = stage(progress, f"neighbours ({d})")
         found = nearest(problem, min(most, len(gallery)), d, report).ids[:, POSITIVE]
-        hits = _hits(asking, gallery, listed, found, settings.recall_at, d)
+        hits = _hits(problem, listed, found, settings.recall_at, d)
         distances[d] = {"recall": {str(n): float(share.mean()) for n, share in hits.items()}}
     return {
         "version": VERSION,
@@ -73,14 +73,14 @@ def agreement(
 
 
 def _hits(
-    queries: np.ndarray,
-    gallery: np.ndarray,
+    problem: Problem,
     listed: np.ndarray,
     found: np.ndarray,
     recall_at: tuple[int, ...],
     distance: str,
 ) -> dict[int, np.ndarray]:
     """K -> (Q,) share of the first K listed that are no further than the K-th nearest."""
+    queries, gallery = problem.query_vectors, problem.gallery
     out = {k: np.empty(len(queries)) for k in recall_at}
     width = gallery.shape[1] * (listed.shape[1] + found.shape[1])
     for part in slices(len(queries), max(1, (1 << 23) // width)):

@@ -37,17 +37,16 @@ def with_entropy(
         finite = finite_rows(split.vectors)
         vectors = split.vectors if finite.all() else split.vectors[finite]
         labels = None if split.labels is None else split.labels[finite]
-        l2, cos = (
-            embedding_entropies(vectors, labels, d, stage(progress, f"{name}: pairs ({d})"))
+        found = {
+            d: embedding_entropies(vectors, labels, d, stage(progress, f"{name}: pairs ({d})"))
             for d in DISTANCES
-        )
+        }
         entropy: SplitEntropy = {
             "labels": None if labels is None or not len(labels) else label_entropy(labels),
-            "l2": l2,
-            "cos": cos,
+            "l2": found["l2"],
+            "cos": found["cos"],
         }
-        without = [d for d, found in (("l2", l2), ("cos", cos)) if found["embeddings"] is None]
-        if without:
+        if without := [d for d in found if found[d]["embeddings"] is None]:
             notes.append(
                 f"{name}: H(Z) ({', '.join(without)}) cannot be estimated: it needs two rows that "
                 "differ"

@@ -76,19 +76,16 @@ class _Collector:
             "torch.save({k: torch.stack([r[k] for r in x]) if torch.is_tensor(x[0][k]) else "
             f"[r[k] for r in x] for k in x[0]}}, {quoted(self.path.with_suffix('.stacked.pt'))})"
         )
-        raise DmlError(
-            f"{self.path} holds a list of {len(rows):,} dicts.",
-            "Embeddings are one 2-D tensor, not one tensor for each item.",
-            f"Stack them: {python_line('torch', code)}",
-        )
+        raise self._apart(f"a list of {len(rows):,} dicts", python_line("torch", code))
+
+    def _apart(self, what: str, code: str) -> DmlError:
+        why = "Embeddings are one 2-D tensor, not one tensor for each item."
+        return DmlError(f"{self.path} holds {what}.", why, f"Stack them: {code}")
 
     def add(self, value: object, name: str, depth: int) -> None:
         if len(self.entries) > OBJECTS:
-            raise DmlError(
-                f"{self.path} holds more than {OBJECTS:,} tensors.",
-                "Embeddings are one 2-D tensor, not one tensor for each item.",
-                "Stack them: torch.save({'embeddings': torch.stack(vectors)}, name)",
-            )
+            code = "torch.save({'embeddings': torch.stack(vectors)}, name)"
+            raise self._apart(f"more than {OBJECTS:,} tensors", code)
         if isinstance(value, self.torch.Tensor):
             self.entries[name] = _tensor(self.torch, value, self.path, name)
         elif id(value) in self.seen:

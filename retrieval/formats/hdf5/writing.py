@@ -183,12 +183,9 @@ class Writer:
                 if "progress" not in file:  # killed after the last row, before the renaming
                     self.marks[split] = np.full(count, attribute(file, "complete") is True)
                     continue
-                marks = file["progress"][split]
+                rows, marks = file[split]["embeddings"], file["progress"][split]
                 self.marks[split] = marks[:] != 0
-                self.places[split] = (
-                    file[split]["embeddings"].id.get_offset(),
-                    marks.id.get_offset(),
-                )
+                self.places[split] = rows.id.get_offset(), marks.id.get_offset()
 
     def _check_resumable(self) -> None:
         try:
