@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from threadpoolctl import threadpool_info
@@ -109,8 +108,7 @@ def product(G, Q=None, block=1024):
                 np.matmul((G if Q is None else Q)[other], G[part].T)
 
     with single_blas_thread():
-        tasks = [(partial(column, part), 1) for part in slices(len(G), block)]
-        run_all(tasks[::-1], processors())
+        run_all(column, list(slices(len(G), block))[::-1], processors())
 
 
 def rows_of(count: int) -> int:

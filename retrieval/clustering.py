@@ -206,7 +206,7 @@ def _best(job: _Job, seeds: list[int]) -> Found:
         job.tell.finished()
 
     if small and len(seeds) > 1:
-        run_all([(partial(run, seed, 1), 1) for seed in seeds], job.workers, stop=job.tell.stop)
+        run_all(partial(run, threads=1), seeds, job.workers, stop=job.tell.stop)
     else:
         for seed in seeds:
             run(seed, job.workers)

@@ -7,7 +7,6 @@ d / (n (n - 1)) * the sum of log D_ij^2 over all i != j, where D_ij is a Euclide
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -105,7 +104,8 @@ def log_squares(
         block = vectors[part].astype(np.float64)
         return block - centre if distance == "l2" else unit_rows(block)
 
-    def add(a: slice, b: slice) -> None:
+    def add(tile: tuple[slice, slice]) -> None:
+        a, b = tile
         left_out = groups[a][:, None] == groups[b]
         if a == b:  # every pair once
             left_out |= np.tri(len(left_out), dtype=bool)
@@ -116,10 +116,10 @@ def log_squares(
     parts = list(slices(n, tile))
     pairs = [(a, b) for i, a in enumerate(parts) for b in parts[i:]]
     if len(pairs) == 1:
-        add(*pairs[0])
+        add(pairs[0])
     else:
         with single_blas_thread():
-            run_all([(partial(add, a, b), 1) for a, b in pairs], processors(), progress)
+            run_all(add, pairs, processors(), progress)
     total = math.fsum(totals)  # exact, so the order does not matter
     return LogSquares(total, sum(counts), n * (n - 1) // 2 - sum(counts))
 

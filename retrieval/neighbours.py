@@ -140,16 +140,14 @@ def _scan(
         items = space.points(problem.gallery, block, dtype=dtype)
         offset = np.einsum("ij,ij->i", items, items) / 2
 
-        def tell(done: int, _: int, before: int = Q * block.start, each: int = len(items)) -> None:
+        def tell(done: int, total: int, block: slice = block) -> None:
             if progress:
-                progress(before + done * each, Q * G)
+                here = (block.stop - block.start) * done // total
+                progress(Q * (block.start + here), Q * G)
 
-        tasks = [
-            (partial(search, items, offset, block.start, part), part.stop - part.start)
-            for part in slices(Q, ROWS)
-        ]
         with single_blas_thread():
-            run_all(tasks, processors(), tell)
+            work = partial(search, items, offset, block.start)
+            run_all(work, slices(Q, ROWS), processors(), tell)
     return near, ids
 
 

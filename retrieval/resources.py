@@ -6,19 +6,20 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from retrieval.number_format import counted
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]  # done, total
 StageProgress = Callable[[str, int, int], None]  # stage, done, total
 TRIALS = 3
@@ -172,20 +173,29 @@ def gpu_fault() -> str | None:
 
 
 def run_all(
-    tasks: Sequence[tuple[Callable[[], None], int]],
+    function: Callable[[T], object],
+    items: Iterable[T],
     threads: int,
     progress: Progress | None = None,
-    stop: Callable[[], None] | None = None,
+    stop: Callable[[], None] = lambda: None,
+    weights: Sequence[int] = (),
 ) -> None:
-    """Runs (task, weight) pairs in order; `stop` tells the running ones that one has failed."""
-    if len(tasks) == 1 and progress is None:  # to start a thread takes longer than a small task
-        tasks[0][0]()
+    """Call a function with each item, in order, on several threads.
+
+    weights: of the items in the progress; equal by default.
+    stop: tells the running calls that one has failed.
+    """
+    items = list(items)
+    if progress is None and 1 in (threads, len(items)):  # starting a thread takes time
+        for item in items:
+            function(item)
         return
-    done, total = 0, sum(weight for _, weight in tasks)
+    weights = weights or [1] * len(items)
+    done, total = 0, sum(weights)
     # A queue: `futures.wait` looks at all tasks each time that one of thousands ends.
-    finished: SimpleQueue[Future[None]] = SimpleQueue()
+    finished: SimpleQueue[Future[object]] = SimpleQueue()
     with ThreadPoolExecutor(threads) as pool:
-        running = {pool.submit(task): weight for task, weight in tasks}
+        running = {pool.submit(function, x): w for x, w in zip(items, weights, strict=True)}
         for future in running:
             future.add_done_callback(finished.put)
         try:
@@ -197,8 +207,7 @@ def run_all(
                 if progress:
                     progress(done, total)
         except BaseException:
-            if stop:
-                stop()
+            stop()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 

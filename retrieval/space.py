@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -47,8 +46,7 @@ class Space:
         def fill(part: slice) -> None:
             out[part] = self._plain(some[part], query) - self.centre
 
-        parts = _chunks(len(some), self.width)
-        run_all([(partial(fill, part), 1) for part in parts], processors())
+        run_all(fill, _chunks(len(some), self.width), processors())
         return out
 
     def _plain(self, rows: np.ndarray, query: bool) -> np.ndarray:

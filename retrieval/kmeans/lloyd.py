@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -256,8 +255,4 @@ def for_each(function: Callable[[T], None], items: Iterable[T], threads: int, wo
 
     work: how many multiplications all calls take together.
     """
-    if threads > 1 and work >= WORTH_THREADS:
-        run_all([(partial(function, item), 1) for item in items], threads)
-        return
-    for item in items:
-        function(item)
+    run_all(function, items, threads if work >= WORTH_THREADS else 1)

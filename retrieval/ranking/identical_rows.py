@@ -93,7 +93,7 @@ def _hashes(count: int, dim: int, rows: Rows, seed: int = 0) -> np.ndarray:
         hash_rows(block.view(f"u{block.itemsize}"), keys, out[part])
 
     parts = slices(count, max(1, _BLOCK // dim))
-    run_all([(partial(hash_part, part), 1) for part in parts], processors())
+    run_all(hash_part, parts, processors())
     return out
 
 

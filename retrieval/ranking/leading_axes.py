@@ -10,7 +10,6 @@ same either way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class _Heads:
         def fill(part: slice) -> None:
             self.heads[part], self.lengths[part] = _split(vectors.units64(part), axes)
 
-        run_all([(partial(fill, part), 1) for part in blocks(vectors.vectors)], threads)
+        run_all(fill, blocks(vectors.vectors), threads)
 
     def tails(self, part: slice) -> kernels.Tails:
         return kernels.Tails(self.lengths[part], self.vectors.units(part))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import call
 
 import numpy as np
 
@@ -103,7 +104,7 @@ def nearest_positives(
     # Many small steps on several threads wait for each other more than they work.
     work = np.sum(classes.size, dtype=np.float64) * classes.dim
     threads = prepared.threads if work > _SMALL else 1
-    run_all([(task, 1) for task in world.share(tasks)], threads)
+    run_all(call, world.share(tasks), threads)
     for found in out.values():
         found.index[:] += 1  # zero: not found by this rank
         world.complete(found.index, found.squared, found.error, found.l2)

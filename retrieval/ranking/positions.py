@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from operator import call
 from threading import Lock
 
 import numpy as np
@@ -79,8 +80,7 @@ class Positions:
             self.lists.sure[r], self.lists.possible[r] = limits
             position_kernels.straighten(self.lists_of(q), ends[q])
 
-        parts = slices(len(limit), _QUERIES)
-        run_all([(partial(fill, q), 1) for q in parts], prepared.threads)
+        run_all(fill, slices(len(limit), _QUERIES), prepared.threads)
         some = limit > 0
         self.lists.last[some] = self.lists.possible[ends[some] - 1]
         if distance == "l2":  # the sign that thresholds of l2 have
@@ -209,7 +209,7 @@ def listed_positives(
         else:
             parts = slices(len(queries), max(1, _PAIRS // len(members)))
             tasks += [partial(whole_class, queries[part], members) for part in parts]
-    run_all([(task, 1) for task in world.share(tasks)], prepared.threads)
+    run_all(call, world.share(tasks), prepared.threads)
     for found in out.values():
         world.complete(found.index, found.squared, found.error, found.l2)
     return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -43,7 +42,7 @@ def scan(vectors: np.ndarray) -> Scan | None:
         out = found.take(part)
         scan_rows(readable(vectors[part]), keys, out.square, out.directions)
 
-    run_all([(partial(scan_part, part), 1) for part in blocks(vectors)], processors())
+    run_all(scan_part, blocks(vectors), processors())
     return found
 
 

@@ -11,7 +11,6 @@ that has such neighbours is left to the exact count (`positions`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -48,7 +47,8 @@ def sorted_positions(
     undecided = np.zeros(Q, np.int8)
     by_count = np.argsort(prepared.positive_counts, kind="stable")
 
-    def some(queries: np.ndarray) -> None:
+    def some(part: slice) -> None:
+        queries = by_count[part]
         for d, distances in _distances(prepared, queries):
             error = np.zeros(len(queries))
             if d == "cos" or not prepared.lattice:
@@ -59,7 +59,7 @@ def sorted_positions(
                 out[d][query] = positions
 
     parts = world.share(list(slices(Q, max(_ROWS, _NUMBERS // G))))
-    run_all([(partial(some, by_count[part]), 1) for part in parts], prepared.threads)
+    run_all(some, parts, prepared.threads)
     if world.size > 1:
         world.complete(undecided)
         out = {d: _completed(lists, world) for d, lists in out.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import call
 
 import numpy as np
 
@@ -82,13 +83,14 @@ class TileCounter:
         shared = [
             (g, self.world.share(parts, n)) for (g, parts), n in zip(columns, before, strict=False)
         ]
-        tasks = [(partial(self._column, g, own), len(own)) for g, own in shared[::-1] if own]
+        own = [(g, parts) for g, parts in shared[::-1] if parts]
         with self.backend.ready():
-            run_all(tasks, self.backend.workers, progress, self.stop.set)
-        kept = [(partial(self._credit_rest, q), 1) for q in q_parts if self.positions]
-        run_all(kept, self.prepared.threads, stop=self.stop.set)
-        postponed = [(task, 1) for d in self.positions for task in self._postponed_tasks(d)]
-        run_all(postponed, self.prepared.threads, stop=self.stop.set)
+            tiles = [len(parts) for _, parts in own]
+            run_all(self._column, own, self.backend.workers, progress, self.stop.set, tiles)
+        if self.positions:
+            run_all(self._credit_rest, q_parts, self.prepared.threads, stop=self.stop.set)
+        postponed = [task for d in self.positions for task in self._postponed_tasks(d)]
+        run_all(call, postponed, self.prepared.threads, stop=self.stop.set)
         del self.backend  # its vectors take memory, on GPUs too, that sorting may need
         self.world.add(*self.counts.values(), *self.ties.values())
         for positions in self.positions.values():
@@ -104,8 +106,9 @@ class TileCounter:
 
         return [partial(settle, some) for some in slices(len(pairs), _PAIRS)]
 
-    def _column(self, g: slice, parts: Sequence[slice]) -> None:
-        """Count all queries of `parts` against the gallery block g: the task of one thread."""
+    def _column(self, column: tuple[slice, Sequence[slice]]) -> None:
+        """Count all queries of a column against its gallery block: the task of one thread."""
+        g, parts = column
         work, items = _Worker(self), self.backend.load(g)
         for q in parts:
             if self.stop.is_set():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -42,7 +41,7 @@ class Vectors:
             self._lengths(slice(None))
         if scanned is None or self._units is not None:
             work = self._measure if scanned is None else self._scale
-            run_all([(partial(work, part), 1) for part in blocks(self.vectors)], threads)
+            run_all(work, blocks(self.vectors), threads)
 
     def _measure(self, part: slice) -> None:
         block = self.vectors[part].astype(np.float64)

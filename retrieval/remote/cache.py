@@ -129,7 +129,7 @@ class Entry:
         report = stage(self.progress, f"downloading {what}{names}")
         with room_for(self.path, self.address.shown, total, report) as come:
             # In order, so that Ctrl-C leaves the first ones complete.
-            run_all([(partial(task, come), 1) for task in tasks], DOWNLOADS, stop=come.stop)
+            run_all(lambda task: task(come), tasks, DOWNLOADS, stop=come.stop)
 
     def _download_file(self, file: Found, come: Bytes) -> None:
         target = self.data / file.name
@@ -210,7 +210,7 @@ class Entry:
             total = sum(stop - start for several in pieces.values() for start, stop in several)
             files = [file for file in pieces if pieces[file]]
             self._transfer("parts of ", files, total, tasks)
-            run_all([(partial(confirm, file, copy), 1) for file, copy, _ in parts], DOWNLOADS)
+            run_all(lambda part: confirm(*part[:2]), parts, DOWNLOADS)
         for file, copy, _ in parts:
             if file not in refused and copy.marks.all() and self._state(file) == "holes":
                 self._note_version(file)

@@ -105,7 +105,7 @@ class Store:
                 names[path] = name[len(start) :]
         self._refuse_clash(names)
         if web:  # a page of links tells neither size nor version
-            run_all([(partial(self._ask, path, infos), 1) for path in names], REQUESTS)
+            run_all(partial(self._ask, into=infos), names, REQUESTS)
         return [self._found(infos[path], path, name) for path, name in names.items()]
 
     def _refuse_clash(self, names: dict[str, str]) -> None:

@@ -82,9 +82,10 @@ def test_every_tile_is_counted_by_one_rank(monkeypatch):
     problem, seen = from_arrays(*vectors()), {}
     honest = TileCounter._column
 
-    def column(self, g, parts):
+    def column(self, one):
+        g, parts = one
         seen.setdefault(self.world.rank, []).extend((q.start, g.start) for q in parts)
-        return honest(self, g, parts)
+        return honest(self, one)
 
     monkeypatch.setattr(TileCounter, "_column", column)
     in_threads(3, lambda world: count_ranks(problem, block=16, threads=1, world=world))
