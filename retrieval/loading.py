@@ -70,7 +70,18 @@ def load(
 
     names = source, labels, gallery, gallery_labels
     with collected() as notes, addresses_in_errors(*names), leaving_out_train(not train):
-        found = _load(*names, find)
+        found = _labelled(source, labels, "query", find)
+        if gallery is not None:
+            found = _beside(found, _labelled(gallery, gallery_labels, "gallery", find), gallery)
+        elif gallery_labels is not None:
+            if "gallery" not in found.splits:
+                raise DmlError(
+                    f"{gallery_labels} is for a gallery, and {source} has none.",
+                    f"Its splits are {', '.join(found.splits)}.",
+                    "Give the gallery as well: --gallery gallery.npy",
+                )
+            found = _attach(found, "gallery", gallery_labels, find)
+        found = _with_labels_alike(found)
         splits = {split: found.splits[split] for split in to_read(found.splits)}
     return replace(found, splits=splits, notes=tuple(notes))
 
@@ -80,24 +91,8 @@ def loaded(data: Embeddings | str | Path) -> Embeddings:
     return data if isinstance(data, Embeddings) else load(data)
 
 
-def _load(
-    source: str | Path,
-    labels: str | Path | None,
-    gallery: str | Path | None,
-    gallery_labels: str | Path | None,
-    find: Find,
-) -> Embeddings:
-    found = _labelled(source, labels, "query", find)
-    if gallery is not None:
-        found = _beside(found, _labelled(gallery, gallery_labels, "gallery", find), gallery)
-    elif gallery_labels is not None:
-        if "gallery" not in found.splits:
-            raise DmlError(
-                f"{gallery_labels} is for a gallery, and {source} has none.",
-                f"Its splits are {', '.join(found.splits)}.",
-                "Give the gallery as well: --gallery gallery.npy",
-            )
-        found = _attach(found, "gallery", gallery_labels, find)
+def _with_labels_alike(found: Embeddings) -> Embeddings:
+    """With labels of one dtype, where there are queries and a gallery."""
     empty = Split(np.empty(0))
     queries, items = (found.splits.get(name, empty) for name in ("query", "gallery"))
     if queries.labels is None or items.labels is None:

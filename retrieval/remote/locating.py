@@ -50,6 +50,7 @@ def _fetch_folder(entry: Entry) -> Located:
     if not there or there.keys() & {*LISTINGS, *marks}:
         there = _by_name(entry.store.below(deep=True))
         if marks & {name.partition("/")[0] for name in there}:  # a store is taken as it is
+            entry.parts = ()
             entry.fetch(list(there.values()))
             return shown, (entry.data,), None
         entry.fetch([there[name] for name in there if name.split("/")[-1] in LISTINGS])
