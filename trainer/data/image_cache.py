@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -84,13 +84,9 @@ class Store:
 
 def in_memory(data: DataSet, spec: Input, progress: Progress | None = None) -> tuple[Store, Bad]:
     """Read and resize all images into memory; DmlError as soon as they will not fit."""
-    pixels = bytearray()
-
-    def full(why: str) -> DmlError:
-        what = f"The resized images of {data.name} do not fit into memory."
-        return DmlError(what, why, "Keep them in a file: --cache disk")
-
-    images = _read_all(data, spec, progress)
+    pixels, images = bytearray(), _read_all(data, spec, progress)
+    what = f"The resized images of {data.name} do not fit into memory."
+    full = partial(DmlError, what, fix="Keep them in a file: --cache disk")
     shapes, bad = _collect(images, len(data), pixels.extend, available_memory, full)
     return _store(np.frombuffer(pixels, np.uint8), shapes), bad
 
@@ -112,13 +108,8 @@ def on_disk(data: DataSet, spec: Input, progress: Progress | None = None) -> tup
 def _write(file: BinaryIO, images: Iterator[np.ndarray | str], N: int) -> None:
     folder = Path(file.name).parent
     file.write(bytes(_HEADER.size))
-    shapes, bad = _collect(
-        images,
-        N,
-        file.write,
-        lambda: shutil.disk_usage(folder).free,
-        lambda why: _no_room(folder, why),
-    )
+    free, full = lambda: shutil.disk_usage(folder).free, partial(_no_room, folder)
+    shapes, bad = _collect(images, N, file.write, free, full)
     used, notes = file.tell() - _HEADER.size, json.dumps(bad).encode()
     file.write(shapes.tobytes() + notes)
     file.seek(0)
@@ -289,7 +280,5 @@ def _still_bad(data: DataSet, spec: Input, bad: Bad) -> bool:
 
 
 def _check(files: Sequence[str], spec: Input, progress: Progress | None = None) -> Bad:
-    def fits(width: int, height: int) -> None:
-        resized_size(width, height, spec)
-
+    fits = partial(resized_size, spec=spec)
     return check_images(files, progress=progress, short_side=spec.short_side, fits=fits)

@@ -1,6 +1,5 @@
 """Images of a data set, ready to be resized, cropped and stacked into batches. No torch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -76,18 +75,16 @@ def open_images(
     elif files is not None:
         bad = image_cache.check(data, spec, progress)
     if bad:
+        paths = files or data.paths
         if not skip_bad:
-            raise images.bad_images(files or data.paths, bad)
+            raise images.bad_images(paths, bad)
+        names = listed((paths[row] for row, _ in bad), 3)
+        note = f"{counted(len(bad), 'unreadable image')} left out: {names}."
         whole, rows = data, np.delete(np.arange(len(data)), [row for row, _ in bad])
-        data = data.take(rows, _left_out(bad, files or data.paths))
+        data = whole.take(rows, note)
         _check_left(whole, data)
         kept = None if kept is None else kept.take(rows)
     return Source(data, spec, kept)
-
-
-def _left_out(bad: image_cache.Bad, paths: Sequence[str]) -> str:
-    names = listed((str(paths[row]) for row, _ in bad), 3)
-    return f"{counted(len(bad), 'unreadable image')} left out: {names}."
 
 
 def _check_left(whole: DataSet, left: DataSet) -> None:

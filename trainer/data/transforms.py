@@ -17,6 +17,8 @@ from trainer.data.images import MAX_PIXELS
 
 _TRIES = 10  # as in torchvision
 
+Window = tuple[int, int, int, int]  # left, top, width, height
+
 
 def resized_size(width: int, height: int, spec: Input) -> tuple[int, int]:
     """Width and height after `resized`; that of an image so resized stays."""
@@ -38,8 +40,7 @@ def resized_size(width: int, height: int, spec: Input) -> tuple[int, int]:
 
 def resized(image: np.ndarray, spec: Input) -> np.ndarray:
     """Resize with antialiasing; an image that has the size already is returned as it is."""
-    width, height = resized_size(image.shape[1], image.shape[0], spec)
-    return part(image, spec, (width, height), 0, 0, width, height)
+    return part(image, spec, resized_size(image.shape[1], image.shape[0], spec))
 
 
 def for_testing(image: np.ndarray, spec: Input) -> np.ndarray:
@@ -53,15 +54,15 @@ def for_training(image: np.ndarray, spec: Input, rng: Random) -> np.ndarray:
     size = resized_size(image.shape[1], image.shape[0], spec)
     left = top = 0
     if spec.train_crop == "resized":
-        image = part(image, spec, size, *random_part(*size, spec, rng))
+        image = part(image, spec, size, random_part(*size, spec, rng))
         size = (spec.crop, spec.crop)
-        image = part(image, spec, size, 0, 0, *size)
+        image = part(image, spec, size)
     elif spec.train_crop == "random":
         left, top = random_place(*size, spec.crop, rng)
     else:
         left, top = centre(*size, spec.crop)
     if moves(spec):
-        image = moved(part(image, spec, size, 0, 0, *size), left, top, spec, rng)
+        image = moved(part(image, spec, size), left, top, spec, rng)
     else:
         image = square(image, spec, size, left, top)
     if any(spec.jitter):
@@ -98,7 +99,7 @@ def random_place(width: int, height: int, crop: int, rng: Random) -> tuple[int, 
     return left, top
 
 
-def random_part(W: int, H: int, spec: Input, rng: Random) -> tuple[int, int, int, int]:
+def random_part(W: int, H: int, spec: Input, rng: Random) -> Window:
     """Left, top, width and height with the distribution of torchvision's RandomResizedCrop."""
     for _ in range(_TRIES):
         area = H * W * between(*spec.scale, rng)
@@ -115,18 +116,11 @@ def random_part(W: int, H: int, spec: Input, rng: Random) -> tuple[int, int, int
 
 
 def part(
-    image: np.ndarray,
-    spec: Input,
-    size: tuple[int, int],
-    left: int,
-    top: int,
-    width: int,
-    height: int,
+    image: np.ndarray, spec: Input, size: tuple[int, int], window: Window | None = None
 ) -> np.ndarray:
-    """A window (height, width, 3) of the image resized to `size`; a view if it has that size."""
+    """A window of the image resized to `size`, or all of it; a view if it has that size."""
+    left, top, width, height = window or (0, 0, *size)
     if size == (image.shape[1], image.shape[0]):
-        if size == (width, height):
-            return image
         return image[top : top + height, left : left + width]
     from trainer.data.resampling import resample
 
@@ -141,8 +135,8 @@ def square(
     """The crop at a place of the image resized to `size`; beyond it, the colour of its border."""
     crop, (width, height) = spec.crop, size
     if left >= 0 and top >= 0 and left + crop <= width and top + crop <= height:
-        return part(image, spec, size, left, top, crop, crop)
-    image = part(image, spec, size, 0, 0, width, height)
+        return part(image, spec, size, (left, top, crop, crop))
+    image = part(image, spec, size)
     out = np.empty((crop, crop, 3), np.uint8)
     out[:] = border_colour(image)
     here = image[max(top, 0) : top + crop, max(left, 0) : left + crop]

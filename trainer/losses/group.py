@@ -55,13 +55,12 @@ class Group(Loss):
         bias: bool = True,
     ) -> None:
         super().__init__(num_classes, dim)
-        *first, last = SIMILARITIES
-        listed = ", ".join(map(repr, first))
         require(anchors >= 0, "anchors", anchors, "0 or more")
         require(temperature > 0, "temperature", temperature, "above 0")
         require(iterations >= 0, "iterations", iterations, "0 or more")
         require(tolerance >= 0, "tolerance", tolerance, "0 or more")
-        require(similarity in SIMILARITIES, "similarity", similarity, f"{listed} or {last!r}")
+        kinds = "'pearson', 'cosine' or 'gaussian'"
+        require(similarity in SIMILARITIES, "similarity", similarity, kinds)
         require(bandwidth >= 0, "bandwidth", bandwidth, "0 or more")
         require(diagonal >= 0, "diagonal", diagonal, "0 or more")
         require(negatives in ("clamp", "shift"), "negatives", negatives, "'clamp' or 'shift'")
@@ -106,7 +105,7 @@ class Group(Loss):
         logits = F.linear(embeddings, weight, bias).div_(self.temperature)
         w = similarities(embeddings, self.similarity, self.bandwidth)
         w = non_negative_(w, self.negatives, self.diagonal)
-        refined = refine_(logits, w, labels, anchors, self.iterations, self.tolerance)
+        refined = _Refinement.apply(logits, w, labels, anchors, self.iterations, self.tolerance)
         return refined, labels
 
 
@@ -183,18 +182,6 @@ def log(x: Tensor) -> Tensor:
 # The refinement, eq. 4: X <- X * (W X), rows normalised
 
 
-def refine_(
-    logits: Tensor,
-    similarity: Tensor,
-    labels: Tensor,
-    anchors: Tensor,
-    iterations: int,
-    tolerance: float,
-) -> Tensor:
-    """Overwrites the logits (B, C) with X(T). An anchor starts as the one-hot of its label."""
-    return _Refinement.apply(logits, similarity, labels, anchors, iterations, tolerance)
-
-
 def step_(x: Tensor, similarity: Tensor) -> None:
     """One iteration in place. A row that has no support keeps what it has."""
     blocks = x.split(COLUMNS, dim=1)
@@ -207,7 +194,9 @@ def step_(x: Tensor, similarity: Tensor) -> None:
 
 
 class _Refinement(Function):
-    """Forward works in place, a block of columns at a time.
+    """Overwrite the logits (B, C) with X(T). An anchor starts as the one-hot of its label.
+
+    Forward works in place, a block of columns at a time.
 
     Backward carries d loss / d log x, which is bounded where d loss / d x is not: probabilities of
     1e-30 give gradients, not NaN.

@@ -46,9 +46,8 @@ class Monitors:
             if sound and note and name not in self.noted:
                 self.notes.append(note)
                 self.noted.add(name)
-            if len(parts) > 1:
-                values |= {f"{name}/{part}": value for part, value in parts.items()}
-            values |= {f"{name}/{part}": value for part, value in further.items()}
+            named = (parts if len(parts) > 1 else {}) | further
+            values |= {f"{name}/{part}": value for part, value in named.items()}
         return values
 
 

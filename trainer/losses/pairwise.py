@@ -23,11 +23,15 @@ def two_parts(rows: Tensor, tightness: Tensor, contrastive: Tensor) -> dict[str,
     }
 
 
-class MultiSimilarity(losses.MultiSimilarityLoss):
-    """The same value as the library's."""
+class InParts:
+    """Tells the library the names of the parts."""
 
     def _sub_loss_names(self) -> list[str]:
         return list(PARTS)
+
+
+class MultiSimilarity(InParts, losses.MultiSimilarityLoss):
+    """The same value as the library's."""
 
     def _compute_loss(self, mat: Tensor, pos_mask: Tensor, neg_mask: Tensor) -> dict[str, Any]:
         near, far = self.distance.margin(mat, self.base), self.distance.margin(self.base, mat)
@@ -44,15 +48,12 @@ def log_one_plus(exponents: Tensor, mask: Tensor) -> Tensor:
     return torch.cat([kept, kept.new_zeros(len(kept), 1)], 1).logsumexp(1)
 
 
-class NCA(losses.NCALoss):
+class NCA(InParts, losses.NCALoss):
     """NCA over all images that have a positive in the batch.
 
     The library also leaves out images whose probability of a positive rounds to 0, for which the
     loss is largest. Where there are none of these, the value is the same.
     """
-
-    def _sub_loss_names(self) -> list[str]:
-        return list(PARTS)
 
     def nca_computation(
         self,
@@ -75,15 +76,12 @@ class NCA(losses.NCALoss):
         return two_parts(rows, -same.logsumexp(1) * weights, logits.logsumexp(1) * weights)
 
 
-class SquaredContrastive(losses.GenericPairLoss):
+class SquaredContrastive(InParts, losses.GenericPairLoss):
     """Eq. 2: squared distances, summed over pairs and divided by the size of the batch."""
 
     def __init__(self, margin: float, normalize: bool) -> None:
         super().__init__(mat_based_loss=True, distance=Euclidean(normalize_embeddings=normalize))
         self.margin = margin
-
-    def _sub_loss_names(self) -> list[str]:
-        return list(PARTS)
 
     def _compute_loss(self, mat: Tensor, pos_mask: Tensor, neg_mask: Tensor) -> dict[str, Any]:
         return two_parts(

@@ -21,7 +21,7 @@ except ImportError as error:
         "Install it: pip install pytorch-metric-learning",
     ) from error
 
-SIZES = {"num_classes": "num_classes", "embedding_size": "dim", "descriptors_dim": "dim"}
+SIZES = ("num_classes", "embedding_size", "descriptors_dim")  # filled in, not options
 MODULES = {  # options that are objects are given by the name of their class
     "distance": distances,
     "reducer": reducers,
@@ -48,11 +48,7 @@ class MetricLearning(Loss):
 
     def __init__(self, num_classes: int, dim: int, *, loss: str, **options: Any) -> None:
         super().__init__(num_classes, dim)
-        target = library_class("loss", loss)
-        sizes = {"num_classes": num_classes, "dim": dim}
-        if "reducer" not in options:  # another one need not give the sum of the parts
-            target = pairwise.IN_PARTS.get(loss, target)
-        self.loss = apart(made("loss", loss, target, options, sizes))
+        self.loss = apart(made("loss", loss, options, (num_classes, dim, dim)))
         self.miner: nn.Module | None = None
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -80,15 +76,16 @@ def apart(loss: nn.Module) -> nn.Module:
 
 def build_miner(*, miner: str, **options: Any) -> nn.Module:
     """`miner` is the name of a class."""
-    return made("miner", miner, library_class("miner", miner), options, {})
+    return made("miner", miner, options)
 
 
-def made(
-    kind: str, name: str, target: type, options: Mapping[str, Any], sizes: Mapping[str, int]
-) -> nn.Module:
-    """An object of a class of the library; `kind` is loss or miner."""
+def made(kind: str, name: str, options: Mapping[str, Any], sizes: tuple[int, ...] = ()) -> Any:
+    """An object of a class of the library; `kind` is loss or miner, `sizes` the values of SIZES."""
+    target = library_class(kind, name)
+    if "reducer" not in options:  # another one need not give the sum of the parts
+        target = pairwise.IN_PARTS.get(name, target)
     parameters = constructor(target)
-    filled = {n: sizes[SIZES[n]] for n in parameters if n in SIZES}
+    filled = {n: size for n, size in zip(SIZES, sizes, strict=False) if n in parameters}
     given = filled.keys() | options.keys()
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in given]
     if missing:

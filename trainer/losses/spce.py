@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from trainer.losses.base import Loss, require
-from trainer.losses.softmax import at_labels, log_sum_exp_
+from trainer.losses.ce import cross_entropy_parts
 
 
 class SimplifiedPairwiseCrossEntropy(Loss):
@@ -40,5 +40,4 @@ class SimplifiedPairwiseCrossEntropy(Loss):
             gram.fill_diagonal_(0)
         logits = embeddings.new_zeros(n, classes)
         logits.index_add_(1, labels, gram, alpha=self.scale / n)  # columns of a class added: (B, C)
-        tightness = -at_labels(logits, labels).mean()
-        return {"tightness": tightness, "contrastive": log_sum_exp_(logits).mean()}
+        return cross_entropy_parts(logits, labels)

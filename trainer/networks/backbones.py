@@ -57,10 +57,8 @@ class Backbone(NamedTuple):
 
 
 def _timm(name: str) -> Entry:
-    path = "trainer.networks.models:{}"
-    return Entry(
-        f"timm:{name}", path.format("timm"), "a network of timm", check=path.format("check_timm")
-    )
+    at = "trainer.networks.models"
+    return Entry(f"timm:{name}", f"{at}:timm", "a network of timm", check=f"{at}:check_timm")
 
 
 BACKBONES = Registry(
@@ -115,24 +113,8 @@ BACKBONES = Registry(
     Entry("convnext_base", TV, "ConvNeXt, 88 M parameters", 1024, "classifier.2", 32),
     Entry("swin_t", TV, "shifted-window transformer, 28 M parameters", 768, "head", 32),
     Entry("swin_s", TV, "shifted-window transformer, 49 M parameters", 768, "head", 32),
-    Entry(
-        "vit_b_16",
-        TV,
-        "transformer on 16 x 16 patches, 86 M parameters",
-        768,
-        "heads",
-        16,
-        16,
-    ),
-    Entry(
-        "vit_b_32",
-        TV,
-        "transformer on 32 x 32 patches, 87 M parameters",
-        768,
-        "heads",
-        32,
-        32,
-    ),
+    Entry("vit_b_16", TV, "transformer on 16 x 16 patches, 86 M parameters", 768, "heads", 16, 16),
+    Entry("vit_b_32", TV, "transformer on 32 x 32 patches, 87 M parameters", 768, "heads", 32, 32),
     option="--backbone",
     families={"timm": _timm},
 )

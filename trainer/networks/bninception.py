@@ -12,9 +12,10 @@ from trainer.networks import weights
 from trainer.networks.backbones import Backbone, Entry
 
 URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
+Block = tuple[int, tuple[int, int], tuple[int, int], int]
 # Channels of each block: 1x1; 3x3 and what goes into it; two 3x3 and what goes into them; pooling.
 # Blocks without a 1x1 halve the size and pass the pooled maps on. All others average, but the last.
-BLOCKS = {
+BLOCKS: dict[str, Block] = {
     "3a": (64, (64, 64), (64, 96), 32),
     "3b": (64, (64, 96), (64, 96), 64),
     "3c": (0, (128, 160), (64, 96), 0),
@@ -41,7 +42,7 @@ class BNInception(nn.Module):
         self._add("conv2_3x3_reduce", 64, 64, 1)
         channels = self._add("conv2_3x3", 64, 192, 3)
         for name, block in BLOCKS.items():
-            channels = self._add_block(f"inception_{name}_", channels, *block)
+            channels = self._add_block(f"inception_{name}_", channels, block)
 
     def _add(self, name: str, before: int, after: int, kernel: int, stride: int = 1) -> int:
         conv = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2)
@@ -49,16 +50,9 @@ class BNInception(nn.Module):
         self.add_module(f"{name}_bn", nn.BatchNorm2d(after))
         return after
 
-    def _add_block(
-        self,
-        name: str,
-        before: int,
-        single: int,
-        three: tuple[int, int],
-        double: tuple[int, int],
-        pooled: int,
-    ) -> int:
+    def _add_block(self, name: str, before: int, block: Block) -> int:
         """Add the layers of a block; return how many channels it gives."""
+        single, three, double, pooled = block
         stride = 1 if single else 2
         total = self._add(f"{name}1x1", before, single, 1) if single else before
         self._add(f"{name}3x3_reduce", before, three[0], 1)

@@ -1,5 +1,6 @@
 """Build the backbones of the table: networks of torchvision and timm, and our own."""
 
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,15 +28,13 @@ class SmallCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        before = 3
-        for width in WIDTHS:
+        for before, width in pairwise((3, *WIDTHS)):
             layers += [
                 nn.Conv2d(before, width, 3, padding=1, bias=False),  # BatchNorm has a bias
                 nn.BatchNorm2d(width),
                 nn.ReLU(inplace=True),
                 nn.MaxPool2d(2, ceil_mode=True),  # 28 -> 14 -> 7 -> 4
             ]
-            before = width
         layers[-1] = nn.AdaptiveAvgPool2d(2)
         self.layers = nn.Sequential(*layers)
 
@@ -134,11 +133,7 @@ def check_timm(name: str) -> ModuleType:
 
 def _timm_file(model: str, published: Any) -> Path:
     if published is None or not published.hf_hub_id:
-        raise DmlError(
-            f"The library timm has no published weights of {model}.",
-            "It can be trained from scratch, or from a file.",
-            "Train from scratch: --weights none",
-        )
+        raise weights.unpublished(f"timm:{model}")
     repository, _, revision = published.hf_hub_id.partition("@")
     file = published.hf_hub_filename or "model.safetensors"
     url = f"https://huggingface.co/{repository}/resolve/{revision or 'main'}/{file}"

@@ -21,39 +21,38 @@ declared: list[torch.library.Library] = []  # operators live as long as their li
 
 def _load() -> ModuleType:
     try:
+        try:
+            return importlib.import_module("torchvision")
+        except (ImportError, RuntimeError) as error:
+            if "operator torchvision::" not in str(error):
+                raise
+        _forget()
+        _declare()
         return importlib.import_module("torchvision")
-    except ModuleNotFoundError as error:
-        if error.name != "torchvision":
-            raise _broken(error) from error
-        raise DmlError("This needs torchvision.", f"{error}.", install("cpu")) from error
     except (ImportError, RuntimeError) as error:
-        if "operator torchvision::" not in str(error):
-            raise _broken(error) from error
-    _forget()
+        _forget()
+        if isinstance(error, ModuleNotFoundError) and error.name == "torchvision":
+            raise DmlError("This needs torchvision.", f"{error}.", install("cpu")) from error
+        raise DmlError(
+            "The library torchvision cannot be imported.",
+            f"{error}. Its version may not belong to torch {torch.__version__}.",
+            install("cpu"),
+        ) from error
+
+
+def _declare() -> None:
+    """Declare the operators that the import describes."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in OPERATORS:
         if not hasattr(torch.ops.torchvision, name):
             library.define(name + SCHEMA)
     declared.append(library)
-    try:
-        return importlib.import_module("torchvision")
-    except (ImportError, RuntimeError) as error:
-        _forget()
-        raise _broken(error) from error
 
 
 def _forget() -> None:
     """Drops what a failed import left behind; a second one would find it and fail elsewhere."""
     for name in [n for n in sys.modules if n == "torchvision" or n.startswith("torchvision.")]:
         del sys.modules[name]
-
-
-def _broken(error: Exception) -> DmlError:
-    return DmlError(
-        "The library torchvision cannot be imported.",
-        f"{error}. Its version may not belong to torch {torch.__version__}.",
-        install("cpu"),
-    )
 
 
 torchvision = _load()

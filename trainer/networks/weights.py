@@ -81,34 +81,18 @@ def fill(
     heads: Collection[str] = (),
     adapt: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
 ) -> tuple[str, ...]:
-    """Fill the module `name` from a file, or from the URL of its ImageNet weights; see `load`."""
+    """Fill the module `name` from a file, or from the URL of its ImageNet weights.
+
+    Tensors are named as in the module's state dict, after any common prefix. `heads` are parts that
+    the file may have and the module has not. Tensors of the names in `adapt` may have another
+    shape. Returns what was left out of a file.
+    """
     if source == "none":
         return ()
     if source == "imagenet" and not url:
-        raise DmlError(
-            f"{name} has no ImageNet weights.",
-            "It is trained from scratch.",
-            "Train from scratch: --weights none",
-        )
+        raise unpublished(name)
     path = fetched(url) if source == "imagenet" else existing(source)
-    notes = load(module, read(path), str(path), name, heads, adapt or {})
-    return () if source == "imagenet" else notes  # that the classifier is left out is no news
-
-
-def load(
-    module: nn.Module,
-    content: Mapping[str, Entry],
-    source: str,
-    name: str,
-    heads: Collection[str],
-    adapt: Mapping[str, Callable[[Tensor], Tensor]],
-) -> tuple[str, ...]:
-    """Fills the module from tensors named as in its state dict, after any common prefix.
-
-    `heads` are parts that the file may have and the module has not. Tensors of the names in
-    `adapt` may have another shape. Returns what was left out.
-    """
-    wanted = module.state_dict()
+    content, wanted, adapt = read(path), module.state_dict(), adapt or {}
     prefix = _prefix(content, wanted)
     here = {key.removeprefix(prefix): e for key, e in content.items() if key.startswith(prefix)}
     missing = [k for k in wanted if k not in here and not k.endswith("num_batches_tracked")]
@@ -121,16 +105,13 @@ def load(
     # are another network (resnet50 within resnet101).
     parts = {key.partition(".")[0] for key in wanted}
     extra = [key for key in here if key not in wanted]
-    unexpected = [
-        key
-        for key in extra
-        if key.partition(".")[0] in parts and not any(key.startswith(f"{h}.") for h in heads)
-    ]
+    inside = tuple(f"{head}." for head in heads)
+    unexpected = [k for k in extra if k.partition(".")[0] in parts and not k.startswith(inside)]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     if any(problems.values()):
         problems["the file holds"] = list(content) or ["nothing"]
         raise DmlError(
-            f"{source} does not hold the weights of {name}.",
+            f"{path} does not hold the weights of {name}.",
             "\n".join(f"{k}: {listed(v, SHOWN)}" for k, v in problems.items() if v),
             "Give the file of that network, or the network of that file: --backbone NAME",
         )
@@ -141,7 +122,18 @@ def load(
     with torch.no_grad():
         module.load_state_dict({**wanted, **values})
     left = [*extra, *(key for key in content if not key.startswith(prefix))]
-    return (f"{source}: left out {listed(left, SHOWN)}",) if left else ()
+    if source == "imagenet" or not left:  # that its classifier is left out is no news
+        return ()
+    return (f"{path}: left out {listed(left, SHOWN)}",)
+
+
+def unpublished(name: str) -> DmlError:
+    """The error for a network that nobody has trained on ImageNet."""
+    return DmlError(
+        f"{name} has no ImageNet weights.",
+        "It can be trained from scratch, or from a file.",
+        "Train from scratch: --weights none",
+    )
 
 
 def _prefix(content: Mapping[str, Entry], wanted: Mapping[str, Tensor]) -> str:

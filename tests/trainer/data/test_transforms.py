@@ -101,7 +101,7 @@ def test_any_window_has_the_pixels_of_pillow(sizes, kind, place, seed):
     whole = rows.resize((new_width, new_height), filter)  # one pass each: the same in any version
     w, h = 1 + int(place[0] * (new_width - 1)), 1 + int(place[1] * (new_height - 1))
     x, y = int(place[2] * (new_width - w)), int(place[3] * (new_height - h))
-    found = transforms.part(image, Input(interpolation=kind), (new_width, new_height), x, y, w, h)
+    found = transforms.part(image, Input(interpolation=kind), (new_width, new_height), (x, y, w, h))
     assert (found == np.asarray(whole)[y : y + h, x : x + w]).all()
 
 

@@ -38,10 +38,7 @@ def read(
         labels = list(dict.fromkeys(label for _, label, _ in rows))
         splits = divide(table, labels, test_fraction, val_fraction, seed)
         rows = [(path, label, splits[label]) for path, label, _ in rows]
-    sides: dict[str, set[str]] = {}
-    for _, label, split in rows:
-        sides.setdefault(split, set()).add(label)
-    return build("csv", base, rows, notes=[*notes, *shared_classes(sides)])
+    return build("csv", base, rows, notes=[*notes, *shared_classes(rows)])
 
 
 def read_unlabelled(table: Path, allow_incomplete: bool = False) -> DataSet | None:

@@ -19,26 +19,9 @@ from trainer.data.datasets import layout
 from trainer.data.datasets.records import DataSet, Row, build, listed, unlabelled
 from trainer.data.datasets.splitting import divide, shared_classes
 
-SUFFIXES = frozenset(
-    [
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".jfif",
-        ".png",
-        ".gif",
-        ".bmp",
-        ".webp",
-        ".tif",
-        ".tiff",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".pnm",
-        ".jp2",
-        ".avif",
-    ]
-)
+JPEG = {".jpg", ".jpeg", ".jpe", ".jfif", ".jp2"}
+NETPBM = {".ppm", ".pgm", ".pbm", ".pnm"}
+SUFFIXES = JPEG | NETPBM | {".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".avif"}
 
 
 def read(
@@ -96,7 +79,6 @@ def _given(
     lies beside them.
     """
     rows: list[Row] = []
-    sides: dict[str, set[str]] = {}
     notes = [*notes, *_loose(root)]
     for top in tops:
         images: dict[str, list[str]] = {name: [] for name in _folders(root / top)}
@@ -105,7 +87,6 @@ def _given(
                 images[path.split("/")[1]].append(path)
         notes += [*_without_empty(root / top, images), *_loose(root / top)]
         split = SPELLINGS[top.lower()]
-        sides.setdefault(split, set()).update(images)
         rows += [(path, name, split) for name, paths in images.items() for path in paths]
     others = [
         path
@@ -114,7 +95,7 @@ def _given(
         if top not in tops or path.count("/") > 1
     ]
     notes += _left_out(root, others)
-    return build("folder", root, rows, notes=[*notes, *shared_classes(sides)])
+    return build("folder", root, rows, notes=[*notes, *shared_classes(rows)])
 
 
 def _without_empty(root: Path, images: dict[str, list[str]]) -> list[str]:

@@ -94,9 +94,8 @@ class DataSet:
 
     def files(self) -> list[str] | None:
         """The file of each row; None where images are not files of their own."""
-        if not isinstance(self.reader, FileReader):
-            return None
-        return [f"{self.reader.root}/{path}" for path in self.paths]
+        root = self.folder()
+        return None if root is None else [f"{root}/{path}" for path in self.paths]
 
     def on(self, background: tuple[int, int, int]) -> DataSet:
         """The same with another colour behind transparent images."""

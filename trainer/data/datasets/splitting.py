@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.errors import DmlError
 from retrieval.number_format import counted
-from trainer.data.datasets.records import SPLITS, DataSet, listed
+from trainer.data.datasets.records import SPLITS, DataSet, Row, listed
 
 # With a single class every answer is right, and with a single training class nothing is learnt.
 FEWEST = 2
@@ -55,10 +55,10 @@ def divide(
     }
 
 
-def shared_classes(classes: dict[str, set[str]]) -> list[str]:
+def shared_classes(rows: Sequence[Row]) -> list[str]:
     """A note if classes are trained on and tested too: such scores say little of new classes."""
-    tested = set().union(*(names for split, names in classes.items() if split != "train"))
-    both = sorted(classes.get("train", set()) & tested)
+    trained = {label for _, label, split in rows if split == "train"}
+    both = sorted(trained & {label for _, label, split in rows if split != "train"})
     if not both:
         return []
     return [
