@@ -200,7 +200,7 @@ def loss_reference() -> str:
     for entry in LOSSES:
         options = {k: v for k, v in entry.defaults.items() if k != "loss"}
         if entry.path != PML:
-            options = options_of(entry.load())
+            options = {k: p.default for k, p in options_of(entry.load()).items()}
         shown = ", ".join(f"`{key} = {toml.render(value)}`" for key, value in options.items())
         if entry.path == PML:
             shown = f"those of `{entry.defaults['loss']}`" + (f"; {shown}" if shown else "")

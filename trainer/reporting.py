@@ -1,7 +1,6 @@
 """Collect what a report shows of a run, and find the images of an embedding file. No torch."""
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
 from retrieval.metrics import DISTANCES
+from retrieval.reporting.thumbs import Pictures
 from retrieval.reporting.view import Run
 from trainer import toml
 from trainer.data import datasets
@@ -24,9 +24,6 @@ CONFIG = "config.toml"
 SIDE = 64  # of the thumbnails that the images become
 SAMPLE = 20  # images of each split that are looked for
 NAME_IT = "Name the folder that the paths begin at: --images ROOT"
-UNKNOWN = f"the file does not say where they are. {NAME_IT}"
-
-Pictures = Callable[[str], np.ndarray]
 
 
 def run_view(folder: Path) -> Run:
@@ -41,16 +38,15 @@ def run_view(folder: Path) -> Run:
         )
     scores = _curves(records, "scores")
     epochs = [_number(record.get("epoch")) for record in records]
-    lines = {
-        "loss": [_number(record.get("loss")) for record in records],
-        "parts": _curves(records, "parts"),
-        "monitor": _curves(records, "monitor"),
-        **{f"recall_{d}": scores.get(d, [None] * len(records)) for d in DISTANCES},
-    }
     return {
         "name": folder.resolve().name,
         "epochs": [n if epoch is None else epoch for n, epoch in enumerate(epochs, 1)],
-        "lines": lines,
+        "lines": {
+            "loss": [_number(record.get("loss")) for record in records],
+            "parts": _curves(records, "parts"),
+            "monitor": _curves(records, "monitor"),
+            **{f"recall_{d}": scores.get(d, [None] * len(records)) for d in DISTANCES},
+        },
         "scores_of": next((r.get("scores_of") for r in records if r.get("scores")), None),
         "settings": text,
     }
@@ -110,24 +106,6 @@ class Folder:
         return read_rgb(place, SIDE)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """Images that a data set draws or keeps in its own way, by the paths it gives them."""
-
-    name: str
-    reader: Callable[[str, int | None], np.ndarray]
-    known: Callable[[str], bool]
-
-    def __call__(self, path: str) -> np.ndarray:
-        if not self.known(path):
-            raise DmlError(
-                f"{path} is not an image of the data set {self.name}.",
-                "The embedding file names this data set, with these options.",
-                "Embed the data set again, or name the folder of the images: --images ROOT",
-            )
-        return self.reader(path, SIDE)
-
-
 def pictures_of(
     data: Embeddings, images: Path | None, run: Path | None
 ) -> tuple[Pictures | None, str]:
@@ -150,7 +128,8 @@ def pictures_of(
         root = next((str(place) for place in _places(data, recorded) if place.exists()), None)
         read, note = _pictures(str(name), root, options)
     if run is None or (read is not None and recorded):
-        return read, note or ("" if read else f"images are not shown: {UNKNOWN}")
+        unknown = f"images are not shown: the file does not say where they are. {NAME_IT}"
+        return read, note or ("" if read else unknown)
     table = _table(run)
     if name is not None and name != table["dataset"]:
         return None, f"images are not shown: {run} is of {table['dataset']}, the file of {name}"
@@ -226,6 +205,17 @@ def _pictures(
         return None, f"images are not shown: that needs {error.name}. {install('cpu')}"
     if isinstance(data.reader, FileReader):
         return Folder(Path(data.reader.root)), ""
-    if isinstance(data.reader, Drawing):  # in the size of a thumbnail: the same shapes, sharper
-        return Listed(dataset, data.reader.at_size(SIDE), data.reader.draws), ""
-    return Listed(dataset, data.reader, frozenset(data.paths).__contains__), ""
+    reader, known = data.reader, frozenset(data.paths).__contains__
+    if isinstance(reader, Drawing):  # in the size of a thumbnail: the same shapes, sharper
+        reader, known = reader.at_size(SIDE), reader.draws
+
+    def read(path: str) -> np.ndarray:
+        if not known(path):
+            raise DmlError(
+                f"{path} is not an image of the data set {dataset}.",
+                "The embedding file names this data set, with these options.",
+                "Embed the data set again, or name the folder of the images: --images ROOT",
+            )
+        return reader(path, SIDE)
+
+    return read, ""

@@ -27,7 +27,7 @@ from retrieval.files import remove_leftovers, whole_file
 from retrieval.resources import available_memory
 from trainer.config import Input
 from trainer.data.datasets.records import DataSet
-from trainer.data.images import Progress, check_images, in_threads
+from trainer.data.images import Progress, check_images, in_threads, told
 from trainer.data.transforms import resized, resized_size
 
 VERSION = 1
@@ -96,8 +96,7 @@ def on_disk(data: DataSet, spec: Input, progress: Progress | None = None) -> tup
     path = cache_folder() / f"{fingerprint(data, spec)}.images"
     found = _opened(path, len(data))
     if found is None or not _still_bad(data, spec, found[1]):
-        with _new_file(path) as file:
-            _write(file, _read_all(data, spec, progress), len(data))
+        _write(path, _read_all(data, spec, progress), len(data))
         found = _opened(path, len(data))
         assert found is not None
     elif progress is not None:
@@ -105,15 +104,15 @@ def on_disk(data: DataSet, spec: Input, progress: Progress | None = None) -> tup
     return found
 
 
-def _write(file: BinaryIO, images: Iterator[np.ndarray | str], N: int) -> None:
-    folder = Path(file.name).parent
-    file.write(bytes(_HEADER.size))
-    free, full = lambda: shutil.disk_usage(folder).free, partial(_no_room, folder)
-    shapes, bad = _collect(images, N, file.write, free, full)
-    used, notes = file.tell() - _HEADER.size, json.dumps(bad).encode()
-    file.write(shapes.tobytes() + notes)
-    file.seek(0)
-    file.write(_HEADER.pack(_MAGIC, VERSION, 0, N, used, len(notes)))
+def _write(path: Path, images: Iterator[np.ndarray | str], N: int) -> None:
+    free, full = lambda: shutil.disk_usage(path.parent).free, partial(_no_room, path.parent)
+    with _new_file(path) as file:
+        file.write(bytes(_HEADER.size))
+        shapes, bad = _collect(images, N, file.write, free, full)
+        used, notes = file.tell() - _HEADER.size, json.dumps(bad).encode()
+        file.write(shapes.tobytes() + notes)
+        file.seek(0)
+        file.write(_HEADER.pack(_MAGIC, VERSION, 0, N, used, len(notes)))
 
 
 def _collect(
@@ -147,10 +146,7 @@ def _opened(path: Path, N: int) -> tuple[Store, Bad] | None:
     """The images of a file; None if there is no such file, or if it is not complete."""
     try:
         with open(path, "rb") as file:
-            head = file.read(_HEADER.size)
-            if len(head) < _HEADER.size:
-                return None
-            magic, version, _, count, used, notes = _HEADER.unpack(head)
+            magic, version, _, count, used, notes = _HEADER.unpack(file.read(_HEADER.size))
             size = _HEADER.size + used + 8 * count + notes
             whole = os.fstat(file.fileno()).st_size == size
             if (magic.rstrip(b"\0"), version, count) != (_MAGIC, VERSION, N) or not whole:
@@ -158,7 +154,7 @@ def _opened(path: Path, N: int) -> tuple[Store, Bad] | None:
             file.seek(_HEADER.size + used)
             shapes = np.frombuffer(file.read(8 * count), "<i4").reshape(count, 2)
             bad = [(row, why) for row, why in json.loads(file.read(notes))]
-    except (OSError, ValueError, TypeError):
+    except (OSError, struct.error, ValueError, TypeError):
         return None
     if 3 * shapes.prod(axis=1, dtype=np.int64).sum() != used:
         return None
@@ -178,7 +174,7 @@ def _store(pixels: np.ndarray, shapes: np.ndarray, file: Path | None = None) -> 
 
 
 def _read_all(data: DataSet, spec: Input, progress: Progress | None) -> Iterator[np.ndarray | str]:
-    """Yield each image resized, or the reason why it cannot be read, in order."""
+    """Each image resized, or the reason why it cannot be read, in order."""
 
     def read(row: int) -> np.ndarray | str:
         try:
@@ -189,10 +185,7 @@ def _read_all(data: DataSet, spec: Input, progress: Progress | None) -> Iterator
     rows = range(len(data))
     # Decoders of files run outside Python's lock; other readers need not bear threads at all.
     images = map(read, rows) if data.files() is None else in_threads(read, rows)
-    for row, image in enumerate(images):
-        yield image
-        if progress is not None:
-            progress(row + 1, len(data))
+    return told(images, len(data), progress)
 
 
 # The folder of the files

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from retrieval.errors import DmlError
-from retrieval.resources import processors
+from retrieval.resources import Progress, processors
 
 # Formats that only hold pixels. Others that Pillow knows are left out on purpose: EPS starts
 # Ghostscript, and the rest are rare.
@@ -32,7 +32,6 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 WHITE = (255, 255, 255)
 Colour = tuple[int, int, int]
-Progress = Callable[[int, int], None]  # files done, files in all
 Fits = Callable[[int, int], object]
 T = TypeVar("T")
 R = TypeVar("R")
@@ -90,9 +89,6 @@ def read_rgb(
             image.load()
             pixels, turn = _pixels(image, background), _turn(image)
         return pixels if turn is None else np.ascontiguousarray(turn(pixels))
-    except DmlError as error:
-        why = " ".join(part for part in (error.what, error.why) if part)
-        raise DmlError(f"{path} cannot be read as an image.", why, error.fix) from error
     except Exception as error:  # decoders raise nearly anything when a file is damaged
         why, fix = _reason(error)
         raise DmlError(f"{path} cannot be read as an image.", why, fix) from error
@@ -214,13 +210,16 @@ def check_images(
             return error.why
         return ""
 
-    bad = []
-    for place, why in enumerate(in_threads(fault, paths, workers)):
-        if why:
-            bad.append((place, why))
+    faults = told(in_threads(fault, paths, workers), len(paths), progress)
+    return [(place, why) for place, why in enumerate(faults) if why]
+
+
+def told(results: Iterable[R], total: int, progress: Progress | None) -> Iterator[R]:
+    """The results as they come; each one is counted as progress."""
+    for done, result in enumerate(results, 1):
+        yield result
         if progress is not None:
-            progress(place + 1, len(paths))
-    return bad
+            progress(done, total)
 
 
 def in_threads(
@@ -261,6 +260,8 @@ def _formats() -> list[str]:
 
 def _reason(error: Exception) -> tuple[str, str]:
     """Why an image cannot be read, and what to do about it."""
+    if isinstance(error, DmlError):
+        return " ".join(part for part in (error.what, error.why) if part), error.fix
     if isinstance(error, FileNotFoundError):
         return "there is no such file", ""
     if isinstance(error, Image.UnidentifiedImageError):

@@ -13,6 +13,7 @@ from retrieval.resources import compiled
 _BITS = 22  # of the fractions of weights, as in Pillow
 _HALF = 1 << (_BITS - 1)
 BILINEAR, BICUBIC, LANCZOS, BOX, NEAREST = range(5)  # in the order of config.INTERPOLATIONS
+_SUPPORTS = (1.0, 2.0, 3.0, 0.5)  # how far a filter reaches, in pixels of the smaller image
 
 
 # fastmath would let the same pixels differ by where they were compiled.
@@ -42,7 +43,7 @@ def _weights(size, resized, first, count, kind):
     if kind == NEAREST:
         return _nearest(scale, first, count)
     stretch = max(scale, 1.0)  # shrinking widens the filter: antialiasing
-    support = _support(kind) * stretch
+    support = _SUPPORTS[kind] * stretch
     most = int(np.ceil(support)) * 2 + 1
     begin, length = np.empty(count, np.int64), np.empty(count, np.int64)
     weights, exact = np.zeros((count, most), np.int32), np.empty(most)
@@ -70,16 +71,6 @@ def _nearest(scale, first, count):
             begin[place - first] = int(at)
         at += scale
     return begin, np.ones(count, np.int64), np.full((count, 1), 1 << _BITS, np.int32)
-
-
-@compiled(fastmath=False)
-def _support(kind):
-    """How far a filter reaches, in pixels of the smaller image."""
-    if kind == BICUBIC:
-        return 2.0
-    if kind == LANCZOS:
-        return 3.0
-    return 0.5 if kind == BOX else 1.0
 
 
 @compiled(fastmath=False)

@@ -20,13 +20,7 @@ def random_batches(N: int, size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def balanced_batches(
-    targets: np.ndarray,
-    classes: int,
-    images: int,
-    seed: int,
-    epoch: int,
-    *,
-    equally: bool = False,
+    targets: np.ndarray, classes: int, images: int, seed: int, epoch: int, *, equally: bool = False
 ) -> np.ndarray:
     """(steps, classes * images) places in targets: blocks of `images` of one class, no class twice.
 

@@ -121,7 +121,7 @@ def part(
     """A window of the image resized to `size`, or all of it; a view if it has that size."""
     left, top, width, height = window or (0, 0, *size)
     if size == (image.shape[1], image.shape[0]):
-        return image[top : top + height, left : left + width]
+        return image if window is None else image[top : top + height, left : left + width]
     from trainer.data.resampling import resample
 
     out = np.empty((height, width, 3), np.uint8)

@@ -132,17 +132,13 @@ def build(name: str, num_classes: int, dim: int, **options: Any) -> "nn.Module":
 
         parameters = parameters_of("loss", entry.defaults["loss"])
     else:
-        parameters = _keywords(loss)
+        parameters = options_of(loss)
     check_options(f"The loss {name!r}", options, parameters, entry.defaults, "loss.options")
     return loss(num_classes=num_classes, dim=dim, **{**entry.defaults, **options})
 
 
-def options_of(loss: type) -> dict[str, Any]:
-    """The options of a loss class and their defaults: its keyword-only parameters."""
-    return {name: parameter.default for name, parameter in _keywords(loss).items()}
-
-
-def _keywords(loss: type) -> dict[str, inspect.Parameter]:
+def options_of(loss: type) -> dict[str, inspect.Parameter]:
+    """The options of a loss class: its keyword-only parameters."""
     parameters = inspect.signature(loss).parameters.values()
     return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 

@@ -1,12 +1,16 @@
 """The base class of our losses: float32 under autocast, and a value that is a sum of parts."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from retrieval.errors import DmlError
+
+T = TypeVar("T")
+Number = TypeVar("Number", bound=float)
 
 
 class Loss(nn.Module, ABC):
@@ -19,10 +23,8 @@ class Loss(nn.Module, ABC):
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
-        require(num_classes >= 1, "num_classes", num_classes, "1 or more")
-        require(dim >= 1, "dim", dim, "1 or more")
-        self.num_classes = num_classes
-        self.dim = dim
+        self.num_classes = require(num_classes >= 1, "num_classes", num_classes, "1 or more")
+        self.dim = require(dim >= 1, "dim", dim, "1 or more")
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         return sum(self.parts(embeddings, labels).values())
@@ -51,10 +53,23 @@ def with_length(embeddings: Tensor, length: float) -> Tensor:
     return length * nn.functional.normalize(embeddings) if length else embeddings
 
 
-def require(holds: bool, option: str, value: object, accepted: str) -> None:
+def require(holds: bool, option: str, value: T, accepted: str) -> T:
+    """The value of an option; DmlError unless the condition holds."""
     if not holds:
         raise DmlError(
             f"The loss option {option} cannot be {value!r}.",
             f"{option} is {accepted}.",
             f"Give another value, or leave it out for its default: --set loss.options.{option}=...",
         )
+    return value
+
+
+def not_negative(option: str, value: Number) -> Number:
+    """The value of an option that is 0 or more."""
+    return require(value >= 0, option, value, "0 or more")
+
+
+def one_of(choices: Sequence[str], option: str, value: str) -> str:
+    """The value of an option that has a few choices."""
+    *first, last = map(repr, choices)
+    return require(value in choices, option, value, f"{', '.join(first)} or {last}")

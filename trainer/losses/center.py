@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from trainer.losses.base import Loss, require
+from trainer.losses.base import Loss, not_negative
 from trainer.losses.ce import cross_entropy_parts, zero_head
 
 
@@ -17,8 +17,7 @@ class Center(Loss):
 
     def __init__(self, num_classes: int, dim: int, *, weight: float = 0.003) -> None:
         super().__init__(num_classes, dim)
-        require(weight >= 0, "weight", weight, "0 or more")
-        self.weight = weight
+        self.weight = not_negative("weight", weight)
         self.head = zero_head(dim, num_classes)
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:

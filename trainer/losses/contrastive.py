@@ -1,6 +1,6 @@
 """Contrastive loss: Boudiaf et al., ECCV 2020, eq. 2."""
 
-from trainer.losses.base import Loss, require
+from trainer.losses.base import Loss, not_negative
 from trainer.losses.pml import MetricLearning, apart, pairwise
 
 
@@ -15,6 +15,6 @@ class Contrastive(MetricLearning):
         self, num_classes: int, dim: int, *, margin: float = 1.0, normalize: bool = True
     ) -> None:
         Loss.__init__(self, num_classes, dim)
-        require(margin >= 0, "margin", margin, "0 or more")
+        margin = not_negative("margin", margin)
         self.loss = apart(pairwise.SquaredContrastive(margin, normalize))
         self.miner = None

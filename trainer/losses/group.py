@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from trainer.losses.base import Loss, require
+from trainer.losses.base import Loss, not_negative, one_of, require
 from trainer.losses.ce import cross_entropy_parts
 from trainer.losses.softmax import at_labels, overwrite_with_softmax
 
@@ -55,28 +55,17 @@ class Group(Loss):
         bias: bool = True,
     ) -> None:
         super().__init__(num_classes, dim)
-        require(anchors >= 0, "anchors", anchors, "0 or more")
-        require(temperature > 0, "temperature", temperature, "above 0")
-        require(iterations >= 0, "iterations", iterations, "0 or more")
-        require(tolerance >= 0, "tolerance", tolerance, "0 or more")
-        kinds = "'pearson', 'cosine' or 'gaussian'"
-        require(similarity in SIMILARITIES, "similarity", similarity, kinds)
-        require(bandwidth >= 0, "bandwidth", bandwidth, "0 or more")
-        require(diagonal >= 0, "diagonal", diagonal, "0 or more")
-        require(negatives in ("clamp", "shift"), "negatives", negatives, "'clamp' or 'shift'")
-        require(objective in ("ce", "kl"), "objective", objective, "'ce' or 'kl'")
-        require(ce_weight >= 0, "ce_weight", ce_weight, "0 or more")
-        self.anchors = anchors
-        self.temperature = temperature
-        self.iterations = iterations
-        self.tolerance = tolerance
-        self.similarity = similarity
-        self.bandwidth = bandwidth
-        self.diagonal = diagonal
-        self.negatives = negatives
+        self.anchors = not_negative("anchors", anchors)
+        self.temperature = require(temperature > 0, "temperature", temperature, "above 0")
+        self.iterations = not_negative("iterations", iterations)
+        self.tolerance = not_negative("tolerance", tolerance)
+        self.similarity = one_of(SIMILARITIES, "similarity", similarity)
+        self.bandwidth = not_negative("bandwidth", bandwidth)
+        self.diagonal = not_negative("diagonal", diagonal)
+        self.negatives = one_of(("clamp", "shift"), "negatives", negatives)
         self.batch_classes = batch_classes
-        self.objective = objective
-        self.ce_weight = ce_weight
+        self.objective = one_of(("ce", "kl"), "objective", objective)
+        self.ce_weight = not_negative("ce_weight", ce_weight)
         self.head = nn.Linear(dim, num_classes, bias=bias)
 
     def split(

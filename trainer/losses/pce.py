@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from retrieval.errors import DmlError
-from trainer.losses.base import Loss, require
+from trainer.losses.base import Loss, not_negative
 from trainer.losses.softmax import log_sum_exp_, softmax_
 
 
@@ -26,8 +26,7 @@ class PairwiseCrossEntropy(Loss):
 
     def __init__(self, num_classes: int, dim: int, *, floor: float = 1e-3) -> None:
         super().__init__(num_classes, dim)
-        require(floor >= 0, "floor", floor, "0 or more")
-        self.floor = floor
+        self.floor = not_negative("floor", floor)
         self.head = nn.Linear(dim, num_classes, bias=False)
         self.smallest = float("nan")
         """The lambda of the last batch, the floor where that was used."""

@@ -25,10 +25,9 @@ class SimplifiedPairwiseCrossEntropy(Loss):
         scale: float = 1.0,
     ) -> None:
         super().__init__(num_classes, dim)
-        require(scale > 0, "scale", scale, "above 0")
         self.self_pairs = self_pairs
         self.batch_classes = batch_classes
-        self.scale = scale
+        self.scale = require(scale > 0, "scale", scale, "above 0")
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         n, classes = len(embeddings), self.num_classes

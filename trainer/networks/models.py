@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from retrieval.errors import DmlError
 from retrieval.registry import nearest
 from trainer.networks import weights
-from trainer.networks.backbones import IMAGENET, Backbone, Entry
+from trainer.networks.backbones import Backbone, Entry
 
 POSITIONS = "encoder.pos_embedding"
 WIDTHS = (32, 64, 128, 256)  # few at first: the first, largest maps take most of the time
@@ -73,9 +73,9 @@ def timm(entry: Entry, source: str, image_size: int) -> Backbone:
     """Any network of timm, built for this image size."""
     name = entry.name
     library, model = check_timm(name), name.removeprefix("timm:")
-    published = library.get_pretrained_cfg(model)
+    published = library.get_pretrained_cfg(model) or library.models.PretrainedCfg()
     options: dict = {"num_classes": 0}
-    if published is not None and published.fixed_input_size:
+    if published.fixed_input_size:
         options["img_size"] = image_size
     if source == "imagenet":
         content = weights.tensors(weights.read(_timm_file(model, published)))
@@ -84,18 +84,17 @@ def timm(entry: Entry, source: str, image_size: int) -> Backbone:
         module = library.create_model(model, **options)
         features = _features(module, image_size)
     except Exception as error:  # each of a thousand networks has its own way to refuse a size
-        size = published.input_size[-1] if published is not None else 224
+        size = published.input_size[-1]
         raise DmlError(
             f"{name} cannot be built for images of {image_size} pixels.",
             f"{error or type(error).__name__}",
             f"It was made for {size}: --set input.crop={size}",
         ) from error
-    heads = published.classifier if published is not None else ()
-    heads = (heads,) if isinstance(heads, str) else tuple(heads or ())
+    heads = published.classifier or ()
+    heads = (heads,) if isinstance(heads, str) else tuple(heads)
     file = source if weights.is_file(source) else "none"
     notes = weights.fill(module, file, name, heads=heads)
-    mean, std = IMAGENET if published is None else (published.mean, published.std)
-    return Backbone(module, features, tuple(mean), tuple(std), notes)
+    return Backbone(module, features, tuple(published.mean), tuple(published.std), notes)
 
 
 def check_timm(name: str) -> ModuleType:
@@ -132,7 +131,7 @@ def check_timm(name: str) -> ModuleType:
 
 
 def _timm_file(model: str, published: Any) -> Path:
-    if published is None or not published.hf_hub_id:
+    if not published.hf_hub_id:
         raise weights.unpublished(f"timm:{model}")
     repository, _, revision = published.hf_hub_id.partition("@")
     file = published.hf_hub_filename or "model.safetensors"

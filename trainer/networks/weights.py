@@ -4,8 +4,7 @@ import pickle
 import re
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -173,10 +172,12 @@ def fetched(url: str, file_name: str = "") -> Path:
 
 
 def _download(url: str, path: Path, digits: str | None) -> None:
+    before = socket.getdefaulttimeout()
+    # torch.hub opens its addresses without a timeout: offline it could wait for ever.
+    socket.setdefaulttimeout(TIMEOUT)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _socket_timeout(TIMEOUT):
-            torch.hub.download_url_to_file(url, str(path), digits, progress=sys.stderr.isatty())
+        torch.hub.download_url_to_file(url, str(path), digits, progress=sys.stderr.isatty())
     except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: another hash
         raise DmlError(
             f"The weights {path.name} could not be downloaded.",
@@ -185,14 +186,5 @@ def _download(url: str, path: Path, digits: str | None) -> None:
             "or name it: --weights FILE\n"
             "or train from scratch: --weights none",
         ) from error
-
-
-@contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    """torch.hub opens its addresses without a timeout: offline it could wait for ever."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
     finally:
         socket.setdefaulttimeout(before)

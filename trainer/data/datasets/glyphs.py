@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +183,10 @@ def outline(face: str, code: int) -> np.ndarray:
 def _flatten(vertices: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Straight edges of closed contours; curves have one control point, as in TrueType."""
     edges: list[tuple[tuple[float, float], tuple[float, float]]] = []
-    points, kinds = [tuple(p) for p in vertices.tolist()], codes.tolist()
+    points = [tuple(p) for p in vertices.tolist()]
     start = here = points[0]
-    at = 0
-    while at < len(points):
-        kind, point = kinds[at], points[at]
+    steps = chain(zip(points, codes.tolist(), strict=True), [(start, CLOSE)])
+    for point, kind in steps:
         if kind in (MOVE, CLOSE):
             if here != start:
                 edges.append((here, start))
@@ -198,23 +198,18 @@ def _flatten(vertices: np.ndarray, codes: np.ndarray) -> np.ndarray:
             here = point
         else:
             assert kind == CURVE, f"path code {kind}"
-            at += 1
-            for bend in _bends(here, point, points[at]):
+            end, _ = next(steps)
+            for bend in _bends(here, point, end):
                 edges.append((here, bend))
                 here = bend
-        at += 1
-    if here != start:
-        edges.append((here, start))
     return np.array(edges, dtype=np.float64)
 
 
-def _bends(a: tuple, control: tuple, b: tuple) -> list[tuple[float, float]]:
-    points = []
+def _bends(a: tuple, control: tuple, b: tuple) -> Iterator[tuple[float, float]]:
     for step in range(1, STEPS + 1):
         t = step / STEPS
         u, v, w = (1 - t) * (1 - t), 2 * t * (1 - t), t * t
-        points.append((u * a[0] + v * control[0] + w * b[0], u * a[1] + v * control[1] + w * b[1]))
-    return points
+        yield u * a[0] + v * control[0] + w * b[0], u * a[1] + v * control[1] + w * b[1]
 
 
 def fill(edges: np.ndarray, size: int) -> np.ndarray:

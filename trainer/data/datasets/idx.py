@@ -66,8 +66,9 @@ def _pairs(root: Path, variant: str) -> Iterator[tuple[str, Path, Path]]:
     images: dict[str, list[Path]] = {"train": [], "test": []}
     for file in files:
         split = "train" if "train" in file.name else "test"
-        same = [p for p in images[split] if _plain(p) == _plain(file)]
-        if not same:  # the unpacked file sorts before the packed one, and is read faster
+        if _plain(file) not in map(
+            _plain, images[split]
+        ):  # the unpacked file sorts before the packed one, and is read faster
             images[split].append(file)
     if not files or any(len(found) > 1 for found in images.values()):
         several = f"Several sets are here: {listed(p.name for p in files)}." if files else ""
@@ -105,28 +106,25 @@ def read_idx(path: Path) -> np.ndarray:
 @lru_cache(maxsize=8)
 def _read(path: Path, changed: int, size: int) -> np.ndarray:
     try:
-        with open(path, "rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        if not packed:
-            with open(path, "rb") as file:
-                dtype, shape, start = _header(path, file)
-            wanted = start + math.prod(shape) * dtype.itemsize
-            if size != wanted:
-                raise _damaged(path, f"it should have {wanted:,} bytes, it has {size:,}")
-            return np.memmap(path, dtype, "r", start, shape)
-        with gzip.open(path) as file:
-            dtype, shape, _ = _header(path, file)
-            wanted = math.prod(shape) * dtype.itemsize
-            content = file.read(wanted + 1)
+        with open(path, "rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            file = gzip.GzipFile(fileobj=raw) if packed else raw
+            dtype, shape = _header(path, file)
+            start, wanted = file.tell(), math.prod(shape) * dtype.itemsize
+            content = file.read(wanted + 1) if packed else b""
+        held = len(content) if packed else size - start
+        if held != wanted:
+            many = "more" if held > wanted else f"{held:,}"
+            raise _damaged(path, f"it should hold {wanted:,} bytes of data, it has {many}")
+        if packed:
+            return np.frombuffer(content, dtype).reshape(shape)
+        return np.memmap(path, dtype, "r", start, shape)
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise _damaged(path, str(error)) from error
-    if len(content) != wanted:
-        more = "more" if len(content) > wanted else f"{len(content):,}"
-        raise _damaged(path, f"it should unpack to {wanted:,} bytes of data, it has {more}")
-    return np.frombuffer(content, dtype).reshape(shape)
 
 
-def _header(path: Path, file: BinaryIO | gzip.GzipFile) -> tuple[np.dtype, tuple[int, ...], int]:
+def _header(path: Path, file: BinaryIO | gzip.GzipFile) -> tuple[np.dtype, tuple[int, ...]]:
     """Two zero bytes, the type, the number of dimensions, then each as a big-endian uint32."""
     zeros, code, dimensions = struct.unpack(">HBB", file.read(4))
     if zeros or code not in TYPES or not 1 <= dimensions <= 4:
@@ -135,7 +133,7 @@ def _header(path: Path, file: BinaryIO | gzip.GzipFile) -> tuple[np.dtype, tuple
     dtype = np.dtype(TYPES[code])
     if math.prod(shape) * dtype.itemsize > LARGEST:
         raise _damaged(path, f"it claims {'x'.join(map(str, shape))} numbers, which is too much")
-    return dtype, shape, 4 + 4 * dimensions
+    return dtype, shape
 
 
 def _damaged(path: Path, why: str) -> DmlError:

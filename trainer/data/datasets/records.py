@@ -129,28 +129,24 @@ def build(
     names: Iterable[str] = (),
 ) -> DataSet:
     """Columns from (path, label, split); labels are numbered as in names, then as they appear."""
-    paths, labels, splits = [], [], []
-    numbers = {label: number for number, label in enumerate(names)}
-    for path, label, split in rows:
-        paths.append(path)
-        labels.append(numbers.setdefault(label, len(numbers)))
-        splits.append(_split_code(split))
-    if not paths:
+    rows = list(rows)
+    if not rows:
         raise DmlError(
             f"{name}: there are no images{'' if root is None else f' in {root}'}.",
             "Nothing is left to train on or to test.",
             "Check the folder given with --data.",
         )
-    if reader is None:
-        reader = FileReader(str(root))
+    paths, labels, splits = zip(*rows, strict=True)
+    label_names = tuple(dict.fromkeys([*names, *labels]))
+    numbers = {label: number for number, label in enumerate(label_names)}
     return DataSet(
         name,
         root,
-        tuple(paths),
-        np.array(labels, dtype=np.int64),
-        tuple(numbers),
-        np.array(splits, dtype=np.int8),
-        reader,
+        paths,
+        np.array([numbers[label] for label in labels], dtype=np.int64),
+        label_names,
+        np.array([_split_code(split) for split in splits], dtype=np.int8),
+        reader or FileReader(str(root)),
         notes=tuple(notes),
     )
 
