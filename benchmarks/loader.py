@@ -6,6 +6,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -145,7 +146,7 @@ def in_memory() -> str:
     rows, targets = data.rows("train"), data.targets("train")
     out = []
     for name, spec in (("no augmentation", STILL), ("rotated, scaled, sheared, shifted", AFFINE)):
-        with Loader(replace(source, spec=spec), rows, targets, 0) as loader:
+        with closing(Loader(replace(source, spec=spec), rows, targets, 0)) as loader:
             seconds = []
             for epoch in range(ROUNDS + 1):  # the first compiles
                 plan = sampling.random_batches(len(rows), 128, 0, epoch)

@@ -8,9 +8,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from random import Random
-from typing import Self
 
 import numpy as np
 import torch
@@ -43,23 +42,14 @@ class Pool:
                 transforms.for_training(np.zeros((size, size, 3), np.uint8), spec, Random(0))
 
     def read(self, tasks: list[Task]) -> Iterator[Tensor]:
-        for batch in self._local(tasks) if self.workers == 0 else self._remote(tasks):
-            yield batch.permute(0, 3, 1, 2)
-
-    def _local(self, tasks: list[Task]) -> Iterator[Tensor]:
-        for rows, keys in tasks:
-            batch = torch.from_numpy(self.source.batch(rows, keys))
-            yield batch.pin_memory() if self.pin else batch
-
-    def _remote(self, tasks: list[Task]) -> Iterator[Tensor]:
         if not tasks:
             return
         self.tasks[:] = tasks
         try:
-            for result in self._iterator():
-                if isinstance(result, DmlError):
-                    raise result
-                yield result
+            for batch in self._iterator():
+                if isinstance(batch, DmlError):
+                    raise batch
+                yield batch.permute(0, 3, 1, 2)
         except RuntimeError as error:
             if "exited unexpectedly" not in str(error) and "killed by signal" not in str(error):
                 raise
@@ -72,6 +62,8 @@ class Pool:
     def _iterator(self) -> Iterator[Tensor | DmlError]:
         if self.loader is not None:
             return iter(self.loader)
+        # A forked process shares the kept images; a spawned one would copy them.
+        start = "fork" if sys.platform == "linux" else "spawn"
         with _same_handler(), warnings.catch_warnings():
             # More processes than cores may be wanted where reading waits for a network.
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -82,10 +74,9 @@ class Pool:
                 num_workers=self.workers,
                 pin_memory=self.pin,
                 worker_init_fn=_start_worker,
-                persistent_workers=True,
+                persistent_workers=self.workers > 0,
                 generator=torch.Generator(),  # else it draws from the one that dropout uses
-                # A forked process shares the kept images; a spawned one would copy them.
-                multiprocessing_context="fork" if sys.platform == "linux" else "spawn",
+                multiprocessing_context=start if self.workers else None,
             )
             return iter(self.loader)
 
@@ -94,12 +85,6 @@ class Pool:
         if iterator is not None:
             iterator._shutdown_workers()  # else they end whenever the iterator is collected
         self.loader = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Loader(Pool):
@@ -136,7 +121,7 @@ def testing_batches(
     device: torch.device | str = "cpu",  # noqa: PT028
 ) -> Iterator[Tensor]:
     """Yield images as `Loader.epoch` does, in the order of rows and without random changes."""
-    with Pool(source, workers, device) as pool:
+    with closing(Pool(source, workers, device)) as pool:
         starts = range(0, len(rows), batch_size)
         yield from pool.read([(rows[start : start + batch_size], None) for start in starts])
 

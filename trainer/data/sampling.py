@@ -91,10 +91,8 @@ def _occurrence(labels: np.ndarray) -> np.ndarray:
     """(n,) how often the same label came before."""
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
-    first = np.flatnonzero(np.diff(ordered, prepend=-1))
-    lengths = np.diff(first, append=len(labels))
     out = np.empty(len(labels), np.int64)
-    out[order] = np.arange(len(labels)) - np.repeat(first, lengths)
+    out[order] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
     return out
 
 

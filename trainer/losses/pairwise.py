@@ -16,10 +16,9 @@ PARTS = {"pos_loss": "tightness", "neg_loss": "contrastive"}
 
 def two_parts(rows: Tensor, tightness: Tensor, contrastive: Tensor) -> dict[str, Any]:
     """Two values for each of the rows of a batch, as the library's reducers take them."""
-    values = dict(zip(PARTS, (tightness, contrastive), strict=True))
     return {
-        name: {"losses": each, "indices": rows, "reduction_type": "element"}
-        for name, each in values.items()
+        name: {"losses": values, "indices": rows, "reduction_type": "element"}
+        for name, values in zip(PARTS, (tightness, contrastive), strict=True)
     }
 
 

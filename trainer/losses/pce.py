@@ -36,9 +36,8 @@ class PairwiseCrossEntropy(Loss):
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """A bias of the head is the weight of one more dimension that is always 1."""
-        head = self.head
-        logits = F.linear(embeddings, head.weight, head.bias)  # (B, C)
-        if head.bias is not None:
+        logits = self.head(embeddings)  # (B, C)
+        if self.head.bias is not None:
             embeddings = F.pad(embeddings, (0, 1), value=1.0)  # (B, D + 1)
         n = len(embeddings)
         probabilities = softmax_(logits)

@@ -15,11 +15,6 @@ class Embedder(nn.Module):
     weights="none" and the state dict of another is that other network.
     """
 
-    dim: int
-    """Length of the embedding."""
-    notes: tuple[str, ...]
-    """What the user should know of the weights."""
-
     def __init__(
         self,
         backbone: str,
@@ -34,9 +29,11 @@ class Embedder(nn.Module):
         super().__init__()
         built = build(backbone, weights, image_size)
         self.notes = built.notes
+        """What the user should know of the weights."""
         self.grey = channels == 1
         self.freeze_batchnorm = freeze_batchnorm
         self.dim = dim or built.features
+        """Length of the embedding."""
         # Not `mean`: the ONNX exporter has an operator of that name.
         self.register_buffer("pixel_mean", torch.tensor(built.mean).view(1, 3, 1, 1))
         self.register_buffer("pixel_std", torch.tensor(built.std).view(1, 3, 1, 1))

@@ -1,5 +1,6 @@
 """Pictures for the tests of how images are read, kept and batched."""
 
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,7 @@ def epochs(source, workers=0, count=2, size=4):
     """All images and targets of some epochs, and the worker processes."""
     rows, targets = source.data.rows("train"), source.data.targets("train")
     out = []
-    with Loader(source, rows, targets, workers) as loader:
+    with closing(Loader(source, rows, targets, workers)) as loader:
         for epoch in range(count):
             plan = sampling.random_batches(len(rows), size, 0, epoch)
             out += list(loader.epoch(plan, sampling.keys(0, epoch, *plan.shape)))

@@ -4,6 +4,7 @@ import os
 import signal
 import textwrap
 import time
+from contextlib import closing
 from random import Random
 
 import numpy as np
@@ -34,7 +35,7 @@ def test_a_batch_is_the_transform_of_each_image_by_its_key(data):
     rows, targets = data.rows("train"), data.targets("train")
     plan = sampling.random_batches(len(rows), 5, 1, 2)
     keys = sampling.keys(1, 2, *plan.shape)
-    with Loader(source, rows, targets, 0) as loader:
+    with closing(Loader(source, rows, targets, 0)) as loader:
         steps = list(loader.epoch(plan, keys))
     assert len(steps) == len(plan)
     for (batch, labels), places, own in zip(steps, plan, keys, strict=True):
@@ -54,7 +55,7 @@ def test_two_ranks_see_the_columns_of_one(data):
     rows, targets = data.rows("train"), data.targets("train")
     plan = sampling.random_batches(len(rows), 8, 0, 0)
     keys = sampling.keys(0, 0, *plan.shape)
-    with Loader(source, rows, targets, 0) as loader:
+    with closing(Loader(source, rows, targets, 0)) as loader:
         whole = torch.cat([b for b, _ in loader.epoch(plan, keys)]).reshape(-1, 8, 3, 32, 32)
         right = torch.cat([b for b, _ in loader.epoch(plan[:, 4:], keys[:, 4:])])
     assert torch.equal(right.reshape(-1, 4, 3, 32, 32), whole[:, 4:])
@@ -100,7 +101,7 @@ def test_worker_processes_stay_until_the_end(data):
     rows, targets = data.rows("train"), data.targets("train")
     plan = sampling.random_batches(len(rows), 4, 0, 0)
     keys = sampling.keys(0, 0, *plan.shape)
-    with Loader(source, rows, targets, 2) as loader:
+    with closing(Loader(source, rows, targets, 2)) as loader:
         first = [batch.clone() for batch, _ in loader.epoch(plan, keys)]
         pids = workers_of(loader)
         for _ in loader.epoch(plan, keys):  # an epoch that is left early
@@ -121,7 +122,7 @@ def test_an_error_in_the_loop_leaves_no_process(data):
     pids = []
 
     def run():
-        with Loader(source, rows, targets, 2) as loader:
+        with closing(Loader(source, rows, targets, 2)) as loader:
             for _ in loader.epoch(plan, sampling.keys(0, 0, *plan.shape)):
                 pids.extend(workers_of(loader))
                 raise ValueError("diverged")
@@ -137,7 +138,7 @@ def test_a_worker_that_the_system_ends_is_told(data):
     rows, targets = data.rows("train"), data.targets("train")
     plan = np.tile(np.arange(16), (200, 1))
     keys = sampling.keys(0, 0, *plan.shape)
-    with Loader(source, rows, targets, 1) as loader:
+    with closing(Loader(source, rows, targets, 1)) as loader:
         steps = loader.epoch(plan, keys)
         next(steps)
         (pid,) = workers_of(loader)
@@ -152,6 +153,7 @@ def test_a_worker_that_the_system_ends_is_told(data):
 def test_ctrl_c_ends_all_processes_without_a_word(data, tmp_path):
     script = """
         import sys, time
+        from contextlib import closing
         import numpy as np
         from trainer.data import sampling
         from trainer.config import Input
@@ -166,7 +168,7 @@ def test_ctrl_c_ends_all_processes_without_a_word(data, tmp_path):
         plan = np.tile(np.arange(len(rows)), (1000, 1))
         source = open_images(data, spec)
         try:
-            with Loader(source, np.arange(len(rows)), data.labels, 2) as loader:
+            with closing(Loader(source, np.arange(len(rows)), data.labels, 2)) as loader:
                 for step, _ in enumerate(loader.epoch(plan, sampling.keys(0, 0, *plan.shape))):
                     if step == 0:
                         workers = loader.loader._iterator._workers
@@ -188,7 +190,7 @@ def test_ctrl_c_leaves_the_workers_to_a_parent_that_goes_on(data):
     source = open_images(data, SPEC, cache="none")
     rows, targets = data.rows("train"), data.targets("train")
     plan = np.tile(np.arange(16), (30, 1))
-    with Loader(source, rows, targets, 1) as loader:
+    with closing(Loader(source, rows, targets, 1)) as loader:
         steps = loader.epoch(plan, sampling.keys(0, 0, *plan.shape))
         next(steps)
         os.kill(workers_of(loader)[0], signal.SIGINT)

@@ -23,23 +23,14 @@ import numpy as np
 from retrieval.errors import DmlError
 from trainer.data.datasets.records import DataSet, Row, build
 
-# Upright regular faces, then bold and slanted ones.
-UPRIGHT = ("DejaVuSans", "DejaVuSansMono", "DejaVuSerif", "STIXGeneral")
-OTHERS = (
-    "DejaVuSans-Bold",
-    "DejaVuSans-Oblique",
-    "DejaVuSans-BoldOblique",
-    "DejaVuSansMono-Bold",
-    "DejaVuSansMono-Oblique",
-    "DejaVuSansMono-BoldOblique",
-    "DejaVuSerif-Bold",
-    "DejaVuSerif-Italic",
-    "DejaVuSerif-BoldItalic",
-    "STIXGeneralBol",
-    "STIXGeneralItalic",
-    "STIXGeneralBolIta",
-)
-FACES = (*UPRIGHT, *OTHERS)
+STYLES = {  # upright regular faces, and what their names end in where they are bold or slanted
+    "DejaVuSans": ("-Bold", "-Oblique", "-BoldOblique"),
+    "DejaVuSansMono": ("-Bold", "-Oblique", "-BoldOblique"),
+    "DejaVuSerif": ("-Bold", "-Italic", "-BoldItalic"),
+    "STIXGeneral": ("Bol", "Italic", "BolIta"),
+}
+UPRIGHT = tuple(STYLES)
+FACES = (*UPRIGHT, *(face + style for face, styles in STYLES.items() for style in styles))
 LARGEST = 512
 
 # Letters that at least FEWEST_FACES faces have, Latin first; each is here if those before it are

@@ -66,9 +66,8 @@ def _pairs(root: Path, variant: str) -> Iterator[tuple[str, Path, Path]]:
     images: dict[str, list[Path]] = {"train": [], "test": []}
     for file in files:
         split = "train" if "train" in file.name else "test"
-        if _plain(file) not in map(
-            _plain, images[split]
-        ):  # the unpacked file sorts before the packed one, and is read faster
+        # The unpacked file sorts before the packed one, and is read faster.
+        if _plain(file) not in map(_plain, images[split]):
             images[split].append(file)
     if not files or any(len(found) > 1 for found in images.values()):
         several = f"Several sets are here: {listed(p.name for p in files)}." if files else ""
