@@ -226,11 +226,12 @@ def tile_rows(items: int, threads: int) -> int:
     """Rows and columns of a tile of float32 numbers that stays in the cache while it is counted.
 
     A tile takes half of the second cache or of a thread's share of the third. Every thread gets
-    several columns of tiles, and no tile is too small for a product at full speed.
+    several columns of tiles, and no tile is too small for a product at full speed. The rows of a
+    tile of 1024 would lie at multiples of 4 KB, where they push each other out of the cache.
     """
     room = max(cache_bytes(2), cache_bytes(3) // threads, 1 << 20) // 2
     rows = int((room / 4) ** 0.5) // 64 * 64
-    return max(256, min(1024, rows, -(-items // (4 * threads))))
+    return max(256, min(1008, rows, -(-items // (4 * threads))))
 
 
 _BLOCK = 1 << 21  # numbers converted at a time

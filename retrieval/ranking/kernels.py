@@ -80,6 +80,20 @@ class Float64Gallery(NamedTuple):
     groups: np.ndarray
 
 
+class ClassQueries(NamedTuple):
+    """Queries of a class."""
+
+    self_ids: np.ndarray  # (A,) the gallery row that is the query itself, -1: none
+    twice: np.ndarray  # (A,) float32: 2 |q|
+
+
+class ClassItems(NamedTuple):
+    """Gallery items of a class."""
+
+    rows: np.ndarray  # (B,)
+    norm: np.ndarray  # (B,) float32: |x|
+
+
 class PairRows(NamedTuple):
     """One side of a list of pairs."""
 
@@ -226,6 +240,40 @@ def doubtful(tile, l2, queries, gallery, rows, columns, tied, pairs):
                 pairs[found, 1] = g
                 found += 1
     return found
+
+
+@compiled
+def near_members(cosines, l2, margin, queries, items, best):
+    """List the pairs of a class that may be the nearest of their query: row, column, nearness.
+
+    The nearness is the most that it can be: of cos, or of 2 |q| |x| cos - |x|^2. best (A,): the
+    largest lower bound so far; it rises.
+    """
+    A, B = cosines.shape
+    rows, columns = np.empty(A * B, np.int64), np.empty(A * B, np.int64)
+    highs, low, high = np.empty(A * B, np.float32), np.empty(B, np.float32), np.empty(B, np.float32)
+    self_ids, twice, item_rows, norm = queries.self_ids, queries.twice, items.rows, items.norm
+    found = 0
+    for i in range(A):
+        factor, own, top = twice[i], self_ids[i], best[i]
+        for j in range(B):
+            near, error = cosines[i, j], margin
+            if l2:
+                square = norm[j] * norm[j]
+                near = near * (factor * norm[j]) - square
+                # A norm below the normal float32 numbers is off by as much as the least of them.
+                error = factor * (margin * norm[j] + np.float32(2.0**-148))
+                error += np.float32(8 * 2.0**-24) * square + np.float32(2.0**-100)
+            low[j], high[j] = near - error, near + error
+        for j in range(B):
+            if low[j] > top and item_rows[j] != own:
+                top = low[j]
+        for j in range(B):
+            if high[j] >= top and item_rows[j] != own:
+                rows[found], columns[found], highs[found] = i, j, high[j]
+                found += 1
+        best[i] = top
+    return rows[:found], columns[:found], highs[:found]
 
 
 @compiled

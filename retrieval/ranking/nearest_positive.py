@@ -9,7 +9,7 @@ from operator import call
 
 import numpy as np
 
-from retrieval.ranking import position_kernels
+from retrieval.ranking import kernels, position_kernels
 from retrieval.ranking.pair_distance import compare_exactly, exact_l2, measure
 from retrieval.ranking.vectors import ULP32, Prepared
 from retrieval.resources import run_all, slices
@@ -17,7 +17,8 @@ from retrieval.world import ALONE, World
 
 _LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
 _QUERIES = 512  # queries of a large class looked at together
-_SMALL = 1 << 30  # multiplications that one thread does sooner than several
+_MEMBERS = 2048  # items of such a class looked at together
+_SMALL = 1 << 28  # multiplications that one thread does sooner than several
 _TOGETHER = 1 << 18  # pairs of large classes looked at in one go
 _PAIR_BYTES = 200
 _CHUNK = 1 << 26  # bytes of rows looked at in one go
@@ -132,14 +133,17 @@ def nearest_listed(
         marks = np.empty(len(owner), np.bool_)
         position_kernels.mark_nearest(start, counts, found.squared, found.error, marks)
         near = np.flatnonzero(marks)
+        q, g = owner[near], found.index[near]
         # One of each group is enough: rows of a group are equally near.
-        group = prepared.groups[d][found.index]
-        near = near[np.lexsort((found.index[near], group[near], owner[near]))]
-        change = (np.diff(owner[near]) != 0) | (np.diff(group[near]) != 0)
-        near = near[np.flatnonzero(np.r_[True, change])] if len(near) else near
-        near = near[np.lexsort((found.index[near], owner[near]))]
-        for part in _query_runs(owner[near]):
-            _pick(prepared, owner[near[part]], found.index[near[part]], {d: out[d]})
+        group = prepared.groups[d][g]
+        order = np.lexsort((g, group, q))
+        q, g, group = q[order], g[order], group[order]
+        first = np.r_[True, (np.diff(q) != 0) | (np.diff(group) != 0)][: len(q)]
+        q, g = q[first], g[first]
+        order = np.lexsort((g, q))
+        q, g = q[order], g[order]
+        for part in _query_runs(q):
+            _pick(prepared, q[part], g[part], {d: out[d]})
     return out
 
 
@@ -174,44 +178,27 @@ def _candidates(
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Pairs (query, member) that a float32 product cannot rule out as the nearest."""
     units = prepared.queries.units(q)
+    same = prepared.symmetric and np.array_equal(q, members)
+    margin = np.float32((prepared.gallery.dim + 24) * ULP32)
+    twice = (2 * prepared.queries.norm[q] * prepared.scale).astype(np.float32)
     best = {d: np.full(len(q), -np.inf, np.float32) for d in prepared.distances}
     kept: dict[str, list] = {d: [] for d in prepared.distances}
-    has_self = bool((prepared.self_ids[q] >= 0).any())
-    for part in slices(len(members), 2048):
+    for part in slices(len(members), _MEMBERS):
         g = members[part]
-        cosines = np.matmul(units, prepared.gallery.units(g).T)  # (A, B)
-        own = prepared.self_ids[q, None] == g if has_self else None
+        items = units[part] if same else prepared.gallery.units(g)
+        cosines = np.matmul(units, items.T)  # (A, B)
+        norm = (prepared.gallery.norm[g] * prepared.scale).astype(np.float32)
         for d in prepared.distances:
-            least, most = _bounds(prepared, cosines, q, g, d)
-            if own is not None:
-                least[own] = most[own] = -np.inf
-            best[d] = np.maximum(best[d], least.max(axis=1))
-            row, column = np.nonzero(most >= best[d][:, None])
-            kept[d].append((row, g[column], most[row, column]))
+            sides = kernels.ClassQueries(prepared.self_ids[q], twice), kernels.ClassItems(g, norm)
+            row, column, most = kernels.near_members(cosines, d == "l2", margin, *sides, best[d])
+            kept[d].append((row, g[column], most))
     out = {}
     for d in prepared.distances:
         row, g, near = (np.concatenate(part) for part in zip(*kept[d], strict=True))
-        keep = np.flatnonzero((near >= best[d][row]) & np.isfinite(near))
+        keep = np.flatnonzero(near >= best[d][row])
         keep = keep[np.argsort(row[keep], kind="stable")]
         out[d] = q[row[keep]], g[keep]
     return out
-
-
-def _bounds(
-    prepared: Prepared, cosines: np.ndarray, q: np.ndarray, g: np.ndarray, d: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds (A, B) of the nearness in float32: of cos, or of 2 |q| |x| cos - |x|^2."""
-    margin = np.float32((prepared.gallery.dim + 24) * ULP32)
-    if d == "cos":
-        return cosines - margin, cosines + margin
-    twice = (2 * prepared.queries.norm[q] * prepared.scale).astype(np.float32)[:, None]
-    norm = (prepared.gallery.norm[g] * prepared.scale).astype(np.float32)
-    square = norm * norm
-    near = cosines * (twice * norm) - square
-    # A norm below the normal float32 numbers is off by as much as the least of them.
-    error = twice * (margin * norm + np.float32(2.0**-148))
-    error += np.float32(8 * ULP32) * square + np.float32(2.0**-100)
-    return near - error, near + error
 
 
 def _pick(

@@ -62,83 +62,134 @@ _NUMBER_OF_BYTE = np.uint64(0x0001020304050607)
 
 
 @compiled
-def _mark(row, margin, transposed, l2, twice, norms, last, i, marks):
-    """Mark the pairs of row i that possibly reach the last active positive of their query."""
-    if transposed and l2:
-        norm, w_lo = norms[0, i], norms[2, i]
+def _nearness(row, l2, shift, factor, norms, squares, out):
+    """Bounds of the nearness, for l2 from cosines that may be off by `shift`."""
+    if l2:
         for j in range(len(row)):
-            marks[j] = (row[j] + margin) * (twice[j] * norm) >= w_lo - last[j]
-    elif transposed:
-        for j in range(len(row)):
-            marks[j] = row[j] >= last[j]
-    elif l2:
-        norm, w_lo, factor, threshold = norms[0], norms[2], twice[i], last[i]
-        for j in range(len(row)):
-            marks[j] = (row[j] + margin) * (factor * norm[j]) >= w_lo[j] - threshold
+            out[j] = (row[j] + shift) * (factor * norms[j]) - squares[j]
     else:
-        threshold = last[i]
         for j in range(len(row)):
-            marks[j] = row[j] >= threshold
+            out[j] = row[j]
+
+
+@compiled
+def _reaching(values, threshold):
+    """How many values reach the threshold."""
+    count = np.float32(0)  # a counter of the same width keeps the loop in vector registers
+    for j in range(len(values)):
+        count += np.float32(values[j] >= threshold)
+    return np.int64(count)
+
+
+@compiled
+def _list_reaching(values, threshold, first, marks, listed):
+    """List the values from number `first` on that reach the threshold; returns how many."""
+    for j in range(len(values)):
+        marks[j] = values[j] >= threshold
+    for j in range(first):
+        marks[j] = 0
+    count = 0
+    words = marks.view(np.uint64)  # eight marks at a glance: most are zero
+    for word in range(len(words)):
+        left = words[word]
+        while left != 0:
+            mark = left & (~left + np.uint64(1))  # the lowest one
+            left ^= mark
+            listed[count] = 8 * word + np.int64((mark * _NUMBER_OF_BYTE) >> np.uint64(56))
+            count += 1
+    return count
+
+
+@compiled
+def _without_positives(values, first, codes, code):
+    """Unset the values of positives, and those before number `first`."""
+    for j in range(len(values)):
+        if codes[j] == code:
+            values[j] = np.nan
+    values[:first] = np.nan
 
 
 @compiled
 def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pairs):
     """Keep the negatives of a tile that may stand before an active positive of their query.
 
-    Looks at the pairs of the product from number `first` on. moved: the gallery row of the first
-    item. Where a query has no room left, positives that its negatives push beyond R become
-    inactive; negatives that still take the room are added to the positives (`credit_kept`). Returns
-    (pair to go on from, pairs listed).
+    The queries are the rows of the product. Looks at its pairs from number `first` on. moved: the
+    gallery row of the first item. Where a query has no room for all of them, positives that they
+    push beyond R become inactive; negatives that still take the room are added to the positives
+    (`_credit_kept`). Returns (pair to go on from, pairs listed).
     """
-    product, margin, transposed = tile.product, tile.margin, tile.transposed
-    norms, query_codes, item_codes = gallery.norms, queries.codes, gallery.codes
-    last, active, twice, possible = lists.last, lists.active, queries.thresholds[2], lists.possible
-    base, start, room, counts = lists.start, kept.start, kept.room, kept.held
-    lows, highs, items = kept.low, kept.high, kept.item
+    product, margin = tile.product, tile.margin
+    norm, above, below = gallery.norms[0], gallery.norms[1], gallery.norms[2]
+    codes, item_codes = queries.codes, gallery.codes
+    active, twice, possible = lists.active, queries.thresholds[2], lists.possible
+    base, start, room, held = lists.start, kept.start, kept.room, kept.held
+    kept_low, kept_high, kept_item = kept.low, kept.high, kept.item
     A, B = product.shape
-    marks = np.zeros((B + 7) // 8 * 8, np.uint8)
-    words = marks.view(np.uint64)  # eight marks at a glance: most are zero
+    low, high, nothing = np.empty(B, np.float32), np.empty(B, np.float32), np.empty(0, np.float32)
+    marks, listed = np.zeros((B + 7) // 8 * 8, np.uint8), np.empty(B, np.int64)
     found = 0
     for i in range(first // B, A):
-        if not transposed and active[i] == 0:
+        if active[i] == 0:
             continue
-        row = product[i]
-        _mark(row, margin, transposed, l2, twice, norms, last, i, marks)
-        marks[: max(0, first - i * B)] = 0  # they have been looked at
-        for word in range(len(words)):
-            left = words[word]
-            while left != 0:
-                mark = left & (~left + np.uint64(1))  # the lowest one
-                left ^= mark
-                j = 8 * word + np.int64((mark * _NUMBER_OF_BYTE) >> np.uint64(56))
-                q, g = (j, i) if transposed else (i, j)
-                if query_codes[q] == item_codes[g]:
-                    continue
-                low = high = row[j]
-                if l2:
-                    p = twice[q] * norms[0, g]
-                    low, high = (low - margin) * p - norms[1, g], (high + margin) * p - norms[2, g]
-                if active[q] == 0 or not high >= possible[base[q] + active[q] - 1]:
-                    continue  # it was moved since the row was marked
-                if counts[q] == room[q]:
-                    _cut(q, l2, lists, kept)
-                    if counts[q] > room[q] // 2:
-                        if len(pairs) - found < counts[q]:
-                            return i * B + j, found
-                        found = credit_kept(q, q + 1, l2, lists, kept, groups, pairs, found)[1]
-                    if not transposed:  # the rest of the row, by a threshold that has moved
-                        _mark(row, margin, transposed, l2, twice, norms, last, i, marks)
-                n = start[q] + counts[q]
-                lows[n], highs[n], items[n] = low, high, moved + g
-                counts[q] += 1
+        row, done = product[i], max(0, first - i * B)  # so many have been looked at
+        _nearness(row, l2, margin, twice[i], norm, below, high)
+        near = _reaching(high, possible[base[i] + active[i] - 1])
+        if near == 0:
+            continue
+        if held[i] + near > room[i]:
+            _nearness(row, l2, -margin, twice[i], norm, above, low)
+            _without_positives(low, done, item_codes, codes[i])
+            _cut(i, l2, lists, kept, low)
+            if active[i] == 0:
+                continue
+        near = _list_reaching(high, possible[base[i] + active[i] - 1], done, marks, listed)
+        for j in listed[:near]:
+            if codes[i] == item_codes[j]:
+                continue
+            if held[i] == room[i]:
+                _cut(i, l2, lists, kept, nothing)
+                if held[i] > room[i] // 2:
+                    if len(pairs) - found < held[i]:
+                        return i * B + j, found
+                    found = _credit_kept(i, l2, lists, kept, groups, pairs, found)
+                if active[i] == 0:
+                    break
+            n = start[i] + held[i]
+            kept_low[n] = kept_high[n] = high[j]
+            kept_item[n] = moved + j
+            if l2:
+                kept_low[n] = (row[j] - margin) * (twice[i] * norm[j]) - above[j]
+            held[i] += 1
     return A * B, found
 
 
-@compiled(inline=True)
-def _cut(q, l2, lists, kept):
-    """Find out which positives of query q its kept negatives push beyond R: inactive from now on.
+@compiled
+def keep_pairs(queries, items, lows, highs, first, l2, lists, kept, groups, pairs):
+    """Keep listed negatives from number `first` on, as `keep_tile` keeps those of a tile."""
+    found = 0
+    nothing = np.empty(0, np.float32)
+    for n in range(first, len(queries)):
+        q = queries[n]
+        if kept.held[q] == kept.room[q]:
+            _cut(q, l2, lists, kept, nothing)
+            if kept.held[q] > kept.room[q] // 2:
+                if len(pairs) - found < kept.held[q]:
+                    return n, found
+                found = _credit_kept(q, l2, lists, kept, groups, pairs, found)
+        M = lists.active[q]
+        if M > 0 and highs[n] >= lists.possible[lists.start[q] + M - 1]:
+            to = kept.start[q] + kept.held[q]
+            kept.low[to], kept.high[to], kept.item[to] = lows[n], highs[n], items[n]
+            kept.held[q] += 1
+    return len(queries), found
 
-    Negatives that are nearer than no active positive are kept no longer.
+
+@compiled(inline=True)
+def _cut(q, l2, lists, kept, further):
+    """Find out which positives of query q its negatives push beyond R: inactive from now on.
+
+    further: the nearness, at least, of negatives beside the kept ones. Negatives that are nearer
+    than no active positive are kept no longer.
     """
     base, limit, active = lists.start[q], lists.limit[q], lists.active[q]
     soonest, sure, possible = lists.soonest, lists.sure, lists.possible
@@ -147,18 +198,19 @@ def _cut(q, l2, lists, kept):
     m, beyond = 0, active  # the first positive beyond R
     while m < beyond:
         middle = (m + beyond) // 2
-        threshold, before = sure[base + middle], np.float32(0)
-        for n in range(len(low)):
-            before += np.float32(low[n] >= threshold)
-        if limit < soonest[base + middle] + np.int64(before):
+        threshold = sure[base + middle]
+        before = _reaching(low, threshold) + _reaching(further, threshold)
+        if limit < soonest[base + middle] + before:
             beyond = middle
         else:
             m = middle + 1
-    for r in range(base + m, base + active):
-        lists.total[q] -= lists.negatives[r]
-    lists.active[q], count = m, 0
+    pushed = 0
+    for negatives in lists.negatives[base + m : base + active]:
+        pushed += negatives
     threshold = possible[base + m - 1] if m > 0 else np.float32(np.inf)
-    lists.last[q] = -threshold if l2 else threshold
+    lists.total[q] -= pushed
+    lists.active[q], lists.last[q] = m, -threshold if l2 else threshold
+    count = 0
     for n in range(len(low)):
         low[count], high[count], item[count] = low[n], high[n], item[n]
         count += high[n] >= threshold
@@ -166,75 +218,70 @@ def _cut(q, l2, lists, kept):
 
 
 @compiled
-def credit_kept(first, end, l2, lists, kept, groups, pairs, found):
-    """Add the kept negatives of the queries first to end to their positives, as `credit_all` does.
+def credit_rest(first, end, l2, lists, kept, groups, pairs):
+    """Add the kept negatives of the queries first to end to their positives.
 
     Returns (query to go on from, pairs listed).
     """
-    most = min(len(pairs) - found, np.sum(kept.held[first:end]))
-    queries, items = np.empty(most, np.int64), np.empty(most, np.int64)
-    lows, highs = np.empty(most, np.float32), np.empty(most, np.float32)
-    count, q = 0, first
-    while q < end and count + kept.held[q] <= most:
-        _cut(q, l2, lists, kept)
-        for n in range(kept.start[q], kept.start[q] + kept.held[q]):
-            queries[count], items[count] = q, kept.item[n]
-            lows[count], highs[count] = kept.low[n], kept.high[n]
-            count += 1
-        kept.held[q] = 0
-        q += 1
-    return q, credit_all(queries[:count], items, lows, highs, l2, lists, groups, pairs, found)
+    found = 0
+    nothing = np.empty(0, np.float32)
+    for q in range(first, end):
+        if len(pairs) - found < kept.held[q]:
+            return q, found
+        _cut(q, l2, lists, kept, nothing)
+        found = _credit_kept(q, l2, lists, kept, groups, pairs, found)
+    return end, found
 
 
 @compiled
-def credit_all(queries, items, lows, highs, l2, lists, groups, pairs, found):
-    """Add negatives to the positives that they are at least as near as.
+def _credit_kept(q, l2, lists, kept, groups, pairs, found):
+    """Add the kept negatives of query q to the positives that they are at least as near as.
 
     Where float32 leaves open before which positives a negative stands, it is added to those that
     it surely stands before, and listed in `pairs` (query, item, and the range of positives in
     doubt, as `MeasuredPairs` has it), which has `found` rows. Returns how many there are then.
     """
-    start, limit, active, total, last = lists[:5]
-    negatives, soonest, positive_groups, sure, possible = lists[5:10]
-    sign = np.float32(-1 if l2 else 1)
-    for n in range(len(queries)):
-        q, g, low, high = queries[n], items[n], lows[n], highs[n]
-        base, M = start[q], active[q]
-        if M == 0 or not high >= possible[base + M - 1]:
-            continue
+    base, M = lists.start[q], lists.active[q]
+    sure, possible = lists.sure[base : base + M], lists.possible[base : base + M]
+    negatives, positive_groups = lists.negatives[base : base + M], lists.groups[base : base + M]
+    listed, added = found, 0
+    for n in range(kept.start[q], kept.start[q] + kept.held[q]):
+        low, high = kept.low[n], kept.high[n]
         first, end = 0, M  # the first positive that it is possibly as near as
         while first < end:
             middle = (first + end) // 2
-            if high >= possible[base + middle]:
+            if high >= possible[middle]:
                 end = middle
             else:
                 first = middle + 1
         # The first that it is surely as near as, or identical to: a tie.
-        while end < M and not low >= sure[base + end] and positive_groups[base + end] != groups[g]:
+        while end < M and not low >= sure[end] and positive_groups[end] != groups[kept.item[n]]:
             end += 1
         if end < M:
-            _credit(q, end, sign, start, limit, active, total, last, negatives, soonest, possible)
-        if first < min(end, active[q]):
-            pairs[found, 0], pairs[found, 1] = q, g
-            pairs[found, 2], pairs[found, 3] = first, end
-            found += 1
-    return found
+            negatives[end] += 1
+            added += 1
+        if first < end:
+            pairs[listed, 0], pairs[listed, 1] = q, kept.item[n]
+            pairs[listed, 2], pairs[listed, 3] = first, end
+            listed += 1
+    kept.held[q] = 0
+    lists.total[q] += added
+    _close(q, l2, lists)
+    return listed
 
 
 @compiled(inline=True)
-def _credit(q, m, sign, start, limit, active, total, last, negatives, soonest, possible):
-    """Add a negative that is at least as near as the positives of query q from the m-th on.
-
-    Positives that are now beyond R are no longer active.
-    """
-    base, M, C = start[q], active[q], total[q] + 1
-    negatives[base + m] += 1
-    while M > 0 and limit[q] < soonest[base + M - 1] + C:
+def _close(q, l2, lists):
+    """Make the positives of query q inactive that negatives have pushed beyond R."""
+    base, active = lists.start[q], lists.active[q]
+    M, C = active, lists.total[q]
+    while M > 0 and lists.limit[q] < lists.soonest[base + M - 1] + C:
         M -= 1
-        C -= negatives[base + M]
-    if active[q] > M:
-        last[q] = sign * possible[base + M - 1] if M > 0 else sign * np.inf
-    active[q], total[q] = M, C
+        C -= lists.negatives[base + M]
+    if active > M:
+        threshold = lists.possible[base + M - 1] if M > 0 else np.float32(np.inf)
+        lists.last[q] = -threshold if l2 else threshold
+    lists.active[q], lists.total[q] = M, C
 
 
 @compiled(inline=True)
@@ -287,13 +334,10 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
     Items of one length rank alike under both distances: where l2 is exact it decides cos as well,
     one positive at a time, counted in `tied`.
     """
-    start, limit, active, total, last = lists[:5]
-    negatives, soonest, possible = lists.negatives, lists.soonest, lists.possible
-    sign = np.float32(-1 if l2 else 1)
-    left = 0
+    negatives, left = lists.negatives, 0
     for n in range(len(pairs.query)):
         q, end = pairs.query[n], pairs.end[n]
-        base, M = start[q], active[q]
+        base, M = lists.start[q], lists.active[q]
         near, far = pairs.squared[n] - pairs.error[n], pairs.squared[n] + pairs.error[n]
         b = max(pairs.first[n], _first_rising(lists.farthest, base, M, near))
         a = min(end, _first_rising(lists.nearest, base, M, far))
@@ -309,21 +353,22 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
             negatives[base + end] -= 1
             negatives[base + a] += 1
         elif a < M:
-            _credit(q, a, sign, start, limit, active, total, last, negatives, soonest, possible)
+            negatives[base + a] += 1
+            lists.total[q] += 1
+            _close(q, l2, lists)
     return left
 
 
 @compiled
-def list_rows(squared, error, l2, items, start, counts, index, listed):
-    """Write the first counts[i] items of each row i, nearest first, from start[i] on.
+def list_rows(order, squared, error, l2, items, start, counts, index, listed):
+    """Write the first counts[i] items of each row i in their order, from start[i] on.
 
     `listed` has the arrays for the squared distance, its error and the l2 distance of each.
     """
     listed_squared, listed_error, listed_l2 = listed
     for i in range(len(squared)):
-        order = np.argsort(squared[i], kind="mergesort")
         for m in range(counts[i]):
-            r, j = start[i] + m, order[m]
+            r, j = start[i] + m, order[i, m]
             index[r], listed_l2[r] = items[j], l2[i, j]
             listed_squared[r], listed_error[r] = squared[i, j], error[i, j]
 

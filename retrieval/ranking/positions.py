@@ -25,7 +25,9 @@ from retrieval.world import ALONE, World
 
 _PAIRS, _NUMBERS = 1 << 18, 1 << 23  # of a class measured by one product: pairs, numbers of items
 _QUERIES = 256  # whose positives are prepared at a time: they stay in the cache
-_ROOM = 1 << 20  # pairs of a negative and a positive compared at a time
+_COMPARED = 1 << 20  # pairs of a negative and a positive compared at a time
+ROOM = 1 << 14  # the most negatives kept for a query
+KEPT = 2  # negatives that are kept for each positive of a query
 BYTES, QUERY_BYTES = 280, 400  # per pair of query and positive, and per query; both distances
 
 Bounds = Callable[[str, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -73,12 +75,13 @@ class Positions:
             nearest=found.squared - found.error,
             farthest=found.squared + found.error,
         )
+        self.kept = _room_for_negatives(limit)
 
         def fill(q: slice) -> None:
             r = slice(ends[q.start] - limit[q.start], ends[q.stop - 1])
             limits = bounds(distance, self.owner[r], found.squared[r], found.error[r])
             self.lists.sure[r], self.lists.possible[r] = limits
-            position_kernels.straighten(self.lists_of(q), ends[q])
+            position_kernels.straighten(self.lists_of(q)[0], ends[q])
 
         run_all(fill, slices(len(limit), _QUERIES), prepared.threads)
         some = limit > 0
@@ -86,10 +89,29 @@ class Positions:
         if distance == "l2":  # the sign that thresholds of l2 have
             self.lists.last[:] *= -1
 
-    def lists_of(self, q: slice) -> position_kernels.PositiveLists:
+    def lists_of(self, q: slice) -> tuple[position_kernels.PositiveLists, position_kernels.Kept]:
         """The lists of some queries, as views."""
-        per_query = ("start", "limit", "active", "total", "last")
-        return self.lists._replace(**{name: getattr(self.lists, name)[q] for name in per_query})
+        lists, kept = self.lists, self.kept
+        return (
+            lists._replace(
+                start=lists.start[q],
+                limit=lists.limit[q],
+                active=lists.active[q],
+                total=lists.total[q],
+                last=lists.last[q],
+            ),
+            kept._replace(start=kept.start[q], room=kept.room[q], held=kept.held[q]),
+        )
+
+    def credit_rest(self, q: slice, pairs: np.ndarray) -> Iterator[int]:
+        """Add the kept negatives of some queries to their positives, as `Backend.credit` does."""
+        (lists, kept), groups = self.lists_of(q), self.prepared.groups[self.distance]
+        query, end = 0, len(lists.start)
+        while query < end:
+            query, found = position_kernels.credit_rest(
+                query, end, self.distance == "l2", lists, kept, groups, pairs
+            )
+            yield found
 
     def postpone(self, pairs: np.ndarray) -> int:
         """Keep pairs that float32 leaves open; returns how many are kept.
@@ -122,7 +144,7 @@ class Positions:
         squared, error = measure(prepared, q, g, self.distance)
         l2 = exact_l2(prepared, q, g)
         square = prepared.gallery.square[g]
-        for n in _runs(np.cumsum(end - first) // _ROOM, q // block):
+        for n in _runs(np.cumsum(end - first) // _COMPARED, q // block):
             self._add(
                 position_kernels.MeasuredPairs(
                     q[n], first[n], end[n], squared[n], error[n], l2[n], square[n]
@@ -159,6 +181,21 @@ class Positions:
         return PositivePositions(lists.limit, offsets, positions[: offsets[-1]].copy())
 
 
+def _room_for_negatives(positive_counts: np.ndarray) -> position_kernels.Kept:
+    """Room for the negatives of each query that may stand before a positive within R."""
+    room = np.minimum(KEPT * positive_counts + 16, ROOM)
+    ends = np.cumsum(room)
+    total = int(room.sum())
+    return position_kernels.Kept(
+        start=ends - room,
+        room=room,
+        held=np.zeros_like(room),
+        low=np.empty(total, np.float32),
+        high=np.empty(total, np.float32),
+        item=np.empty(total, np.int32),
+    )
+
+
 def _runs(*keys: np.ndarray) -> Iterator[slice]:
     """Slices of rows in which each key stays the same."""
     change = np.logical_or.reduce([np.diff(key) != 0 for key in keys])
@@ -192,6 +229,7 @@ def listed_positives(
         measured = measure_class(prepared, queries, members)
         for d, found in out.items():
             position_kernels.list_rows(
+                np.argsort(measured[d][0], axis=1),
                 *measured[d],
                 measured["l2"][0],
                 members,

@@ -127,8 +127,8 @@ class TileCounter:
         counts = self.backend.count(tile)
         for d in self.prepared.distances:
             self._add(tile, d, counts[:2] if d == "cos" else counts[2:], work)
-            if d in self.positions:
-                self._credit(tile, d, work)
+        for d in self.positions:
+            self._credit(tile, d, work.open_positives)
 
     def _add(self, tile: Tile, d: str, counts: np.ndarray, work: _Worker) -> None:
         """Add the counts (2, A) of sure and possible negatives; look at what is in doubt."""
@@ -150,17 +150,20 @@ class TileCounter:
         work.ties[d][q] += tied
         work.add(d, work.pairs[:found], q.start, g.start)
 
-    def _credit(self, tile: Tile, d: str, work: _Worker) -> None:
+    def _credit(self, tile: Tile, d: str, pairs: np.ndarray) -> None:
         """Add the tile's negatives to the positions of the queries' positives."""
-        lists, pairs = self.positions[d].lists_of(tile.q), work.open_positives
-        self._postpone(d, tile.q, self.backend.credit(tile, d, lists, pairs), pairs)
+        lists = self.positions[d].lists_of(tile.q)
+        self._postpone(d, tile.q, self.backend.credit(tile, d, *lists, pairs), pairs)
 
     def _credit_rest(self, q: slice) -> None:
         """Add the negatives that were kept for these queries."""
-        pairs = np.empty((max(_PAIRS, self.block), 4), np.int64)
+        pairs = self._room_for_positives()
         for d, positions in self.positions.items():
-            lists = positions.lists_of(q)
-            self._postpone(d, q, self.backend.credit_rest(q, d, lists, pairs), pairs)
+            self._postpone(d, q, positions.credit_rest(q, pairs), pairs)
+
+    def _room_for_positives(self) -> np.ndarray:
+        """Room for pairs in doubt, as `Backend.credit` lists them."""
+        return np.empty((max(_PAIRS, self.block), 4), np.int64)
 
     def _postpone(self, d: str, q: slice, found: Iterator[int], pairs: np.ndarray) -> None:
         """Postpone the pairs in doubt that are found, run by run."""
@@ -226,7 +229,7 @@ class _Worker:
         block = counter.block  # a row must fit, and a share of a tile that is soon decided
         self.pairs = np.empty((max(_PAIRS, block, block * block >> 6), 2), np.int64)
         self.open: dict[str, list[np.ndarray]] = {d: [] for d in distances}
-        self.open_positives = np.empty((max(_PAIRS, block), 4), np.int64)  # of a tile
+        self.open_positives = counter._room_for_positives()  # of a tile
 
     def add(self, d: str, pairs: np.ndarray, q_start: int, g_start: int) -> None:
         """Keep open pairs (query, item) of a tile; decide them when there are many."""

@@ -82,7 +82,8 @@ class Vectors:
         """Rows of length 1 in float32; zero rows stay zero."""
         if self._units is None:
             return units(self.vectors[part], self.inverse(part))
-        return self._units[part]
+        # Unlike an index, `take` lets other threads work meanwhile.
+        return self._units[part] if isinstance(part, slice) else self._units.take(part, axis=0)
 
     @property
     def keeps_units(self) -> bool:

@@ -100,7 +100,7 @@ def test_tiles_fit_the_cache_and_are_shared_by_the_threads(monkeypatch, tmp_path
     assert resources.cache_bytes(4, tmp_path) == resources.cache_bytes(2, tmp_path / "none") == 0
     sizes = {2: 512 << 10, 3: 32 << 20}
     monkeypatch.setattr(resources, "cache_bytes", sizes.get)
-    assert resources.tile_rows(10**6, 2) == 1024
+    assert resources.tile_rows(10**6, 2) == 1008
     assert resources.tile_rows(5924, 2) == 741  # eight columns of tiles for two threads
     assert resources.tile_rows(10**6, 16) == 512  # two megabytes a thread, half of them
     assert resources.tile_rows(100, 2) == 256

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from retrieval.ranking.position_kernels import PositiveLists
+    from retrieval.ranking.position_kernels import Kept, PositiveLists
 
 
 class Tile(NamedTuple):
@@ -61,16 +61,11 @@ class Backend(Protocol):
         """
 
     def credit(
-        self, tile: Tile, distance: str, lists: PositiveLists, pairs: np.ndarray
+        self, tile: Tile, distance: str, lists: PositiveLists, kept: Kept, pairs: np.ndarray
     ) -> Iterator[int]:
-        """Add a tile's negatives to the positives that they are at least as near as, or keep them.
+        """Keep the tile's negatives that may stand before a positive within R, or add them to it.
 
-        `lists` are those of the tile's queries. Yields how many rows (query of the tile, gallery
-        row, and the range of positives in doubt) `pairs` holds; the caller copies them before it
-        goes on.
+        `lists` and `kept` are those of the tile's queries. Yields how many rows (query of the tile,
+        gallery row, and the range of positives in doubt) `pairs` holds; the caller copies them
+        before it goes on.
         """
-
-    def credit_rest(
-        self, q: slice, distance: str, lists: PositiveLists, pairs: np.ndarray
-    ) -> Iterator[int]:
-        """Add the negatives that were kept for the queries q, once all tiles are counted."""

@@ -15,8 +15,6 @@ from retrieval.ranking.limits import Limits
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import single_blas_thread, tile_rows
 
-ROOM = 1 << 14  # the most negatives kept for a query
-KEPT = 2  # negatives that are kept for each positive of a query
 _ALIKE = 1e-5  # the largest relative difference of norms that are taken as equal
 
 
@@ -32,7 +30,6 @@ class NumpyBackend:
         self.block = block or tile_rows(len(prepared.gallery), prepared.threads)
         self.workers = prepared.threads
         self.axes = leading_axes(prepared, limits.margin, limits.reaches, axes)
-        self.kept = {d: room_for_negatives(prepared.positive_counts) for d in limits.last}
 
     def ready(self) -> AbstractContextManager[None]:
         return single_blas_thread()  # one tile per thread, not one product on all
@@ -43,7 +40,9 @@ class NumpyBackend:
     def products(self, q: slice, g: slice, items: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         if self.axes is None:
             units = self.prepared.queries.units(q)
-            product = np.matmul(units, items.T, out=self._room(len(units), len(items)))  # (A, B)
+            product = np.matmul(
+                units, items.T, out=self._room("product", len(units), len(items))
+            )  # (A, B)
         else:
             product = self.axes.product(q, g, self.limits.margin, *self.limits.reaches(q, g))
         column = self.prepared.self_columns(q, g)
@@ -51,11 +50,12 @@ class NumpyBackend:
         product[rows, column[rows]] = np.nan
         yield q, product
 
-    def _room(self, rows: int, columns: int) -> np.ndarray:
+    def _room(self, name: str, rows: int, columns: int) -> np.ndarray:
         """Memory for a product, the same for all of a thread: new pages would cost a tenth."""
-        if getattr(self._local, "room", np.empty(0)).size < rows * columns:
-            self._local.room = np.empty(rows * columns, np.float32)
-        return self._local.room[: rows * columns].reshape(rows, columns)
+        rooms = vars(self._local)
+        if name not in rooms or rooms[name].size < rows * columns:
+            rooms[name] = np.empty(rows * columns, np.float32)
+        return rooms[name][: rows * columns].reshape(rows, columns)
 
     def count(self, tile: Tile) -> np.ndarray:
         if self.joint is None:
@@ -94,32 +94,31 @@ class NumpyBackend:
         return int(kernels.doubtful(*self._arguments(tile, distance), rows, columns, tied, pairs))
 
     def credit(
-        self, tile: Tile, distance: str, lists: position_kernels.PositiveLists, pairs: np.ndarray
+        self,
+        tile: Tile,
+        distance: str,
+        lists: position_kernels.PositiveLists,
+        kept: position_kernels.Kept,
+        pairs: np.ndarray,
     ) -> Iterator[int]:
-        arguments, kept = self._arguments(tile, distance), self._kept_for(tile.q, distance)
+        cosines, *arguments = self._arguments(tile, distance)
+        if tile.transposed:
+            cosines = cosines._replace(product=self._turned(tile))
         groups, pair = self.prepared.groups[distance], 0
         while pair < tile.product.size:
             pair, found = position_kernels.keep_tile(
-                *arguments, tile.g.start, pair, lists, kept, groups, pairs
+                cosines, *arguments, tile.g.start, pair, lists, kept, groups, pairs
             )
             yield found
 
-    def credit_rest(
-        self, q: slice, distance: str, lists: position_kernels.PositiveLists, pairs: np.ndarray
-    ) -> Iterator[int]:
-        kept, groups = self._kept_for(q, distance), self.prepared.groups[distance]
-        query, count = 0, len(lists.start)
-        while query < count:
-            query, found = position_kernels.credit_kept(
-                query, count, distance == "l2", lists, kept, groups, pairs, 0
-            )
-            yield found
-
-    def _kept_for(self, q: slice, distance: str) -> position_kernels.Kept:
-        """The kept negatives of some queries, as views."""
-        kept = self.kept[distance]
-        per_query = {name: getattr(kept, name)[q] for name in ("start", "room", "held")}
-        return kept._replace(**per_query)
+    def _turned(self, tile: Tile) -> np.ndarray:
+        """The product with the queries as rows, the same for both distances."""
+        rows, columns = tile.product.shape
+        turned = self._room("turned", columns, rows)
+        if getattr(self._local, "tile", None) != (tile.q, tile.g):
+            self._local.tile = tile.q, tile.g
+            np.copyto(turned, tile.product.T)
+        return turned
 
     def _arguments(
         self, tile: Tile, distance: str
@@ -158,18 +157,3 @@ def joint_thresholds(limits: Limits) -> np.ndarray | None:
     joint[1] = np.nextafter(np.minimum(joint[1], low).astype(np.float32), np.float32(-np.inf))
     joint[0, twice == 0], joint[1, twice == 0] = np.inf, -np.inf  # a zero row decides nothing
     return joint
-
-
-def room_for_negatives(positive_counts: np.ndarray) -> position_kernels.Kept:
-    """Room for the negatives of each query that may stand before a positive within R."""
-    room = np.minimum(KEPT * positive_counts + 16, ROOM)
-    ends = np.cumsum(room)
-    total = int(room.sum())
-    return position_kernels.Kept(
-        start=ends - room,
-        room=room,
-        held=np.zeros_like(room),
-        low=np.empty(total, np.float32),
-        high=np.empty(total, np.float32),
-        item=np.empty(total, np.int32),
-    )

@@ -196,9 +196,14 @@ class TorchBackend:
         return found
 
     def credit(
-        self, tile: Tile, distance: str, lists: position_kernels.PositiveLists, pairs: np.ndarray
+        self,
+        tile: Tile,
+        distance: str,
+        lists: position_kernels.PositiveLists,
+        kept: position_kernels.Kept,
+        pairs: np.ndarray,
     ) -> Iterator[int]:
-        """Find the pairs that reach a query's last positive within R; the CPU adds them."""
+        """Find the pairs that reach a query's last positive within R; the CPU keeps them."""
         limits, l2 = self.limits, distance == "l2"
         last = torch.from_numpy(np.ascontiguousarray(lists.last)).to(tile.product.device)
         queries, gallery = limits.of_tile(distance, tile.q, tile.g)
@@ -214,22 +219,18 @@ class TorchBackend:
         some = np.flatnonzero(lists.active)
         for part, (found, cosines) in self._views(tile, distance, some, candidates):
             found[:, 0] = some[part][found[:, 0]]
-            for at in range(0, len(found), len(pairs)):
-                run = slice(at, at + len(pairs))
-                q, g = found[run].T
-                low = high = cosines[run]
-                if l2:
-                    p = queries.thresholds[2][q] * gallery.norms[0][g]
-                    low = (low - limits.margin) * p - gallery.norms[1][g]
-                    high = (high + limits.margin) * p - gallery.norms[2][g]
-                groups = self.prepared.groups[distance]
-                yield position_kernels.credit_all(
-                    q, g + tile.g.start, low, high, l2, lists, groups, pairs, 0
+            q, g = found.T
+            low = high = cosines
+            if l2:
+                p = queries.thresholds[2][q] * gallery.norms[0][g]
+                low = (low - limits.margin) * p - gallery.norms[1][g]
+                high = (high + limits.margin) * p - gallery.norms[2][g]
+            groups, pair = self.prepared.groups[distance], 0
+            while pair < len(q):
+                pair, count = position_kernels.keep_pairs(
+                    q, g + tile.g.start, low, high, pair, l2, lists, kept, groups, pairs
                 )
-
-    def credit_rest(self, *_: object) -> Iterator[int]:
-        """Nothing is left: every negative is added with its tile."""
-        return iter(())
+                yield count
 
     def _views(
         self, tile: Tile, d: str, queries: np.ndarray, compute: Callable[[_View], T]

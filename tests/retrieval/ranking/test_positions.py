@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import metrics
-from retrieval.ranking import nearest_positive, tiles
-from retrieval.ranking.backends import numpy as numpy_backend
+from retrieval.ranking import nearest_positive, positions, tiles
 from tests.retrieval.ranking.references import (
     BACKENDS,
     DISTANCES,
@@ -69,7 +68,7 @@ def test_positions_of_positives_are_those_of_exact_arithmetic(name, options, rng
     options = dict(options)
     monkeypatch.setattr(tiles, "_POSTPONED", options.pop("postponed", tiles._POSTPONED))
     monkeypatch.setattr(nearest_positive, "_LARGE", options.pop("large", nearest_positive._LARGE))
-    monkeypatch.setattr(numpy_backend, "ROOM", options.pop("room", numpy_backend.ROOM))
+    monkeypatch.setattr(positions, "ROOM", options.pop("room", positions.ROOM))
     assert_exact_positions(HARD[name], rng.integers(0, 4, len(HARD[name])), **options)
 
 
