@@ -125,7 +125,7 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
     base, start, room, held = lists.start, kept.start, kept.room, kept.held
     kept_low, kept_high, kept_item = kept.low, kept.high, kept.item
     A, B = product.shape
-    low, high, nothing = np.empty(B, np.float32), np.empty(B, np.float32), np.empty(0, np.float32)
+    low, high = np.empty(B, np.float32), np.empty(B, np.float32)
     marks, listed = np.zeros((B + 7) // 8 * 8, np.uint8), np.empty(B, np.int64)
     found = 0
     for i in range(first // B, A):
@@ -147,11 +147,9 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
             if codes[i] == item_codes[j]:
                 continue
             if held[i] == room[i]:
-                _cut(i, l2, lists, kept, nothing)
-                if held[i] > room[i] // 2:
-                    if len(pairs) - found < held[i]:
-                        return i * B + j, found
-                    found = _credit_kept(i, l2, lists, kept, groups, pairs, found)
+                if len(pairs) - found < held[i]:
+                    return i * B + j, found
+                found = _make_room(i, l2, lists, kept, groups, pairs, found)
                 if active[i] == 0:
                     break
             n = start[i] + held[i]
@@ -167,21 +165,27 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
 def keep_pairs(queries, items, lows, highs, first, l2, lists, kept, groups, pairs):
     """Keep listed negatives from number `first` on, as `keep_tile` keeps those of a tile."""
     found = 0
-    nothing = np.empty(0, np.float32)
     for n in range(first, len(queries)):
         q = queries[n]
         if kept.held[q] == kept.room[q]:
-            _cut(q, l2, lists, kept, nothing)
-            if kept.held[q] > kept.room[q] // 2:
-                if len(pairs) - found < kept.held[q]:
-                    return n, found
-                found = _credit_kept(q, l2, lists, kept, groups, pairs, found)
+            if len(pairs) - found < kept.held[q]:
+                return n, found
+            found = _make_room(q, l2, lists, kept, groups, pairs, found)
         M = lists.active[q]
         if M > 0 and highs[n] >= lists.possible[lists.start[q] + M - 1]:
             to = kept.start[q] + kept.held[q]
             kept.low[to], kept.high[to], kept.item[to] = lows[n], highs[n], items[n]
             kept.held[q] += 1
     return len(queries), found
+
+
+@compiled
+def _make_room(q, l2, lists, kept, groups, pairs, found):
+    """Keep fewer negatives of query q, or none, if many would be left; returns the pairs listed."""
+    _cut(q, l2, lists, kept, np.empty(0, np.float32))
+    if kept.held[q] > kept.room[q] // 2:
+        found = _credit_kept(q, l2, lists, kept, groups, pairs, found)
+    return found
 
 
 @compiled(inline=True)
