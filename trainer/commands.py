@@ -32,6 +32,7 @@ from retrieval.options import (
     gallery_options,
     json_option,
     tell_device,
+    whole_option,
 )
 from trainer.options import OPTION_OF, flags_of, resolved, settings_options
 
@@ -41,10 +42,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @settings_options
-@click.option("--workers", type=click.IntRange(0), help="Number of processes that load images.")
-@click.option(
-    "--seeds", type=click.IntRange(1), metavar="N", help="Train N runs with seeds 0, 1, ..."
-)
+@whole_option("--workers", "Number of processes that load images.", 0)
+@whole_option("--seeds", "Train N runs with seeds 0, 1, ...", metavar="N")
 @click.option("--out", metavar="RUN", help="Folder of the run.  [default: runs/PRESET]")
 @click.option(
     "--resume", metavar="RUN", help="Continue a run; with --epochs N, up to N epochs in total."
@@ -244,13 +243,7 @@ def list_command(kind: str, as_json: bool) -> None:
     show_default=True,
     help="Method of the 2-D map, which shows up to 2,000 queries.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Seed of the random samples and of the map.",
-)
+@whole_option("--seed", "Seed of the random samples and of the map.", 0, default=0)
 @device_option()
 @force_option
 def report(

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrieval.console import tell, warn
+from retrieval.options import options, whole_option
 
 if TYPE_CHECKING:
     from trainer.config import Config
 
-FLAGS = {  # options of `dmltool train` that are keys of the configuration
-    "dataset": "data.dataset",
-    "data": "data.root",
-    "loss": "loss.name",
-    "miner": "loss.miner",
-    "backbone": "network.backbone",
-    "weights": "network.weights",
-    "dim": "network.dim",
-    "epochs": "schedule.epochs",
-    "lr": "optimizer.lr",
-    "seed": "run.seed",
-    "select": "run.select",
-    "monitor": "loss.monitor",
-    "min_images": "data.min_images",
-    "skip_bad": "data.skip_bad",
-    "cache": "data.cache",
-    "workers": "data.workers",
-    "device": "run.device",
-    "threads": "run.threads",
-    "precision": "run.precision",
-    "deterministic": "run.deterministic",
-    "compile": "run.compile",
-    "log": "run.log",
+# Options of `dmltool train` that are called as the key of the configuration that they set.
+SAME_NAME = {
+    "data": ("dataset", "min_images", "skip_bad", "cache", "workers"),
+    "network": ("backbone", "weights", "dim"),
+    "loss": ("miner", "monitor"),
+    "optimizer": ("lr",),
+    "run": ("seed", "select", "device", "threads", "precision", "deterministic", "compile", "log"),
 }
+FLAGS = {name: f"{table}.{name}" for table, names in SAME_NAME.items() for name in names}
+FLAGS |= {"data": "data.root", "loss": "loss.name", "epochs": "schedule.epochs"}
 
 LISTS = {"loss.monitor", "run.log"}  # names with commas between them
 
@@ -65,7 +51,7 @@ class Batch(click.ParamType):
         return {"batches.classes": numbers[0], "batches.images": numbers[1]}
 
 
-SETTINGS = (
+settings_options = options(
     click.option("--preset", metavar="NAME", help="Start from a preset; see dmltool list presets."),
     click.option("--config", "file", metavar="FILE", help="Start from a TOML file of settings."),
     click.option(
@@ -84,15 +70,13 @@ SETTINGS = (
     click.option(
         "--weights", metavar="NAME|FILE", help="Initial weights: imagenet, none, or a file."
     ),
-    click.option(
-        "--dim", type=click.IntRange(0), help="Embedding dimension; 0: the backbone's own."
-    ),
-    click.option("--epochs", type=click.IntRange(1), help="Number of epochs."),
+    whole_option("--dim", "Embedding dimension; 0: the backbone's own.", 0),
+    whole_option("--epochs", "Number of epochs."),
     click.option(
         "--batch", type=Batch(), help="N random images, or C classes x M images: 128, 6x9."
     ),
     click.option("--lr", type=float, help="Learning rate."),
-    click.option("--seed", type=click.IntRange(0), help="Seed of the run."),
+    whole_option("--seed", "Seed of the run.", 0),
     click.option(
         "--select",
         type=click.Choice(["val", "test", "last"]),
@@ -103,9 +87,7 @@ SETTINGS = (
     click.option(
         "--monitor", metavar="NAME,...", help="Additional losses to log, such as spce,pce."
     ),
-    click.option(
-        "--min-images", type=click.IntRange(1), help="Leave out training classes with fewer images."
-    ),
+    whole_option("--min-images", "Leave out training classes with fewer images."),
     click.option("--skip-bad", is_flag=True, help="Leave out unreadable images, also in export."),
     click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images."),
     click.option(
@@ -114,12 +96,7 @@ SETTINGS = (
         help="Where to cache resized images.",
     ),
     click.option("--device", help="cpu, cuda, cuda:1, mps, ...  [default: a GPU if there is one]"),
-    click.option(
-        "--threads",
-        type=click.IntRange(1),
-        metavar="N",
-        help="CPU threads.  [default: found by a short trial]",
-    ),
+    whole_option("--threads", "CPU threads.  [default: found by a short trial]", metavar="N"),
     click.option(
         "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Precision of the network."
     ),
@@ -136,14 +113,7 @@ SETTINGS = (
         help="Change any setting; see docs/settings.md.",
     ),
 )
-"""The options that say what is trained."""
-
-
-def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say what is trained, from --preset to --set."""
-    for option in reversed(SETTINGS):
-        command = option(command)
-    return command
+"""The options that say what is trained, from --preset to --set."""
 
 
 def flags_of(batch: dict[str, int] | None, **given: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from retrieval.console import GOES_ON, on_interrupt, print_json, say_next, stdout_console
-from retrieval.options import json_option
+from retrieval.options import json_option, whole_option
 from trainer.options import flags_of, resolved, settings_options
 
 
@@ -18,27 +18,15 @@ from trainer.options import flags_of, resolved, settings_options
     metavar="KEY=V,V,...",
     help="Values of a setting; may be repeated, then all combinations are trained.",
 )
-@click.option("--random", type=click.IntRange(1), metavar="N", help="Draw N settings at random.")
-@click.option(
-    "--tpe", type=click.IntRange(1), metavar="N", help="Draw N settings by Optuna's TPE sampler."
-)
+@whole_option("--random", "Draw N settings at random.", metavar="N")
+@whole_option("--tpe", "Draw N settings by Optuna's TPE sampler.", metavar="N")
 @click.option(
     "--space", metavar="FILE", help="TOML file of ranges and choices for --random and --tpe."
 )
-@click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="Number of runs of each setting; seeds are --seed, --seed + 1, ...",
+@whole_option(
+    "--seeds", "Number of runs of each setting; seeds are --seed, --seed + 1, ...", default=3
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Number of processes that train settings at the same time.",
-)
+@whole_option("--workers", "Number of processes that train settings at the same time.", default=1)
 @click.option(
     "--storage", metavar="URL", help="Database of the sweep.  [default: SQLite in the folder]"
 )
