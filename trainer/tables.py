@@ -1,6 +1,7 @@
 """Show a run while it trains, and its result as a table."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 from typing import Any, Self
@@ -137,16 +138,21 @@ def result_table(result: dict[str, Any]) -> Group:
         for split, (images, classes) in result.get("counts", {}).items()
         if split != "train"
     ]
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for name in DISTANCES:
-        table.add_column(f"{name} %", justify="right")
-    select = result["select"]
-    for name, scores in result["baselines"].items():
-        table.add_row(f"Recall@1 ({select}, {BASELINES[name]})", *recalls(scores))
+    compared = {BASELINES[name]: scores for name, scores in result["baselines"].items()}
     if result["scores"]:
-        table.add_row(f"Recall@1 ({select}, picked the epoch)", *recalls(result["scores"]))
+        compared["picked the epoch"] = result["scores"]
+    rows = [(f"Recall@1 ({result['select']}, {of})", recalls(s)) for of, s in compared.items()]
     if result["test"]:
-        for title, scores in score_rows(result["test"]["distances"]):
-            table.add_row(f"{title} (test)", *(score.value for score in scores))
-    return Group(*lines, table)
+        tested = score_rows(result["test"]["distances"])
+        rows += [(f"{title} (test)", [score.value for score in each]) for title, each in tested]
+    return Group(*lines, by_distance(DISTANCES, rows))
+
+
+def by_distance(distances: Iterable[str], rows: Iterable[tuple[str, list[str]]]) -> Table:
+    """Scores in percent: a row for each title, a column for each distance."""
+    table = Table("", box=box.SIMPLE_HEAD)
+    for d in distances:
+        table.add_column(f"{d} %", justify="right")
+    for title, cells in rows:
+        table.add_row(title, *cells)
+    return table

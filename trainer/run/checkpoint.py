@@ -43,8 +43,6 @@ def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
     The best is named first: if the run is killed in between, the epoch is repeated from the old
     last.pt and names it again.
     """
-    missing = KEYS.keys() - state.keys()
-    assert not missing, missing
     try:
         with whole_file(folder / LAST, also=folder / BEST if best else None) as file:
             torch.save(canonical({"format": FORMAT, "version": VERSION, **state}), file)

@@ -12,7 +12,7 @@ from retrieval.world import World
 from trainer.config import Config
 from trainer.data import sampling
 from trainer.losses.base import with_length
-from trainer.run import checkpoint, distributed, optimizers
+from trainer.run import distributed, optimizers
 from trainer.run.device import precision, to_input
 from trainer.run.state import Training
 
@@ -37,15 +37,14 @@ def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
     ):
         factor = optimizers.rate(config.schedule, epoch * len(plan) + step, len(plan), others)
         optimizers.set_rate(training.optimizer, factor)
-        loss, parts, batch = train_step(training, images, targets, epoch)
-        meter.add(step, loss, parts, batch)
+        meter.add(step, *train_step(training, images, targets, epoch))
     return meter.record() | {"lr": training.optimizer.param_groups[0]["lr"]}
 
 
 def train_step(
     training: Training, images: Tensor, targets: Tensor, epoch: int
-) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, Tensor]]:
-    """Update the weights by one batch; return the loss, its parts, and the embeddings, labels."""
+) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
+    """Update the weights by one batch; return the loss and its parts, the embeddings and labels."""
     config, device, scaler = training.config, training.device, training.scaler
     half = precision(config, device)
     with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
@@ -68,7 +67,7 @@ def train_step(
         nn.utils.clip_grad_norm_(everything, clip)
     scaler.step(training.optimizer)
     scaler.update()
-    return loss.detach(), {k: v.detach() for k, v in parts.items()}, batch
+    return {k: v.detach() for k, v in {"loss": loss, **parts}.items()}, batch
 
 
 def start_phase(training: Training, epoch: int) -> None:
@@ -153,11 +152,9 @@ class Meter:
         self.done = 0
         self.began = time.perf_counter()
 
-    def add(
-        self, step: int, loss: Tensor, parts: dict[str, Tensor], batch: tuple[Tensor, Tensor]
-    ) -> None:
+    def add(self, step: int, values: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> None:
         """Note the values of a step; measure the monitors every so many steps."""
-        self.pending.append({"loss": loss, **parts})
+        self.pending.append(values)
         if self.training.monitors and step % self.monitor_every == 0:
             for name, value in self.training.monitors.measure(*batch).items():
                 self.monitored.setdefault(name, []).append(value)
@@ -173,24 +170,16 @@ class Meter:
         for row in values.tolist():
             self.done += 1
             if not np.isfinite(row[0]):
-                self.stop(row[0])
+                raise self.training.diverged(
+                    f"The loss is {row[0]} at step {self.done:,} of {self.steps:,} in epoch "
+                    f"{self.epoch + 1}."
+                )
             for name, value in zip(names, row, strict=True):
                 self.sums[name] = self.sums.get(name, 0.0) + value
         self.pending.clear()
         shown = dict(zip(names, row, strict=True))
         shown["images_per_second"] = self.images_per_second()
         self.training.watch.step(self.epoch + 1, self.done, self.steps, shown)
-
-    def stop(self, value: float) -> None:
-        """Raise because the loss is not finite."""
-        folder = self.training.folder
-        raise DmlError(
-            f"The loss is {value} at step {self.done:,} of {self.steps:,} in epoch "
-            f"{self.epoch + 1}.",
-            f"Training has diverged. {folder / checkpoint.LAST} holds the end of epoch "
-            f"{self.training.epoch}, which was sound.",
-            "Start again with a smaller --lr, or with --set optimizer.clip=1.",
-        )
 
     def images_per_second(self) -> float:
         """The speed of the epoch so far."""

@@ -13,7 +13,7 @@ from retrieval.errors import DmlError
 from retrieval.files import write_text
 from trainer.config import Config, Schedule
 from trainer.run import checkpoint, metrics_log, state
-from trainer.run.checkpoint import BEST, LAST, STARTING
+from trainer.run.checkpoint import LAST, STARTING
 from trainer.run.optimizers import rate
 from trainer.run.state import Training
 from trainer.validate import from_dict
@@ -177,11 +177,6 @@ def save(training: Training, best: bool) -> None:
     """Write a checkpoint; of several processes the first does it."""
     if training.world.rank == 0:
         checkpoint.save(training.folder, state.saved(training), best)
-
-
-def best_weights(folder: Path) -> dict[str, Any]:
-    """The network's weights of the best epoch."""
-    return checkpoint.load(folder / BEST)["embedder"]
 
 
 def to_json(result: dict[str, Any]) -> str:

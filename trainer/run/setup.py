@@ -5,19 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from retrieval.errors import DmlError
 from retrieval.number_format import counted
-from retrieval.world import World
 from trainer import losses, validate
 from trainer.config import Config
 from trainer.data import datasets
 from trainer.data.datasets.splitting import check_batches, with_validation, without_small_classes
 from trainer.data.source import Source, open_images
 from trainer.networks.embedder import Embedder
-from trainer.run import checkpoint, distributed
+from trainer.run import checkpoint
 from trainer.run.scoring import gallery_and_queries
 from trainer.run.watch import Watch
 from trainer.validate import from_dict
@@ -140,16 +138,8 @@ def check_splits(data: datasets.DataSet, select: str) -> None:
 
 def build_embedder(config: Config, pretrained: bool) -> Embedder:
     """Build the network; a checkpoint brings its own weights, so none are fetched for it."""
-    network = config.network
-    return Embedder(
-        network.backbone,
-        weights=network.weights if pretrained else "none",
-        dim=network.dim,
-        batchnorm=network.batchnorm,
-        freeze_batchnorm=network.freeze_batchnorm,
-        channels=network.channels,
-        image_size=config.input.crop,
-    )
+    network = config.network if pretrained else replace(config.network, weights="none")
+    return Embedder(**vars(network), image_size=config.input.crop)
 
 
 def load_embedder(source: str | Path | dict[str, Any]) -> Embedder:
@@ -185,9 +175,3 @@ def load_weights(module: nn.Module, weights: dict[str, Any]) -> None:
             " ".join(str(error).split())[:300],
             "The file is damaged, or from another version of dmltool; see its `versions`.",
         ) from error
-
-
-def wrapped(embedder: Embedder, config: Config, world: World, device: torch.device) -> nn.Module:
-    """The network, wrapped for several processes and compiled if asked for."""
-    model = distributed.wrap(embedder, world, device)
-    return torch.compile(model) if config.run.compile else model

@@ -22,6 +22,7 @@ from trainer.data.source import Source
 from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
 from trainer.run import metrics_log
+from trainer.run.checkpoint import LAST
 from trainer.run.setup import load_weights
 from trainer.run.trackers import Trackers
 from trainer.run.watch import Watch
@@ -59,6 +60,15 @@ class Training(Job):
     best: dict[str, Any] = field(default_factory=dict)
     best_vectors: Embedded | None = None  # of the best epoch's validation, if of this process
     records: list[dict[str, Any]] = field(default_factory=list)
+
+    def diverged(self, what: str) -> DmlError:
+        """The error for an epoch that has ruined the network, before a checkpoint keeps it."""
+        return DmlError(
+            what,
+            f"Training has diverged. {self.folder / LAST} holds the end of epoch {self.epoch}, "
+            "which was sound.",
+            "Start again with a smaller --lr, or with --set optimizer.clip=1.",
+        )
 
     def close(self) -> None:
         """End worker processes and draw the curves."""

@@ -20,7 +20,7 @@ from trainer.losses.miners import add_miner
 from trainer.losses.monitor import build_monitors
 from trainer.networks import weights
 from trainer.resolve import resolve
-from trainer.run import checkpoint, metrics_log, optimizers, setup, validation
+from trainer.run import checkpoint, distributed, metrics_log, optimizers, setup, validation
 from trainer.run import folder as run_folder
 from trainer.run.device import determinism, pick_device, precision, use_threads
 from trainer.run.epoch import check_shares, epoch_plan, train_epoch
@@ -160,6 +160,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
     monitors = None
     if config.loss.monitor and world.rank == 0:
         monitors = build_monitors(config.loss.monitor, classes, embedder.dim, loss)
+    model = distributed.wrap(embedder, world, device)
     half = precision(config, device)
     rows = source.data.rows("train")
     spec = config.optimizer_in(max(0, saved["epoch"] - 1) if saved else 0)  # of the last epoch
@@ -168,7 +169,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
         source=source,
         targets=targets,
         embedder=embedder,
-        model=setup.wrapped(embedder, config, world, device),
+        model=torch.compile(model) if config.run.compile else model,
         loss=loss,
         optimizer=optimizers.build(spec, embedder, loss),
         scaler=torch.amp.GradScaler(device.type, enabled=half == torch.float16),
@@ -192,7 +193,7 @@ def fit(training: Training) -> None:
             training.watch.epoch(first)
     for epoch in range(training.epoch, config.schedule.epochs):
         found = train_epoch(training, epoch)
-        validation.check_sound(training, epoch)
+        validation.check_sound(training)
         vectors = validation.validation_vectors(training, training.embedder)
         scores = validation.validate(training, vectors)
         better = is_better(training, scores)
@@ -236,7 +237,8 @@ def finish(training: Training, test: bool) -> dict[str, Any]:
         training.watch.note(told)
     tested = test and bool(data.counts().keys() & set(HELD_OUT))
     if tested or validation.needs_vectors(training):
-        best = processes.from_first(lambda: run_folder.best_weights(folder), training.world)
+        path = folder / checkpoint.BEST
+        best = processes.from_first(lambda: checkpoint.load(path)["embedder"], training.world)
         setup.load_weights(training.embedder, best)
     result = {
         "run": str(folder),

@@ -7,13 +7,11 @@ import numpy as np
 import torch
 
 from retrieval import processes
-from retrieval.errors import DmlError
 from retrieval.evaluation import Settings, evaluate, score
 from retrieval.metrics import usual_recall_at
 from retrieval.results import Result
 from trainer.data.loading import testing_batches
 from trainer.run import distributed
-from trainer.run.checkpoint import LAST
 from trainer.run.device import precision, to_input
 from trainer.run.scoring import (
     Embeds,
@@ -67,18 +65,15 @@ def baselines(training: Training) -> dict[str, dict[str, float]]:
     return {"pixels": first["pixels"], "untrained": first["scores"]}
 
 
-def check_sound(training: Training, epoch: int) -> None:
+def check_sound(training: Training) -> None:
     """Raise if the last step has ruined the network, before a checkpoint replaces the last one."""
     modules = (training.embedder, training.loss)
     tensors = [t.detach() for m in modules for t in (*m.parameters(), *m.buffers())]
     sound = all(t.isfinite().all() for t in tensors if t.is_floating_point())
     some = training.source.data.rows("train")[:64]
     if not sound or not np.isfinite(embed_rows(training, some)).all():
-        raise DmlError(
-            f"The network gives NaN or infinite embeddings after epoch {epoch + 1}.",
-            f"Training has diverged. {training.folder / LAST} holds the end of epoch "
-            f"{epoch}, which was sound.",
-            "Start again with a smaller --lr, or with --set optimizer.clip=1.",
+        raise training.diverged(
+            f"The network gives NaN or infinite embeddings after epoch {training.epoch + 1}."
         )
 
 

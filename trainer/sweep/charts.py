@@ -21,7 +21,7 @@ from retrieval.reporting.charts import (
     upward,
 )
 from trainer import toml
-from trainer.sweep.results import CRITERION
+from trainer.sweep.results import criterion
 
 MOST_LABELS = 12  # on an axis
 MOST_CELLS = 12  # rows or columns of a heat map
@@ -47,8 +47,7 @@ def chart(found: dict[str, Any]) -> Markup | None:
 
 def score(row: Row) -> tuple[float, float]:
     """Mean and standard deviation of the score that orders the settings."""
-    d, name = CRITERION
-    value = row["validation"][d][name]
+    value = criterion(row["validation"])
     return value["mean"], value["std"] or 0.0
 
 
@@ -90,7 +89,7 @@ def curve(rows: Sequence[Row], key: str) -> Markup:
     """The mean over one parameter with its standard deviation as a band, and a dot for each run."""
     x = Scale([row["values"][key] for row in rows], LEFT + 20, RIGHT - 20)
     ordered = sorted(rows, key=lambda row: x(row["values"][key]))
-    runs = [(row, run_score(run)) for row in ordered for run in row["runs"]]
+    runs = [(row, criterion(run["validation"]["scores"])) for row in ordered for run in row["runs"]]
     bands = {
         row["trial"]: (max(0.0, m - s), min(1.0, m + s)) for row in rows for m, s in [score(row)]
     }
@@ -115,11 +114,6 @@ def curve(rows: Sequence[Row], key: str) -> Markup:
         for row, v in runs
     ]
     return svg(parts, f"Recall@1 by {key}")
-
-
-def run_score(run: Row) -> float:
-    d, name = CRITERION
-    return run["validation"]["scores"][d][name]
 
 
 def heat_map(rows: Sequence[Row], first: str, second: str) -> Markup:

@@ -13,7 +13,7 @@ from retrieval.reporting.charts import whisker
 from retrieval.reporting.page import FOLDER as REPORT
 from trainer import toml
 from trainer.sweep import charts
-from trainer.sweep.results import CRITERION
+from trainer.sweep.results import criterion
 from trainer.sweep.tables import COLUMNS, all_scores, texts, with_spread
 
 PAGE = "sweep.html"
@@ -30,7 +30,6 @@ def render(found: dict[str, Any]) -> str:
     ends = (min(spans), max(spans))
     best = good[0] if good else None
     drawn = charts.chart(found)
-    d, name = CRITERION
     distances, scores = all_scores(best["test"]) if best and best["test"] else ([], None)
     return environment.get_template("page.html").render(
         found=found,
@@ -38,7 +37,7 @@ def render(found: dict[str, Any]) -> str:
         version=version("dmltool"),
         style=Markup((REPORT / "page.css").read_text(encoding="utf-8")),
         best=best,
-        lead=with_spread(best["validation"][d][name]) if best else "",
+        lead=with_spread(criterion(best["validation"])) if best else "",
         chart=drawn,
         titles=[f"{title_of(name)} {d}" for d, name in COLUMNS],
         rows=[_row(n, row, ends) for n, row in enumerate(found["rows"], 1)],
@@ -50,10 +49,11 @@ def render(found: dict[str, Any]) -> str:
 
 def _row(rank: int, row: dict[str, Any], ends: tuple[float, float]) -> dict[str, Any]:
     tested = row["difference"]
-    runs = [run for run in row["runs"] if run["validation"]]
+    found = {run["seed"]: run["validation"] for run in row["runs"] if run["validation"]}
+    scores = {seed: percent(criterion(each["scores"])) for seed, each in found.items()}
     return texts(row) | {
         "rank": rank,
         "error": row["error"],
-        "runs": ", ".join(f"seed {run['seed']}: {percent(charts.run_score(run))}" for run in runs),
+        "runs": ", ".join(f"seed {seed}: {score}" for seed, score in scores.items()),
         "whisker": whisker(tested["difference"], tested["ci"], ends) if tested else "",
     }

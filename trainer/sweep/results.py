@@ -80,6 +80,12 @@ def spread(runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, A
     }
 
 
+def criterion(scores: dict[str, dict[str, Any]]) -> Any:
+    """The one of the scores, by distance and name, that orders the settings."""
+    d, name = CRITERION
+    return scores[d][name]
+
+
 def mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
     """The mean, and the standard deviation of a sample; None for one value."""
     std = statistics.stdev(values) if len(values) > 1 else None
@@ -88,18 +94,18 @@ def mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
 
 def compared(rows: list[dict], parameters: list[str], about: dict[str, Any]) -> dict[str, Any]:
     """The result of a sweep: its settings in order, and the tests against the first."""
-    d, name = CRITERION
     good = [row for row in rows if row["validation"]]
-    good.sort(key=lambda row: (-row["validation"][d][name]["mean"], row["trial"]))
+    good.sort(key=lambda row: (-criterion(row["validation"])["mean"], row["trial"]))
     for row in good[1:]:
         row["difference"] = difference(good[0]["runs"], row["runs"])
+    ordered = good + [row for row in rows if not row["validation"]]
     return {
         "version": VERSION,
         **about,
         "parameters": parameters,
-        "seeds": [run["seed"] for run in good[0]["runs"]] if good else [],
+        "seeds": [run["seed"] for row in ordered[:1] for run in row["runs"]],
         "split": good[0]["runs"][0]["validation"]["split"] if good else None,
-        "rows": good + [row for row in rows if not row["runs"]],
+        "rows": ordered,
     }
 
 
@@ -124,17 +130,8 @@ def of_seeds(outcomes: list[Outcome], name: str, config: Config) -> dict[str, An
     """The result of one setting: the simplest sweep. Without validation there is only the test."""
     row = setting(0, {}, outcomes)
     add_test(row, outcomes)
-    return {
-        "version": VERSION,
-        "name": name,
-        "method": "seeds",
-        "trials": 1,
-        "settings": config.to_dict(),
-        "parameters": [],
-        "seeds": [run["seed"] for run in outcomes],
-        "split": config.run.select,
-        "rows": [row],
-    }
+    about = {"name": name, "method": "seeds", "trials": 1, "settings": config.to_dict()}
+    return compared([row], [], about) | {"split": config.run.select}
 
 
 def add_test(row: dict[str, Any], runs: list[Outcome] | None) -> None:

@@ -20,7 +20,7 @@ from retrieval.remote.address import without_secrets
 from trainer.config import Config
 from trainer.sweep import space as spaces
 from trainer.sweep.plan import GRID, TPE, Plan, comparable
-from trainer.sweep.results import Outcome
+from trainer.sweep.results import Outcome, criterion
 from trainer.sweep.space import Choice
 
 try:
@@ -56,8 +56,7 @@ class Trials:
     """The trials of one sweep; several processes and machines may have it open."""
 
     def __init__(self, plan: Plan, folder: Path, storage: str | None) -> None:
-        self.plan, self.folder = plan, folder
-        self.own_storage = storage is None
+        self.plan, self.folder, self.storage = plan, folder, storage
         url = storage or f"sqlite:///{(folder / DATABASE).resolve()}"
         try:
             self.study = optuna.create_study(
@@ -115,7 +114,8 @@ class Trials:
         for frozen in self.all():
             if frozen.state == TrialState.RUNNING and (lock := self._locked(frozen)) is not None:
                 stack.push(lock)
-                if self._state(frozen) == TrialState.RUNNING:  # else finished in the meantime
+                now = self.study.trials[frozen.number].state
+                if now == TrialState.RUNNING:  # else finished in the meantime
                     return self._claim(Trial(self.study, frozen._trial_id))
                 stack.pop_all().close()
         return None
@@ -144,7 +144,7 @@ class Trials:
             return None
         started = frozen.datetime_start.timestamp() if frozen.datetime_start else 0.0
         silent = time.time() - frozen.user_attrs.get(ALIVE, started)
-        here = self.own_storage or frozen.user_attrs.get(PLACE) == self.place
+        here = self.storage is None or frozen.user_attrs.get(PLACE) == self.place
         if new or (here and held) or silent > GRACE:
             return stack
         stack.close()
@@ -200,7 +200,7 @@ class Trials:
     def complete(self, claim: Claim, outcomes: list[Outcome]) -> None:
         """Write the outcome of a trial; its value is the mean of Recall@1 (cos) over the seeds."""
         claim.trial.set_user_attr(OUTCOMES, outcomes)
-        recalls = [one["validation"]["scores"]["cos"]["recall@1"] for one in outcomes]
+        recalls = [criterion(one["validation"]["scores"]) for one in outcomes]
         self.study.tell(claim.number, sum(recalls) / len(recalls), skip_if_finished=True)
 
     def fail(self, claim: Claim, why: str) -> None:
@@ -218,6 +218,3 @@ class Trials:
 
     def folder_of(self, number: int) -> Path:
         return self.folder / f"trial-{number:03d}"
-
-    def _state(self, frozen: FrozenTrial) -> TrialState:
-        return self.study.trials[frozen.number].state

@@ -43,7 +43,7 @@ def sweep(
     plan.check()
     make(folder)
     trials = Trials(plan, folder, storage)
-    with helpers(plan, folder, storage, workers - 1, make_watch):
+    with helpers(trials, workers - 1, make_watch):
         work(trials, watch)
         while trials.unfinished():  # by other workers; some may die
             time.sleep(POLL)
@@ -75,22 +75,14 @@ def work(trials: Trials, watch: SweepWatch) -> None:
 
 
 @contextmanager
-def helpers(
-    plan: Plan,
-    folder: Path,
-    storage: str | None,
-    count: int,
-    make_watch: Callable[[], SweepWatch],
-) -> Iterator[None]:
+def helpers(trials: Trials, count: int, make_watch: Callable[[], SweepWatch]) -> Iterator[None]:
     """Run further workers, each in a process of its own.
 
     What one of them fails at is left to the others, so that the first process meets the error too.
     """
     context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=_helper, args=(plan, folder, storage, make_watch))
-        for _ in range(count)
-    ]
+    given = (trials.plan, trials.folder, trials.storage, make_watch)
+    processes = [context.Process(target=_helper, args=given) for _ in range(count)]
     try:
         for process in processes:
             process.start()

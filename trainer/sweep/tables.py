@@ -11,9 +11,9 @@ from rich.text import Text
 from retrieval.console import safe_console
 from retrieval.metrics import DISTANCES, title_of
 from retrieval.number_format import counted, four_digits, p_value, percent, points, points_interval
-from trainer.sweep.results import CRITERION, Outcome, mean_and_std
+from trainer.sweep.results import CRITERION, Outcome, criterion, mean_and_std
 from trainer.sweep.runs import SweepWatch
-from trainer.tables import OnStderr
+from trainer.tables import OnStderr, by_distance
 
 SHOWN = 20  # settings in the table; the files have all
 COLUMNS = (("cos", "recall@1"), ("l2", "recall@1"), ("cos", "map_at_r"))
@@ -42,7 +42,7 @@ class SweepDisplay(OnStderr, SweepWatch):
             self.line(f"{self.name} {where}: {outcomes}")
             return
         d, name = CRITERION
-        scores = [run["validation"]["scores"][d][name] for run in outcomes]
+        scores = [criterion(run["validation"]["scores"]) for run in outcomes]
         shown = with_spread(mean_and_std(scores))
         self.line(f"{self.name} {where}: {title_of(name)} ({d}) {shown} %")
 
@@ -123,11 +123,4 @@ def all_scores(scores: dict[str, dict[str, Any]]) -> tuple[list[str], list[tuple
 
 def scores_table(scores: dict[str, dict[str, Any]]) -> Table:
     """Mean and spread over seeds of every score, by distance."""
-    distances, rows = all_scores(scores)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for d in distances:
-        table.add_column(f"{d} %", justify="right")
-    for title, cells in rows:
-        table.add_row(title, *cells)
-    return table
+    return by_distance(*all_scores(scores))
