@@ -34,7 +34,7 @@ from retrieval.options import (
     tell_device,
     whole_option,
 )
-from trainer.options import OPTION_OF, flags_of, resolved, settings_options
+from trainer.options import OPTION_OF, Start, resolved, settings_options, start_of
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -51,15 +51,11 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
 @json_option
 def train(
-    preset: str | None,
-    file: str | None,
-    settings: tuple[str, ...],
     seeds: int | None,
     out: str | None,
     resume: str | None,
     dry_run: bool,
     as_json: bool,
-    allow_incomplete: bool,
     **given: Any,
 ) -> None:
     """Train an embedding network: CE, SPCE, Group Loss and others.
@@ -77,21 +73,18 @@ def train(
       dmltool train --preset glyphs-ce --seeds 5
       torchrun --nproc-per-node=4 -m cli train --preset sop-ce --data SOP
     """
-    if resume and (preset or file or out):
+    start, folder = start_of(**given), Path(out) if out else None
+    if resume and (start.preset or start.file or folder):
         raise click.UsageError(
             "--resume continues a run as it was: no --preset, --config or --out."
         )
     if resume and seeds:
         raise click.UsageError("--seeds goes on by itself: repeat the command without --resume.")
-    flags = flags_of(**given)
-    if allow_incomplete:
-        settings = (*settings, "data.options.allow_incomplete=true")
-    path, folder = (Path(each) if each else None for each in (file, out))
     if resume:
-        config, folder = _resumed(Path(resume), flags, settings)
+        config, folder = _resumed(Path(resume), start)
         name = folder.name
     else:
-        config, name = resolved(preset, path, flags, settings)
+        config, name = resolved(start)
     if dry_run:
         from trainer.validate import check_names
 
@@ -99,7 +92,6 @@ def train(
         click.echo(config.to_toml(), nl=False)
         return
     if seeds:
-        start = {"preset": preset, "file": path, "flags": flags, "settings": settings}
         _run_seeds(start, seeds, folder or Path("runs") / f"{name}-seeds", as_json)
         return
     result = _run(config, folder, name, bool(resume))
@@ -114,13 +106,13 @@ def train(
     next_step("export", result["run"])
 
 
-def _resumed(run: Path, flags: dict[str, Any], settings: tuple[str, ...]) -> tuple[Config, Path]:
+def _resumed(run: Path, start: Start) -> tuple[Config, Path]:
     """Return the settings of an interrupted run, and its folder."""
     from trainer.resolve import resumed
     from trainer.run.checkpoint import load_config
 
     folder = run.parent if run.is_file() else run
-    return resumed(load_config(folder), flags, settings, OPTION_OF), folder
+    return resumed(load_config(folder), start.flags, start.settings, OPTION_OF), folder
 
 
 def _run(config: Config, folder: Path | None, name: str, resume: bool) -> dict | None:
@@ -143,7 +135,7 @@ def _run(config: Config, folder: Path | None, name: str, resume: bool) -> dict |
                 raise click.exceptions.Exit(signals.INTERRUPTED) from None
 
 
-def _run_seeds(start: dict[str, Any], seeds: int, folder: Path, as_json: bool) -> None:
+def _run_seeds(start: Start, seeds: int, folder: Path, as_json: bool) -> None:
     """Train several seeds, and show their mean and spread."""
     from trainer.tables import Display
 
@@ -152,7 +144,7 @@ def _run_seeds(start: dict[str, Any], seeds: int, folder: Path, as_json: bool) -
         from trainer.sweep.runs import train_all_seeds
         from trainer.sweep.tables import seeds_table
 
-        found = train_all_seeds(Plan(**start, seeds=seeds), folder, watch)
+        found = train_all_seeds(Plan(**vars(start), seeds=seeds), folder, watch)
     if as_json:
         print_json(found)
     else:

@@ -67,7 +67,12 @@ class Table:
 
     def problems(self) -> Iterator[Problem]:
         """Values that their fields do not take, or that cannot be used together."""
-        return invalid(self, f"{type(self).__name__.lower()}.")
+        yield from invalid(self, f"{type(self).__name__.lower()}.")
+        yield from self.conflicts()
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Values that cannot be used together."""
+        yield from ()
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,7 @@ class Input(Table):
         """What the short side of a JPEG may be reduced to while it is decoded; None: nothing."""
         return self.resize * self.draft or None
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def conflicts(self) -> Iterator[Problem]:
         if 0 < self.resize < self.crop:
             yield Problem(
                 ("input.crop", "input.resize"),
@@ -188,8 +192,7 @@ class Loss(Table):
     monitor: tuple[str, ...] = ()
     """Losses to log in addition to the training loss, such as spce and pce."""
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def conflicts(self) -> Iterator[Problem]:
         if self.miner_options and not self.miner:
             keys = ("loss.miner_options", "loss.miner")
             yield Problem(keys, "loss.miner_options are given, but loss.miner names no miner")
@@ -218,8 +221,7 @@ class Batches(Table):
     def total(self) -> int:
         return self.classes * self.images or self.size
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def conflicts(self) -> Iterator[Problem]:
         both = ("batches.classes", "batches.images")
         if bool(self.classes) != bool(self.images):
             yield Problem(both, "batches.classes and batches.images go together")
@@ -252,8 +254,7 @@ class Optimizer(Table):
     clip: float = within(0, 1e6, default=0.0)
     """Clip the gradient to this norm; 0: no clipping."""
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def conflicts(self) -> Iterator[Problem]:
         if self.decoupled and self.name == "sgd":
             keys = ("optimizer.decoupled", "optimizer.name")
             yield Problem(keys, "optimizer.decoupled = True: sgd has no such weight decay")
@@ -276,8 +277,7 @@ class Phase(Table):
     """Settings of `optimizer` that differ, such as {lr = 3e-4}. If there are any, the optimiser is
     a new one after these epochs; otherwise it goes on."""
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+    def conflicts(self) -> Iterator[Problem]:
         if self.batch == 1:
             yield Problem(("phase.batch",), "phase.batch = 1: 0, or 2 and more")
 

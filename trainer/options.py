@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +117,25 @@ settings_options = options(
 """The options that say what is trained, from --preset to --set."""
 
 
-def flags_of(batch: dict[str, int] | None, **given: Any) -> dict[str, Any]:
-    """Return dotted keys of the configuration for the options that were given."""
+@dataclass(frozen=True)
+class Start:
+    """What a run is made of: a preset or a file, flags by dotted key, `table.key=value`."""
+
+    preset: str | None = None
+    file: Path | None = None
+    flags: dict[str, Any] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+
+
+def start_of(
+    preset: str | None,
+    file: str | None,
+    settings: tuple[str, ...],
+    batch: dict[str, int] | None,
+    allow_incomplete: bool,
+    **given: Any,
+) -> Start:
+    """Return what the options of `settings_options` say."""
     flags = {
         FLAGS[name]: value
         for name, value in given.items()
@@ -125,22 +143,23 @@ def flags_of(batch: dict[str, int] | None, **given: Any) -> dict[str, Any]:
     }
     for key in LISTS & flags.keys():
         flags[key] = [part.strip() for part in flags[key].split(",")]
-    return flags | (batch or {})
+    if allow_incomplete:
+        settings = (*settings, "data.options.allow_incomplete=true")
+    return Start(preset, Path(file) if file else None, flags | (batch or {}), settings)
 
 
-def resolved(
-    preset: str | None, file: Path | None, flags: dict[str, Any], settings: tuple[str, ...]
-) -> tuple[Config, str]:
+def resolved(start: Start) -> tuple[Config, str]:
     """Return the settings of a new run, and its name."""
     from trainer.resolve import needs_weights, preset_path, resolve, starting_preset
 
-    config, name = resolve(preset, file, flags, settings, OPTION_OF)
-    start = str(file or preset or starting_preset(flags, settings))
+    preset, file = start.preset, start.file
+    config, name = resolve(preset, file, start.flags, start.settings, OPTION_OF)
+    source = str(file or preset or starting_preset(start.flags, start.settings))
     if not preset and not file:
-        tell(f"Settings of the preset {start}; --dry-run shows them")
-    if config.network.weights == "none" and needs_weights(file or preset_path(start)):
+        tell(f"Settings of the preset {source}; --dry-run shows them")
+    if config.network.weights == "none" and needs_weights(file or preset_path(source)):
         warn(
-            f"The settings of {start} are for pretrained weights. Own images without any "
+            f"The settings of {source} are for pretrained weights. Own images without any "
             "learn with --preset photos-scratch-ce"
         )
     return config, name

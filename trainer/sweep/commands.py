@@ -7,7 +7,7 @@ import click
 
 from retrieval.console import GOES_ON, on_interrupt, print_json, say_next, stdout_console
 from retrieval.options import json_option, whole_option
-from trainer.options import flags_of, resolved, settings_options
+from trainer.options import resolved, settings_options, start_of
 
 
 @click.command()
@@ -34,9 +34,6 @@ from trainer.options import flags_of, resolved, settings_options
 @click.option("--out", metavar="DIR", help="Folder of the sweep.  [default: runs/PRESET-sweep]")
 @json_option
 def sweep(
-    preset: str | None,
-    file: str | None,
-    settings: tuple[str, ...],
     grid: tuple[str, ...],
     random: int | None,
     tpe: int | None,
@@ -47,7 +44,6 @@ def sweep(
     test_all: bool,
     out: str | None,
     as_json: bool,
-    allow_incomplete: bool,
     **given: Any,
 ) -> None:
     """Train many settings with several seeds each, and compare them.
@@ -72,16 +68,11 @@ def sweep(
     from trainer.sweep import space as spaces
     from trainer.sweep.plan import GRID, RANDOM, TPE, Plan
 
-    if allow_incomplete:
-        settings = (*settings, "data.options.allow_incomplete=true")
     parameters = spaces.from_grid(grid) | (spaces.from_file(Path(space)) if space else {})
-    flags, path = flags_of(**given), Path(file) if file else None
-    _, name = resolved(preset, path, flags, settings)
+    start = start_of(**given)
+    _, name = resolved(start)
     plan = Plan(
-        preset=preset,
-        file=path,
-        flags=flags,
-        settings=settings,
+        **vars(start),
         space=parameters,
         method=TPE if tpe else RANDOM if random else GRID,
         trials=tpe or random or len(spaces.cells(parameters)),

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from retrieval.errors import DmlError
 from trainer.config import Config
-from trainer.options import OPTION_OF
+from trainer.options import OPTION_OF, Start
 from trainer.resolve import ANY_TIME, resolve
 from trainer.sweep import space as spaces
 from trainer.sweep.space import Space
@@ -16,13 +15,9 @@ GRID, RANDOM, TPE = "grid", "random", "tpe"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Start):
     """All that a worker needs to know; the same command makes the same plan again."""
 
-    preset: str | None = None
-    file: Path | None = None
-    flags: dict[str, Any] = field(default_factory=dict)
-    settings: tuple[str, ...] = ()
     space: Space = field(default_factory=dict)
     method: str = GRID
     trials: int = 1

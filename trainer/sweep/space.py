@@ -17,11 +17,8 @@ FORMS = (
 )
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Some values, each as the text of TOML that --set takes."""
-
-    values: tuple[str, ...]
+Choices = tuple[str, ...]
+"""Some values, each as the text of TOML that --set takes."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Range:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-Space = dict[str, Choice | Range]
+Space = dict[str, Choices | Range]
 
 
 def from_grid(texts: Iterable[str]) -> Space:
@@ -53,7 +50,7 @@ def from_grid(texts: Iterable[str]) -> Space:
                 "It takes the form table.key=value,value.",
                 f"Write it so: --grid {EXAMPLE}",
             )
-        _add(space, key, Choice(tuple(map(toml.render, found))), "--grid")
+        _add(space, key, tuple(map(toml.render, found)), "--grid")
     return space
 
 
@@ -75,17 +72,17 @@ def from_file(path: Path) -> Space:
     return space
 
 
-def _add(space: Space, key: str, parameter: Choice | Range, source: str) -> None:
+def _add(space: Space, key: str, parameter: Choices | Range, source: str) -> None:
     if key in space:
         raise DmlError(
             f"{source} names {key} twice.",
             "All values of a parameter belong together.",
             "Write them as one list.",
         )
-    if isinstance(parameter, Choice) and len(set(parameter.values)) < len(parameter.values):
+    if isinstance(parameter, tuple) and len(set(parameter)) < len(parameter):
         raise DmlError(
             f"{source} gives {key} a value twice.",
-            f"It has {', '.join(parameter.values)}.",
+            f"It has {', '.join(parameter)}.",
             "Leave one of them out; --seeds N trains each setting N times.",
         )
     if key == "run.seed":
@@ -107,11 +104,11 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield key, value
 
 
-def _parameter(key: str, value: Any, path: Path) -> Choice | Range:
+def _parameter(key: str, value: Any, path: Path) -> Choices | Range:
     if isinstance(value, list) and value:
-        return Choice(tuple(map(toml.render, value)))
+        return tuple(map(toml.render, value))
     wrong = DmlError(
-        f"{path}: {key} = {toml.render(value) if value is not None else ''} is not understood.",
+        f"{path}: {key} = {toml.render(value)} is not understood.",
         f"{FORMS}.",
         f"Write it so: {key} = {{low = 1, high = 8}}",
     )
@@ -136,22 +133,21 @@ def _parameter(key: str, value: Any, path: Path) -> Choice | Range:
 
 def cells(space: Space) -> list[dict[str, str]]:
     """Every combination of the choices: the settings of a grid, the last parameter fastest."""
-    ranges = [key for key, parameter in space.items() if isinstance(parameter, Range)]
-    if ranges:
-        raise DmlError(
-            f"A grid cannot hold the range of {ranges[0]}.",
-            "A range has no end of values.",
-            "Draw from it: --random 50 or --tpe 50, or name values: --grid.",
-        )
-    values = [parameter.values for parameter in space.values() if isinstance(parameter, Choice)]
-    return [
-        dict(zip(space, combination, strict=True)) for combination in itertools.product(*values)
-    ]
+    choices = []
+    for key, parameter in space.items():
+        if isinstance(parameter, Range):
+            raise DmlError(
+                f"A grid cannot hold the range of {key}.",
+                "A range has no end of values.",
+                "Draw from it: --random 50 or --tpe 50, or name values: --grid.",
+            )
+        choices.append(parameter)
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]
 
 
 def to_json(space: Space) -> dict[str, Any]:
     """The space as lists and dicts."""
     return {
-        key: list(parameter.values) if isinstance(parameter, Choice) else asdict(parameter)
+        key: asdict(parameter) if isinstance(parameter, Range) else list(parameter)
         for key, parameter in space.items()
     }

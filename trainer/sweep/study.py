@@ -21,7 +21,6 @@ from trainer.config import Config
 from trainer.sweep import space as spaces
 from trainer.sweep.plan import GRID, TPE, Plan, comparable
 from trainer.sweep.results import Outcome, criterion
-from trainer.sweep.space import Choice
 
 try:
     import optuna
@@ -155,8 +154,8 @@ class Trials:
         self.study.sampler = self._sampler(trial.number)
         values = {}
         for key, parameter in self.plan.space.items():
-            if isinstance(parameter, Choice):
-                values[key] = str(trial.suggest_categorical(key, parameter.values))
+            if isinstance(parameter, tuple):
+                values[key] = str(trial.suggest_categorical(key, parameter))
             elif parameter.whole:
                 low, high = int(parameter.low), int(parameter.high)
                 values[key] = str(trial.suggest_int(key, low, high, log=parameter.log))
