@@ -150,11 +150,11 @@ def start_of(
 
 def resolved(start: Start) -> tuple[Config, str]:
     """Return the settings of a new run, and its name."""
-    from trainer.resolve import needs_weights, preset_path, resolve, starting_preset
+    from trainer.resolve import needs_weights, parsed, preset_path, resolve, starting_preset
 
     preset, file = start.preset, start.file
     config, name = resolve(preset, file, start.flags, start.settings, OPTION_OF)
-    source = str(file or preset or starting_preset(start.flags, start.settings))
+    source = str(file or preset or starting_preset({**start.flags, **parsed(start.settings)}))
     if not preset and not file:
         tell(f"Settings of the preset {source}; --dry-run shows them")
     if config.network.weights == "none" and needs_weights(file or preset_path(source)):

@@ -1,6 +1,6 @@
 """Make the config of a run: a preset or a file, changed by options and settings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -46,30 +46,30 @@ def resolve(
             "Both say where to start.",
             "Give one of them.",
         )
-    settings = list(settings)
-    named = bool(preset or file)
+    named, sets = bool(preset or file), parsed(settings)
+    changes = {**flags, **sets}
     if not named:
-        flags = with_data_set(flags, settings)
-    preset = preset or ("" if file else starting_preset(flags, settings))
+        changes = with_data_set(changes)
+    preset = preset or ("" if file else starting_preset(changes))
     tables = toml.read(file or preset_path(preset))
-    adapt(tables, flags, settings, named)
+    adapt(tables, changes, named)
     source = f"The configuration from {file or f'the preset {preset}'}"
-    config = combined(tables, flags, settings, names or {}, source)
+    config = combined(tables, changes, _without(names, sets), source)
     if named:
         return config, file.stem if file else preset
     return config, f"{config.data.dataset}-{config.loss.name}".replace(":", "-").replace("/", "-")
 
 
-def adapt(tables: dict, flags: Mapping[str, Any], settings: Iterable[str], named: bool) -> None:
+def adapt(tables: dict, changes: Mapping[str, Any], named: bool) -> None:
     """Change what a preset or file says where another loss, or no weights, are asked for."""
-    given, own = given_names(flags, settings), tables.get("loss", {})
+    given, own = _texts(changes), tables.get("loss", {})
     loss = given.get("loss.name")
     if loss and isinstance(own, dict) and loss != own.get("name"):
         # Options belong to a loss, and so do first epochs on its head.
         tables["loss"] = {k: v for k, v in own.items() if k == "monitor"}
         tables.pop("phase", None)
         compares = not named and losses.LOSSES.find(loss).compares
-        if compares and not any(k.startswith("batches.") for k in (*flags, *_keys(settings))):
+        if compares and not any(key.startswith("batches.") for key in changes):
             tables.setdefault("batches", {})["balance"] = True
     elif isinstance(own, dict) and given.get("loss.miner", own.get("miner")) != own.get("miner"):
         own.pop("miner_options", None)  # they belong to another miner
@@ -79,51 +79,38 @@ def adapt(tables: dict, flags: Mapping[str, Any], settings: Iterable[str], named
 
 
 def combined(
-    tables: dict[str, Any],
-    flags: Mapping[str, Any],
-    settings: Sequence[str],
-    names: Mapping[str, str],
-    source: str,
+    tables: dict[str, Any], changes: Mapping[str, Any], names: Mapping[str, str], source: str
 ) -> Config:
-    """The config of tables that flags and then settings change; problems name those options."""
-    options = {key: names.get(key, f"--set {key}") for key in flags}
-    options |= {key: f"--set {key}" for key in _keys(settings)}
-    for key, value in flags.items():
-        name, _, last = key.partition(".")
-        if isinstance(tables.setdefault(name, {}), dict):
-            tables[name][last] = value
+    """The config of tables and of what changes in them; problems name the options by `names`."""
+    options = {key: names.get(key, f"--set {key}") for key in changes}
     try:
-        return from_dict(with_settings(tables, settings), source)
+        return from_dict(changed(tables, changes), source)
     except BadSettings as error:
         raise blamed(error, options) from None
 
 
-def with_data_set(flags: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """The flags, with a data set if only its place is given: a table, or a folder of classes."""
-    said = given_names(flags, settings)
-    if "data.root" not in said or "data.dataset" in said:
-        return dict(flags)
+def with_data_set(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes, with a data set if only its place is given: a table, or a folder of classes."""
+    said = _texts(changes)
+    if "data.root" not in said or "data.dataset" in changes:
+        return dict(changes)
     table = Path(said["data.root"]).expanduser().is_file()
-    return {"data.dataset": "csv" if table else "folder", **flags}
+    return {"data.dataset": "csv" if table else "folder", **changes}
 
 
-def given_names(flags: Mapping[str, Any], settings: Iterable[str]) -> dict[str, str]:
-    """The texts that flags or settings give, by dotted key; settings come last."""
-    pairs = (setting.partition("=") for setting in settings)
-    said = {**flags, **{key.strip(): toml.parse_value(text.strip()) for key, _, text in pairs}}
-    return {key: value for key, value in said.items() if isinstance(value, str)}
-
-
-def starting_preset(flags: Mapping[str, Any], settings: Iterable[str]) -> str:
+def starting_preset(changes: Mapping[str, Any]) -> str:
     """The preset for a run that names neither a preset nor a file."""
-    settings = list(settings)
-    said = given_names(with_data_set(flags, settings), settings)
-    names = (said.get(key) for key in ("data.dataset", "loss.name", "network.weights"))
-    return default_preset(*names)
+    said = _texts(with_data_set(changes))
+    return default_preset(*map(said.get, ("data.dataset", "loss.name", "network.weights")))
 
 
-def _keys(settings: Iterable[str]) -> list[str]:
-    return [setting.partition("=")[0].strip() for setting in settings]
+def _texts(changes: Mapping[str, Any]) -> dict[str, str]:
+    return {key: value for key, value in changes.items() if isinstance(value, str)}
+
+
+def _without(names: Mapping[str, str] | None, keys: Iterable[str]) -> dict[str, str]:
+    """The names of flags without those that a setting overrides."""
+    return {key: name for key, name in (names or {}).items() if key not in keys}
 
 
 def default_preset(dataset: str | None, loss: str | None, weights: str | None = None) -> str:
@@ -148,9 +135,9 @@ def resumed(
     names: Mapping[str, str] | None = None,
 ) -> Config:
     """The config of a resumed run: nothing changes that its result depends on, but for epochs."""
-    tables, settings, names = saved.to_dict(), list(settings), names or {}
-    given = [*flags, *_keys(settings)]
-    fixed = [key for key in given if key not in (*ANY_TIME, EPOCHS)]
+    sets, names = parsed(settings), names or {}
+    changes = {**flags, **sets}
+    fixed = [key for key in changes if key not in (*ANY_TIME, EPOCHS)]
     if fixed:
         raise DmlError(
             f"{names.get(fixed[0], fixed[0])} cannot be changed when a run is resumed.",
@@ -158,7 +145,8 @@ def resumed(
             "and more epochs.",
             "Start another run for it, with another --out.",
         )
-    config = combined(tables, flags, settings, names, "The checkpoint's configuration")
+    source = "The checkpoint's configuration"
+    config = combined(saved.to_dict(), changes, _without(names, sets), source)
     before, now = saved.schedule.epochs, config.schedule.epochs
     if now < before:
         raise DmlError(
@@ -187,23 +175,33 @@ def preset_summary(name: str) -> str:
     return first.removeprefix("#").strip()
 
 
-def with_settings(base: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """The tables after all settings `table.key=value`; a value is TOML, or a bare word."""
-    result = deepcopy(dict(base))
+def parsed(settings: Iterable[str]) -> dict[str, Any]:
+    """The values of settings `table.key=value` by key; a value is TOML, or a bare word."""
+    found: dict[str, Any] = {}
     for setting in settings:
-        dotted, equals, text = setting.partition("=")
-        path = dotted.strip().split(".")
+        key, equals, text = (part.strip() for part in setting.partition("="))
+        path = key.split(".")
         if not equals or not all(path):
             raise _wrong_setting(setting, "It takes the form table.key=value.")
         if len(path) == 1:
-            why = f"It names no table: {unknown_key(path[0], get_type_hints(Config)).text}."
+            why = f"It names no table: {unknown_key(key, get_type_hints(Config)).text}."
             raise _wrong_setting(setting, why)
+        found.pop(key, None)  # the last one counts, and comes last
+        found[key] = toml.parse_value(text)
+    return found
+
+
+def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the tables with other values of some keys."""
+    result = deepcopy(dict(tables))
+    for key, value in changes.items():
+        *path, last = key.split(".")
         place = result
-        for name in path[:-1]:
+        for name in path:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise _wrong_setting(setting, f"{name} is not a table.")
-        place[path[-1]] = toml.parse_value(text.strip())
+                raise _wrong_setting(f"{key}={value}", f"{name} is not a table.")
+        place[last] = value
     return result
 
 

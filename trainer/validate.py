@@ -5,7 +5,7 @@ There is one way to report problems: all of them together, a line each, in `BadS
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 from retrieval import registry
@@ -24,7 +24,8 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
     source: where the tables are from, such as "The configuration from my.toml".
     """
     types = get_type_hints(Config)
-    tables, found = {}, []
+    tables: dict[str, dict[str, Any]] = {}
+    found: list[Problem] = []
     for name, table in _renamed(given).items():
         if name not in types:
             found.append(unknown_key(name, types))
@@ -32,18 +33,14 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
             text = f"{name} = {shortened(table)}: a table of keys belongs here"
             found.append(Problem((name,), text))
         else:
-            tables[name], wrong = _table(name, table, types[name])
-            found += wrong
-    if "phase" in tables:
-        own = tables["phase"].optimizer
-        values, wrong = _table("phase.optimizer", own, Optimizer)
-        found += wrong
-        names = {each.name for each in fields(Optimizer)}
-        sound = {key: getattr(values, key) for key in own if key in names}
-        tables["phase"] = replace(tables["phase"], optimizer=sound)
+            tables[name] = _sound(name, table, types[name], found)
+    phase = tables.get("phase", {})
+    if "optimizer" in phase:
+        own = _sound("phase.optimizer", phase["optimizer"], Optimizer, found)
+        phase["optimizer"] = own
     doubtful = {key for problem in found for key in problem.keys}
     try:
-        config = Config(**tables)
+        config = Config(**{name: types[name](**values) for name, values in tables.items()})
     except BadSettings as error:
         found += [problem for problem in error.problems if not doubtful & set(problem.keys)]
     if found:
@@ -71,9 +68,9 @@ def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def _table(name: str, given: Mapping[str, Any], kind: type) -> tuple[Any, list[Problem]]:
-    """A table of the config from the sound ones of its values, and the problems of the others."""
-    hints, values, found = get_type_hints(kind), {}, []
+def _sound(name: str, given: Mapping[str, Any], kind: type, found: list[Problem]) -> dict[str, Any]:
+    """The values of a table that are of the right type; the problems of others join `found`."""
+    hints, values = get_type_hints(kind), {}
     for key, value in given.items():
         if key not in hints:
             found.append(unknown_key(key, hints, f"{name}."))
@@ -83,7 +80,7 @@ def _table(name: str, given: Mapping[str, Any], kind: type) -> tuple[Any, list[P
         except ValueError as error:
             text = f"{name}.{key} = {shortened(value)}: {error}"
             found.append(Problem((f"{name}.{key}",), text))
-    return kind(**values), found
+    return values
 
 
 def blamed(error: BadSettings, options: Mapping[str, str]) -> BadSettings:

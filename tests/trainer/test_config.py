@@ -22,14 +22,15 @@ from trainer.config import (
     Phase,
 )
 from trainer.resolve import (
+    changed,
     default_preset,
+    parsed,
     preset_names,
     preset_path,
     preset_summary,
     resolve,
     resumed,
     starting_preset,
-    with_settings,
 )
 from trainer.run.setup import balanced, open_data
 from trainer.run.watch import Watch
@@ -258,7 +259,9 @@ def test_several_wrong_names_are_told_together():
 
 
 def test_settings_take_bare_words_numbers_and_nested_keys():
-    tables = with_settings({}, ["data.root=a b", "loss.options.temperature=3", "run.compile=true"])
+    tables = changed(
+        {}, parsed(["data.root=a b", "loss.options.temperature=3", "run.compile=true"])
+    )
     assert tables == {
         "data": {"root": "a b"},
         "loss": {"options": {"temperature": 3}},
@@ -324,7 +327,7 @@ def test_names_by_set_count_as_those_by_flags(flags, settings):
     config, name = resolve(None, None, flags, settings)
     wanted, _ = resolve("photos-scratch-ce", None, {"data.root": "p"})
     assert (config, name) == (wanted, "folder-ce")
-    assert starting_preset(flags, settings) == "photos-scratch-ce"
+    assert starting_preset(flags | parsed(settings)) == "photos-scratch-ce"
 
 
 def test_another_loss_or_no_weights_by_set_fit_a_preset_too():

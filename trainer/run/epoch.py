@@ -81,9 +81,8 @@ def start_phase(training: Training, epoch: int) -> None:
 def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
     """The batches of an epoch: (steps, B) positions among the training rows."""
     batches, seed = config.batches, config.run.seed
-    if phase_batches(config, epoch):
-        return sampling.random_batches(len(targets), config.phase.batch, seed, epoch)
-    if batches.classes:
+    first = phase_batches(config, epoch)
+    if batches.classes and not first:
         return sampling.balanced_batches(
             targets,
             batches.classes,
@@ -92,7 +91,8 @@ def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
             epoch,
             equally=batches.sampling == "classes",
         )
-    return sampling.random_batches(len(targets), batches.size, seed, epoch)
+    size = config.phase.batch if first else batches.size
+    return sampling.random_batches(len(targets), size, seed, epoch)
 
 
 def steps_of_phase(config: Config, targets: np.ndarray, epoch: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Recall of a network on held-out images, computed by `retrieval`."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +20,6 @@ BASELINES = {
 PIXELS = 8  # sides of the raw images that training is compared with
 
 
-class Embeds(Protocol):
-    """A module that gives embeddings of length `dim`."""
-
-    dim: int
-    training: bool
-
-    def __call__(self, images: Tensor) -> Tensor: ...
-    def train(self, mode: bool = True) -> nn.Module: ...
-    def eval(self) -> nn.Module: ...
-
-
 class WithPixels(nn.Module):
     """A network whose embeddings are followed by the image itself at 8 x 8 pixels."""
 
@@ -42,6 +31,9 @@ class WithPixels(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         pixels = nn.functional.adaptive_avg_pool2d(images, PIXELS).flatten(1)
         return torch.cat([self.embedder(images).float(), pixels.float()], dim=1)
+
+
+Embeds = Embedder | WithPixels
 
 
 def embed(

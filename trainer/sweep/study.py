@@ -74,27 +74,21 @@ class Trials:
 
     def _check_definition(self) -> None:
         """Write down what this sweep is; raise if the storage holds another of this name."""
-        ours = json.loads(json.dumps(self.plan.definition()))
-        theirs = self.study.user_attrs.get(DEFINITION)
-        if theirs is None:
-            self.study.set_user_attr(DEFINITION, ours)
+        definition, saved = self.plan.definition(), self.study.user_attrs.get(DEFINITION)
+        if saved is None:
+            self.study.set_user_attr(DEFINITION, definition)
             return
+        ours = definition.pop("settings") | definition
         new = comparable(Config())  # settings that an older version did not know have its default
-        known = {k: new[k] for k in ours["settings"] if k in new} | theirs["settings"]
-        theirs = {**theirs, "settings": json.loads(json.dumps(known))}
-        for key, value in ours.items():
-            if theirs.get(key) != value:
-                what = key
-                if key == "settings":
-                    names = [
-                        k for k in {**value, **theirs[key]} if value.get(k) != theirs[key].get(k)
-                    ]
-                    what = ", ".join(names)
-                raise DmlError(
-                    f"{self.folder} holds another sweep.",
-                    f"It differs in: {what}.",
-                    "Choose another --out, or repeat the command that began it.",
-                )
+        theirs = {key: new[key] for key in ours if key in new} | saved.pop("settings") | saved
+        ours, theirs = json.loads(json.dumps([ours, theirs]))
+        names = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+        if names:
+            raise DmlError(
+                f"{self.folder} holds another sweep.",
+                f"It differs in: {', '.join(names)}.",
+                "Choose another --out, or repeat the command that began it.",
+            )
 
     @contextmanager
     def claimed(self) -> Iterator[Claim | None]:
