@@ -5,7 +5,6 @@ There is one way to report problems: all of them together, a line each, in `BadS
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 from retrieval import registry
@@ -36,8 +35,8 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
             tables[name] = _sound(name, table, types[name], found)
     phase = tables.get("phase", {})
     if "optimizer" in phase:
-        own = _sound("phase.optimizer", phase["optimizer"], Optimizer, found)
-        phase["optimizer"] = own
+        own = phase["optimizer"]
+        phase["optimizer"] = _sound("phase.optimizer", own, Optimizer, found)
     doubtful = {key for problem in found for key in problem.keys}
     try:
         config = Config(**{name: types[name](**values) for name, values in tables.items()})
@@ -163,11 +162,7 @@ def shortened(value: Any) -> str:
 
 def unknown_key(key: str, valid: Iterable[str], table: str = "") -> Problem:
     """The problem of a key that does not exist; names the nearest, of this table or another."""
-    everywhere = {
-        name: f"{part.name}.{name}"
-        for part in fields(Config)
-        for name in get_type_hints(get_type_hints(Config)[part.name])
-    }
+    everywhere = {dotted.partition(".")[2]: dotted for dotted in Config().dotted()}
     valid = list(valid)
     near = everywhere.get(key)
     if near is None and (alike := nearest(key, valid)):

@@ -90,10 +90,7 @@ def training_recall(training: Training) -> dict[str, float]:
     count, seed = config.run.train_recall, config.data.val_seed
     rows = sampled_classes(data.rows("train"), data.labels, count, seed)
     distributed.share_buffers(training.embedder, training.world)
-    vectors = embed_rows(training, rows)
-    return processes.from_first(
-        lambda: recall(vectors, data.labels[rows], None, training.device), training.world
-    )
+    return validate(training, (embed_rows(training, rows), data.labels[rows], None))
 
 
 def sampled_classes(rows: np.ndarray, labels: np.ndarray, count: int, seed: int) -> np.ndarray:

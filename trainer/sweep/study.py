@@ -47,7 +47,6 @@ class Claim:
 
     number: int
     values: dict[str, str]
-    folder: Path
     trial: Trial
 
 
@@ -156,7 +155,7 @@ class Trials:
             else:
                 found = trial.suggest_float(key, parameter.low, parameter.high, log=parameter.log)
                 values[key] = repr(found)
-        return Claim(trial.number, values, self.folder_of(trial.number), trial)
+        return Claim(trial.number, values, trial)
 
     def _sampler(self, number: int) -> BaseSampler:
         if self.plan.method == GRID:

@@ -59,8 +59,8 @@ def work(trials: Trials, watch: SweepWatch) -> None:
                 return
             watch.trial(claim.number, trials.plan.trials, claim.values)
             try:
-                runs = trials.plan.runs(claim.values)
-                outcomes = train_seeds(runs, claim.folder, watch, trials.plan.test_all)
+                runs, folder = trials.plan.runs(claim.values), trials.folder_of(claim.number)
+                outcomes = train_seeds(runs, folder, watch, trials.plan.test_all)
             except (DmlError, torch.OutOfMemoryError) as error:
                 if any(isinstance(each, OSError) for each in causes(error)):
                     raise  # a file or the disk is at fault, not the settings

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from retrieval.console import safe_console
@@ -67,14 +67,11 @@ def sweep_table(found: dict[str, Any]) -> Group:
     count, seeds = len(found["rows"]), counted(len(found["seeds"]), "seed")
     settings = counted(count, "setting")
     title = f"{found['name']}: {settings}, {seeds} each, scores of {found['split']}"
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("", justify="right")
-    for key in found["parameters"]:
-        table.add_column(last(key), justify="right", overflow="fold")
-    for d, name in COLUMNS:
-        table.add_column(f"{title_of(name)} {d} %", justify="right")
-    table.add_column("less the best", justify="right")
-    table.add_column("p", justify="right")
+    values = [Column(last(key), overflow="fold") for key in found["parameters"]]
+    scored = [f"{title_of(name)} {d} %" for d, name in COLUMNS]
+    table = Table("", *values, *scored, "less the best", "p", box=box.SIMPLE_HEAD)
+    for column in table.columns:
+        column.justify = "right"
     for rank, row in enumerate(found["rows"][:SHOWN], 1):
         cells = texts(row)
         scores = cells["scores"] or ["failed", *[""] * (len(COLUMNS) - 1)]
