@@ -197,6 +197,8 @@ def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     for key, value in changes.items():
         *path, last = key.split(".")
         place = result
+        if not isinstance(place.get(path[0], {}), dict):
+            continue  # the tables themselves are at fault, and will be refused
         for name in path:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):

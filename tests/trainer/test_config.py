@@ -250,6 +250,13 @@ def test_problems_of_a_file_and_of_options_are_told_apart(tmp_path):
     assert "schedule.epochs = 0: from 1" in caught.value.why
 
 
+@pytest.mark.parametrize("given", [({"loss.name": "spce"}, ()), ({}, ["loss.name=spce"])])
+def test_a_value_in_place_of_a_table_is_told_as_such(tmp_path, given):
+    (tmp_path / "my.toml").write_text('loss = "ce"\n')
+    with pytest.raises(DmlError, match="loss = 'ce': a table of keys belongs here"):
+        resolve(None, tmp_path / "my.toml", *given)
+
+
 def test_several_wrong_names_are_told_together():
     wrong = ["loss.name=grup", "network.backbone=resnet5", "data.dataset=foldr"]
     config, _ = resolve("glyphs-ce", None, {}, wrong)
