@@ -25,6 +25,7 @@ from retrieval.options import (
     force_option,
     json_option,
     options,
+    whole_option,
 )
 
 if TYPE_CHECKING:
@@ -51,20 +52,9 @@ embedding_options = options(
         show_default=True,
         help="Execution provider of ONNX Runtime; auto: CUDA if it works, else CPU.",
     ),
-    click.option(
-        "--threads",
-        type=click.IntRange(1),
-        metavar="N",
-        help="CPU threads.  [default: found by a short trial]",
-    ),
+    whole_option("--threads", "CPU threads.  [default: found by a short trial]", metavar="N"),
     device_option("Device that searches neighbours (export) and counts the ranks of --half"),
-    click.option(
-        "--batch-size",
-        type=click.IntRange(1),
-        default=32,
-        show_default=True,
-        help="Images per batch.",
-    ),
+    whole_option("--batch-size", "Images per batch.", default=32),
     click.option(
         "--shard",
         type=shard,
@@ -162,12 +152,8 @@ def export(
 @click.argument("model", metavar="MODEL.onnx")
 @click.argument("data", metavar="DATA")
 @click.option("--out", metavar="FILE", required=True, help="Embedding file to write (.h5).")
-@click.option("--size", type=click.IntRange(1), help="Side of the square input, in pixels.")
-@click.option(
-    "--resize",
-    type=click.IntRange(1),
-    help="Short side before cropping, in pixels.  [default: --size]",
-)
+@whole_option("--size", "Side of the square input, in pixels.")
+@whole_option("--resize", "Short side before cropping, in pixels.  [default: --size]")
 @click.option("--squash", is_flag=True, help="Resize to a square instead of cropping.")
 @click.option(
     "--interpolation",

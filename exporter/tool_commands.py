@@ -21,7 +21,7 @@ from retrieval.console import (
     stdout_console,
     warn,
 )
-from retrieval.options import device_option, json_option, labels_option
+from retrieval.options import device_option, json_option, labels_option, whole_option
 
 DMLTOOL = (sys.executable, "-P", "-m", "cli")  # -P: no module of the current folder is imported
 TO_GO_ON = "To go on, run the demo again: what is finished is kept."
@@ -168,11 +168,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Train one loss instead of three: about a minute.")
-@click.option(
-    "--epochs",
-    type=click.IntRange(1),
-    help="Epochs of each training run.  [default: those of the preset]",
-)
+@whole_option("--epochs", "Epochs of each training run.  [default: those of the preset]")
 @click.option(
     "--out",
     type=click.Path(file_okay=False),
