@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,13 @@ from retrieval.options import (
 if TYPE_CHECKING:
     from retrieval.world import World
 
+
+def choice_option(name: str, choices: list[str], help: str) -> Callable:
+    """An option that takes one of several words, by default the first."""
+    kind = click.Choice(choices)
+    return click.option(name, type=kind, default=choices[0], show_default=True, help=help)
+
+
 three_numbers = Numbers("R,G,B", "three numbers such as 0.485,0.456,0.406", float, 3)
 colour = Numbers(
     "R,G,B", "three whole numbers from 0 to 255 such as 255,255,255", int, 3, low=0, high=255
@@ -45,12 +53,10 @@ embedding_options = options(
         help="Split to embed; may be repeated.  [default: test, or query and gallery; all images "
         "of a data set without splits]",
     ),
-    click.option(
+    choice_option(
         "--provider",
-        type=click.Choice(["auto", "cpu", "cuda", "tensorrt"]),
-        default="auto",
-        show_default=True,
-        help="Execution provider of ONNX Runtime; auto: CUDA if it works, else CPU.",
+        ["auto", "cpu", "cuda", "tensorrt"],
+        "Execution provider of ONNX Runtime; auto: CUDA if it works, else CPU.",
     ),
     whole_option("--threads", "CPU threads.  [default: found by a short trial]", metavar="N"),
     device_option("Device that searches neighbours (export) and counts the ranks of --half"),
@@ -64,9 +70,7 @@ embedding_options = options(
     ),
     click.option("--half", is_flag=True, help="Store float16 and show the effect on Recall@1."),
     click.option(
-        "--skip-bad",
-        is_flag=True,
-        help="Leave out unreadable images (export: also if train did).",
+        "--skip-bad", is_flag=True, help="Leave out unreadable images (export: also if train did)."
     ),
     click.option("--resume", is_flag=True, help="Continue an interrupted run."),
     force_option,
@@ -80,20 +84,16 @@ embedding_options = options(
 @click.option(
     "--embeddings/--no-embeddings", default=True, help="Write embeddings.h5.  [default: yes]"
 )
-@click.option(
+@choice_option(
     "--precision",
-    type=click.Choice(["fp32", "fp16", "int8"]),
-    default="fp32",
-    show_default=True,
-    help="Precision of the model; int8 is calibrated on training images.",
+    ["fp32", "fp16", "int8"],
+    "Precision of the model; int8 is calibrated on training images.",
 )
 @click.option("--normalize", is_flag=True, help="Scale embeddings to length 1 inside the model.")
-@click.option(
+@choice_option(
     "--input",
-    type=click.Choice(["uint8-nhwc", "float-nchw"]),
-    default="uint8-nhwc",
-    show_default=True,
-    help="Input type and layout; normalisation is inside the model either way.",
+    ["uint8-nhwc", "float-nchw"],
+    "Input type and layout; normalisation is inside the model either way.",
 )
 @click.option(
     "--max-recall-drop",
@@ -101,12 +101,8 @@ embedding_options = options(
     metavar="POINTS",
     help="Largest accepted loss of Recall@1, in points.  [default: 0.1, fp16 0.5, int8 1.0]",
 )
-@click.option(
-    "--backend",
-    type=click.Choice(["onnx", "torch"]),
-    default="onnx",
-    show_default=True,
-    help="Compute the embeddings with the ONNX model or with torch.",
+@choice_option(
+    "--backend", ["onnx", "torch"], "Compute the embeddings with the ONNX model or with torch."
 )
 @click.option("--data", metavar="PATH", help="Folder of the data set, if it has moved.")
 @click.option("--out", metavar="FOLDER", help="Output folder.  [default: the folder of the run]")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
+from exporter.tables import number_table
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.metrics import DISTANCES
@@ -120,21 +120,13 @@ def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Ste
     found = [Step(args, first, also=tuple(others))]
     found += [_evaluate(folder / f"{name}.h5", folder / f"{name}.json") for name in BASELINES]
     for loss in losses:
-        run = folder / loss
+        run, best = folder / loss, folder / loss / "best.pt"
         short = () if epochs is None else ("--epochs", str(epochs))
+        train = ("train", "--loss", loss, *short, "--out", str(run))
         model, rows, shop = run / "model.onnx", run / "embeddings.h5", run / "shop.h5"
         found += [
-            Step(
-                ("train", "--loss", loss, *short, "--out", str(run)),
-                run / "result.json",
-                also=(run / "best.pt",),
-            ),
-            Step(
-                ("export", str(run), "--onnx"),
-                run / "export.json",
-                (run / "best.pt",),
-                (model, rows),
-            ),
+            Step(train, run / "result.json", also=(best,)),
+            Step(("export", str(run), "--onnx"), run / "export.json", (best,), (model, rows)),
             Step(("embed", str(model), "glyphs:query", "--out", str(shop)), shop, (model,)),
             _evaluate(rows, run / "metrics.json"),
             _evaluate(shop, run / "shop.json", "--recall-at", "1,10,20", "--no-nmi"),
@@ -187,16 +179,10 @@ def write_baselines(folder: Path) -> None:
 
 def summary(folder: Path, losses: tuple[str, ...]) -> Table:
     """One row for each baseline and each loss."""
-    table = Table(box=box.SIMPLE_HEAD, caption=ONE_SEED, caption_justify="left")
-    table.add_column("")
-    for name in (
-        *(f"Recall@1 {d}" for d in DISTANCES),
-        "NMI cos",
-        "query → gallery",
-        "ONNX: same nearest",
-        "images/s",
-    ):
-        table.add_column(name, justify="right")
+    recalls = [f"Recall@1 {d}" for d in DISTANCES]
+    others = ["NMI cos", "query → gallery", "ONNX: same nearest", "images/s"]
+    table = number_table("", *recalls, *others)
+    table.caption, table.caption_justify = ONE_SEED, "left"
     for name, title in BASELINES.items():
         table.add_row(title, *_scores(_read(folder / f"{name}.json")), "", "", "")
     for loss in losses:

@@ -5,51 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from exporter import parity
+from exporter import networks, parity
 from exporter.embedding.engine import Engine, onnx_engine, own_processors
 from exporter.embedding.writing import EmbedSettings, embed
 from exporter.image_samples import calibration_images, chosen_splits, comparison_images
-from exporter.networks import (
-    Member,
-    Together,
-    check_same_images,
-    earlier_model,
-    earlier_result,
-    existing_model,
-    load_member,
-    load_training_data,
-)
-from exporter.onnx import precision, trace
-from exporter.onnx.metadata import (
-    Preprocessing,
-    describe_checkpoint,
-    describe_ensemble,
-    to_properties,
-)
+from exporter.networks import Member, Together
+from exporter.onnx import metadata, precision, trace
+from exporter.onnx.metadata import INPUTS, Preprocessing
 from exporter.onnx.model import Model
 from exporter.onnx.session import TimedSession
 from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
 from retrieval.processes import agree
 from retrieval.ranking.backends.choice import require_device
+from retrieval.registry import unknown
 from retrieval.resources import StageProgress
 from retrieval.world import ALONE, World
+from trainer.config import one_of
 from trainer.data.datasets import DataSet
 from trainer.run.device import use_threads
 
 MODEL, EMBEDDINGS, RESULT = "model.onnx", "embeddings.h5", "export.json"
-CHOICES = {
-    "precision": ("fp32", "fp16", "int8"),
-    "input": ("uint8-nhwc", "float-nchw"),
-    "backend": ("onnx", "torch"),
-}
 SCRATCH = ".export-"  # how the names of folders begin that an export works in
 
 
@@ -61,11 +44,11 @@ class Settings(EmbedSettings):
     """Write model.onnx."""
     embeddings: bool = True
     """Write embeddings.h5."""
-    precision: str = "fp32"
-    input: str = "uint8-nhwc"
+    precision: str = one_of("fp32", "fp16", "int8", default="fp32")
+    input: str = one_of(*INPUTS, default="uint8-nhwc")
     normalize: bool = False
     """Embeddings of length 1."""
-    backend: str = "onnx"
+    backend: str = one_of("onnx", "torch", default="onnx")
     """What computes embeddings.h5: onnx or torch."""
     max_recall_drop: float | None = None
     """Points of Recall@1 that the model may lose; None: depends on the precision."""
@@ -73,13 +56,11 @@ class Settings(EmbedSettings):
     """Where the data set is now, if it has moved."""
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise DmlError(
-                    f"There is no {name} {getattr(self, name)!r}.",
-                    f"An export knows {', '.join(known)}.",
-                    f"Choose one of them: {name}={known[0]!r}",
-                )
+        for each in fields(self):
+            value = getattr(self, each.name)
+            known = each.metadata.get("choices", [value])
+            if value not in known:
+                raise unknown(each.name, value, known)
 
 
 @dataclass(frozen=True)
@@ -105,7 +86,7 @@ def export(
     settings: Settings | None = None,
     progress: StageProgress | None = None,
     world: World = ALONE,
-    **fields: Any,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Write a checked model.onnx, and embeddings.h5 of the test set.
 
@@ -123,7 +104,7 @@ def export(
     world : World, optional
         The processes that share the images of embeddings.h5; all of them call this. Rank 0 writes
         and checks the model, while the others wait.
-    fields
+    changes
         Fields of `Settings` that replace those of `settings`: onnx, precision, half, force, ...
 
     Returns
@@ -131,7 +112,7 @@ def export(
     dict
         What was compared and written; export.json in the output folder holds it too.
     """
-    settings = replace(settings or Settings(), **fields)
+    settings = replace(settings or Settings(), **changes)
     paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     if not (settings.onnx or settings.embeddings):
         raise DmlError(
@@ -142,15 +123,15 @@ def export(
     require_device(settings.device)
     folder = output_folder(paths, None if out is None else Path(out))
     first = world.rank == 0  # the others would find its files
-    members = [load_member(path) for path in paths]
+    members = [networks.load_member(path) for path in paths]
     if first and folder.exists():  # fail before the long work
         check_targets(folder, paths, settings)
-    check_same_images(members)
-    data = load_training_data(members[0], settings.data)
+    networks.check_same_images(members)
+    data = networks.load_training_data(members[0], settings.data)
     splits = chosen_splits(data, settings.splits)
     model = None
     if not settings.onnx and settings.backend == "onnx":  # before an empty folder is made
-        model = earlier_model(folder / MODEL, members, settings.normalize)
+        model = networks.earlier_model(folder / MODEL, members, settings.normalize)
     folder.mkdir(parents=True, exist_ok=True)
     if all(member.config.data.skip_bad for member in members):  # as in the training
         settings = replace(settings, skip_bad=True)
@@ -211,19 +192,16 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
     if settings.resume and target.exists():
         remove_scratch_folders(job.folder, SCRATCH)  # killed just after the model got its name
         wanted = {name: getattr(settings, name) for name in ("precision", "normalize", "input")}
-        model = existing_model(target, job.members, **wanted)
-        return model, _told(model) | earlier_result(model, target.with_name(RESULT))
+        model = networks.existing_model(target, job.members, **wanted)
+        return model, _told(model) | networks.earlier_result(model, target.with_name(RESULT))
     images = comparison_images(job.data, job.preprocessing, settings.precision, settings.skip_bad)
     with scratch_folder(job.folder, SCRATCH) as folder:
         plain = write_plain(job, folder / "fp32.onnx")
         made = at_precision(job, plain, settings.precision)
         session = TimedSession(made, settings.provider, settings.threads)
+        device = settings.ranking_device
         found = parity.check(
-            job.network,
-            session.run,
-            *images,
-            device=settings.ranking_device,
-            progress=job.progress,
+            job.network, session.run, *images, device=device, progress=job.progress
         )
         parity.judge(found, settings.precision, settings.max_recall_drop)
         if made is plain:  # the comparison has measured all that the table shows
@@ -231,7 +209,7 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
             rows = [precision.Row("fp32", size, speed, found.recall_onnx, 0.0)]
         else:
             rows = compare_precisions(job, plain, made, images)
-        model = trace.copy_with(made, target, to_properties({"parity": asdict(found)}))
+        model = trace.copy_with(made, target, metadata.to_properties({"parity": asdict(found)}))
     return model, _told(model) | {
         "provider": session.provider,
         "provider_why": session.why,
@@ -260,26 +238,17 @@ def write_plain(job: Job, path: Path) -> Model:
         job.progress("tracing the network", 0, 1)
     settings = job.settings
     alone = [
-        describe_checkpoint(
-            member.state,
-            member.sha256,
-            member.embedder.dim,
-            settings.input,
-            settings.normalize,
+        metadata.describe_checkpoint(
+            m.state, m.sha256, m.embedder.dim, settings.input, settings.normalize
         )
-        for member in job.members
+        for m in job.members
     ]
     said, network = alone[0], job.network
     if len(alone) > 1:  # each member as it is exported alone: this decides the last bits
         each = [Together([member.embedder], settings.normalize) for member in job.members]
-        said, network = describe_ensemble(alone), Together(each, settings.normalize)
-    return trace.write_model(
-        network,
-        path,
-        size=job.preprocessing.crop,
-        properties=to_properties(said),
-        input=settings.input,
-    )
+        said, network = metadata.describe_ensemble(alone), Together(each, settings.normalize)
+    size, properties = job.preprocessing.crop, metadata.to_properties(said)
+    return trace.write_model(network, path, size=size, properties=properties, input=settings.input)
 
 
 def at_precision(job: Job, plain: Model, name: str) -> Model:
@@ -323,20 +292,15 @@ def export_embeddings(
     if settings.backend == "torch":
         engine = torch_engine(job)
     else:
-        model = model or earlier_model(job.folder / MODEL, members, settings.normalize)
+        model = model or networks.earlier_model(job.folder / MODEL, members, settings.normalize)
         engine = onnx_engine(model, settings.provider, settings.threads)
+    attrs = engine.attrs | {
+        "checkpoint_sha256": ",".join(member.sha256 for member in members),
+        "loss": ",".join(member.config.loss.name for member in members),
+    }
+    engine, target = replace(engine, attrs=attrs), job.folder / EMBEDDINGS
     found = embed(
-        engine,
-        job.data,
-        splits,
-        job.folder / EMBEDDINGS,
-        settings,
-        attrs={
-            "checkpoint_sha256": ",".join(member.sha256 for member in members),
-            "loss": ",".join(member.config.loss.name for member in members),
-        },
-        progress=job.progress,
-        world=job.world,
+        engine, job.data, splits, target, settings, progress=job.progress, world=job.world
     )
     return asdict(found) | {"path": str(found.path), "run_by": engine.why}
 

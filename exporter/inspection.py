@@ -11,7 +11,7 @@ import numpy as np
 
 from exporter.onnx import untrusted
 from exporter.onnx.foreign import Given, foreign_preprocessing
-from exporter.onnx.model import Model, describe, describe_graph, printable, shown
+from exporter.onnx.model import describe, describe_graph, printable, shown
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.ranking.backends.choice import require_device
@@ -89,7 +89,7 @@ def check_model(
 ) -> dict[str, Any]:
     """Run a model on random images; given the runs it was exported from, compare it with them.
 
-    `passed` says for each check whether it succeeded.
+    `passed` says for each check whether it succeeded; a DmlError if the comparison fails.
     """
     require_device(device)
     model = describe(path)
@@ -100,16 +100,25 @@ def check_model(
         given = Given(size=size, layout=layout, mean=mean, std=std)
         prepared = foreign_preprocessing(model, given)
     session = Session(model, "cpu", preprocessing=prepared)
-    found = _on_random_images(model, session, progress)
-    if runs:
-        found |= _against_runs(model, session, runs, data, progress, device)
+    found = _on_random_images(session, progress)
+    if runs:  # repeat the comparison of the export on the same images
+        from exporter import networks, parity
+        from exporter.image_samples import comparison_images
+
+        members = [networks.load_member(run) for run in runs]
+        own = networks.check_origin(model, members)
+        networks.check_same_images(members)
+        trained_on = networks.load_training_data(members[0], data)
+        images = comparison_images(trained_on, own.preprocessing, own.precision)
+        network = networks.Together([member.embedder for member in members], own.normalized)
+        numbers = parity.check(network, session.run, *images, device=device, progress=progress)
+        parity.judge(numbers, own.precision)
+        found["parity"] = asdict(numbers)
     return found
 
 
-def _on_random_images(
-    model: Model, session: Session, progress: StageProgress | None
-) -> dict[str, Any]:
-    side = session.preprocessing.crop
+def _on_random_images(session: Session, progress: StageProgress | None) -> dict[str, Any]:
+    side, own = session.preprocessing.crop, session.model.metadata
     images = np.random.default_rng(0).integers(0, 256, (IMAGES, side, side, 3), np.uint8)
     batches = [images, images, *(images[n : n + 1] for n in range(IMAGES))]
     rows = []
@@ -128,7 +137,7 @@ def _on_random_images(
         "same result alone and in a batch": bool(cosines.min() > SAME_COSINE),
         "other images, other embeddings": bool((together[0] != together[1:]).any(1).all()),
     }
-    if model.metadata is not None and model.metadata.normalized:
+    if own is not None and own.normalized:
         passed["embeddings have norm 1"] = bool(np.abs(norms - 1).max() < 1e-2)
     return {
         "passed": passed,
@@ -139,33 +148,3 @@ def _on_random_images(
             "lowest_cosine_alone": float(cosines.min()),
         },
     }
-
-
-def _against_runs(
-    model: Model,
-    session: Session,
-    runs: Sequence[Path],
-    root: str | None,
-    progress: StageProgress | None,
-    device: str,
-) -> dict[str, Any]:
-    """Repeat the comparison of the export on the same images; a DmlError if it fails."""
-    from exporter import parity
-    from exporter.image_samples import comparison_images
-    from exporter.networks import (
-        Together,
-        check_origin,
-        check_same_images,
-        load_member,
-        load_training_data,
-    )
-
-    members = [load_member(path) for path in runs]
-    own = check_origin(model, members)
-    check_same_images(members)
-    data = load_training_data(members[0], root)
-    images, labels = comparison_images(data, own.preprocessing, own.precision)
-    network = Together([member.embedder for member in members], own.normalized)
-    found = parity.check(network, session.run, images, labels, device=device, progress=progress)
-    parity.judge(found, own.precision)
-    return {"parity": asdict(found)}

@@ -32,7 +32,7 @@ def parity_table(found: dict[str, Any]) -> Table:
 
     It may be of metadata, which anyone may have written: what is missing or odd is left out.
     """
-    table = _table("", "torch", "ONNX")
+    table = number_table("", "torch", "ONNX")
     known = {key: value for key, value in found.items() if isinstance(value, int | float)}
     if {"recall_torch", "recall_onnx", "images"} <= known.keys():
         recalls = (percent(known[f"recall_{name}"]) for name in ("torch", "onnx"))
@@ -49,7 +49,7 @@ def parity_table(found: dict[str, Any]) -> Table:
 
 
 def _precisions(rows: list[dict[str, Any]]) -> Table:
-    table = _table("", "MB", "images/s", "Recall@1", "other nearest, %")
+    table = number_table("", "MB", "images/s", "Recall@1", "other nearest, %")
     for row in rows:
         table.add_row(
             row["precision"],
@@ -62,7 +62,7 @@ def _precisions(rows: list[dict[str, Any]]) -> Table:
 
 
 def embeddings_table(found: dict[str, Any]) -> Group:
-    table = _table("split", "rows")
+    table = number_table("split", "rows")
     for split, rows in found["splits"].items():
         table.add_row(split, f"{rows:,}")
     for distance, (full, half) in (found["recall"] or {}).items():
@@ -75,7 +75,7 @@ def _title(text: str) -> Text:
     return Text(text, style="bold", no_wrap=True)
 
 
-def _table(*columns: str) -> Table:
+def number_table(*columns: str) -> Table:
     """A table of numbers; the first column names the rows."""
     table = Table(box=box.SIMPLE_HEAD)
     for n, name in enumerate(columns):

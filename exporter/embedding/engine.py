@@ -168,11 +168,7 @@ def read_images(
 
 
 def run_batches(
-    engine: Engine,
-    data: DataSet,
-    rows: dict[str, np.ndarray],
-    tasks: Iterable[Task],
-    workers: int,
+    engine: Engine, data: DataSet, rows: dict[str, np.ndarray], tasks: Iterable[Task], workers: int
 ) -> Iterator[Done]:
     """Yield the results of the tasks in order.
 

@@ -31,6 +31,10 @@ from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
 
 Write = Callable[[str, np.ndarray, np.ndarray], None]  # split, positions (b,), vectors (b, D)
+GO_ON = (
+    "The rows computed so far are kept. Replace the image and add --resume, or continue without "
+    "it: --resume --skip-bad"
+)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,6 @@ def embed(
     target: str | Path,
     settings: EmbedSettings | None = None,
     *,
-    attrs: dict[str, object] | None = None,
     workers: int | None = None,
     progress: StageProgress | None = None,
     world: World = ALONE,
@@ -128,7 +131,6 @@ def embed(
     """Embed rows of a data set and write them to `target`.
 
     splits: rows of the data set by the name of the split in the file.
-    attrs: attributes of the file beside those of the engine.
     workers: threads that decode images; None: chosen by the number of processors.
     world: the processes that share the images; all of them call this.
 
@@ -139,7 +141,7 @@ def embed(
     settings = settings or EmbedSettings()
     target = check_target(target, settings.force or settings.resume or world.rank > 0)
     splits = _shard(splits, settings)
-    out = _writer(engine, data, splits, target, settings, attrs or {})
+    out = _writer(engine, data, splits, target, settings)
     dtype = "float16" if settings.half else "float32"
     start, seconds, recall = time.perf_counter(), 0.0, None
     work = Work({split: [] for split in splits})
@@ -151,7 +153,7 @@ def embed(
         done = sum(int(marks.sum()) for marks in out.marks.values())
         for batch in run_batches(engine, data, splits, tasks, threads):
             if batch.bad and not settings.skip_bad:
-                raise _unreadable(batch.bad[0][1])
+                raise DmlError(batch.bad[0][1].what, batch.bad[0][1].why, GO_ON)
             work.add(batch, write, out.dim)
             done += world.size * (len(batch.positions) + len(batch.bad))  # others are about as far
             if progress:
@@ -225,19 +227,18 @@ def _writer(
     splits: dict[str, np.ndarray],
     target: Path,
     settings: EmbedSettings,
-    attrs: dict[str, object],
 ) -> Writer:
-    described = {
+    attrs = {
         "dataset": data.name,
         "preprocessing": engine.preprocessing.to_dict(),
         "images": where_images_are(data, target),
+        **engine.attrs,
     }
     columns = {
         s: (data.labels[rows] if data.labelled else None, [data.paths[n] for n in rows.tolist()])
         for s, rows in splits.items()
     }
     names = np.array(data.label_names, np.str_) if data.labelled else None
-    attrs = described | engine.attrs | attrs
     return Writer(
         target, columns, engine.dim, "float32", names, attrs, settings.force, settings.resume
     )
@@ -265,24 +266,18 @@ def _shard(splits: dict[str, np.ndarray], settings: EmbedSettings) -> dict[str, 
             f"The shards of {n} parts are 1/{n} to {n}/{n}.",
             f"Choose one of them: --shard 1/{n}",
         )
-    empty = [split for split, rows in splits.items() if not len(rows)]
-    if empty or not splits:
-        raise DmlError(
-            f"There are no images of {', '.join(empty) or 'any split'}.",
-            "There is nothing to embed.",
-            "Choose other splits: --split NAME",
-        )
     own = {}
     for split, rows in splits.items():
         batches = -(-len(rows) // size)
-        own[split] = rows[batches * (k - 1) // n * size : batches * k // n * size]
-    if not any(map(len, own.values())):
+        if len(part := rows[batches * (k - 1) // n * size : batches * k // n * size]):
+            own[split] = part
+    if not own:
         raise DmlError(
             f"There are no images in part {k} of {n}.",
             f"A batch of {size} images is never divided, and there are fewer batches than parts.",
             "Choose fewer parts, or a smaller --batch-size.",
         )
-    return {split: rows for split, rows in own.items() if len(rows)}
+    return own
 
 
 def _missing(out: Writer, batch_size: int) -> Iterator[Task]:
@@ -303,12 +298,3 @@ def _check_some_readable(bad: dict[str, Bad], out: Writer) -> None:
                 found[0][1].what,
                 "Check that the folder of the images is still there.",
             )
-
-
-def _unreadable(error: DmlError) -> DmlError:
-    return DmlError(
-        error.what,
-        error.why,
-        "The rows computed so far are kept. Replace the image and add --resume, or continue "
-        "without it: --resume --skip-bad",
-    )

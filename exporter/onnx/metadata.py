@@ -67,13 +67,7 @@ class Preprocessing:
 
     def spec(self) -> Input:
         """The settings that `trainer.data.transforms.for_testing` takes."""
-        return Input(
-            resize=self.resize,
-            keep_ratio=self.keep_ratio,
-            crop=self.crop,
-            interpolation=self.interpolation,
-            draft=self.draft,
-        )
+        return Input(self.resize, self.keep_ratio, self.crop, self.interpolation, self.draft)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields in the types of JSON."""

@@ -56,10 +56,7 @@ def to_fp16(source: Model, target: Path) -> Model:
 
 
 def to_int8(
-    source: Model,
-    target: Path,
-    images: np.ndarray,
-    progress: StageProgress | None = None,
+    source: Model, target: Path, images: np.ndarray, progress: StageProgress | None = None
 ) -> Model:
     """Write a model with convolutions and matrix products in 8 bits (static quantisation).
 

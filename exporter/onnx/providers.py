@@ -13,19 +13,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import (
-    contextmanager,
-    nullcontext,
-    redirect_stderr,
-    redirect_stdout,
-    suppress,
-)
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from retrieval.errors import DmlError, install
+from retrieval.registry import unknown
 from retrieval.resources import gpu_fault
 
 NAMES = {
@@ -49,11 +44,7 @@ def pick(provider: str = "auto") -> tuple[list[str], str]:
     used only on request. Requesting a provider that does not work is an error.
     """
     if provider not in CHOICES:
-        raise DmlError(
-            f"There is no provider {provider!r}.",
-            f"There are: {', '.join(CHOICES)}.",
-            "Choose one of these with --provider.",
-        )
+        raise unknown("provider", provider, CHOICES, "--provider")
     if provider == "cpu":
         return [NAMES["cpu"]], "CPU: asked for"
     wanted = "cuda" if provider == "auto" else provider

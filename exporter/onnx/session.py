@@ -70,14 +70,11 @@ class Session:
         """Embeddings (B, D) float32 of uint8 RGB images (B, H, W, 3)."""
         if not len(batch):
             return np.empty((0, self.model.dim or 0), np.float32)
-        fixed = self.model.batch
-        if fixed is None:
-            found = self._embed(batch)
-        else:
-            padding = np.zeros((-len(batch) % fixed, *batch.shape[1:]), batch.dtype)
-            whole = np.concatenate([batch, padding]) if len(padding) else batch
-            pieces = whole.reshape(-1, fixed, *batch.shape[1:])
-            found = np.concatenate([self._embed(piece) for piece in pieces])[: len(batch)]
+        size = self.model.batch or len(batch)
+        padding = np.zeros((-len(batch) % size, *batch.shape[1:]), batch.dtype)
+        whole = np.concatenate([batch, padding]) if len(padding) else batch
+        pieces = whole.reshape(-1, size, *batch.shape[1:])
+        found = np.concatenate([self._embed(piece) for piece in pieces])[: len(batch)]
         if not np.isfinite(found).all():
             rows = np.flatnonzero(~np.isfinite(found).all(1))
             raise DmlError(

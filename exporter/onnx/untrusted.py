@@ -11,12 +11,15 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from retrieval.errors import DmlError
+from retrieval.files import sha256
 
 if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
     from onnx import ModelProto
 
@@ -69,19 +72,16 @@ def parse(data: bytes, path: Path) -> ModelProto:
     try:
         count_parts(data)
         model = ModelProto.FromString(data)
+        parts = {
+            "a version": model.ir_version,
+            "a graph": len(model.graph.node),
+            "its operators' versions": len(model.opset_import),
+        }
+        if missing := [name for name, value in parts.items() if value < 1]:
+            raise _Told(f"It lacks {', '.join(missing)}.")
+        return model
     except (DecodeError, ValueError) as error:
         raise DmlError(f"{path} is not a whole ONNX file.", _guess(data, error), _ANOTHER) from None
-    parts = {
-        "a version": model.ir_version,
-        "a graph": len(model.graph.node),
-        "its operators' versions": len(model.opset_import),
-    }
-    missing = [name for name, value in parts.items() if value < 1]
-    if missing:
-        raise DmlError(
-            f"{path} is not a whole ONNX file.", f"It lacks {', '.join(missing)}.", _ANOTHER
-        )
-    return model
 
 
 def _guess(data: bytes, error: Exception) -> str:
@@ -95,7 +95,7 @@ def _guess(data: bytes, error: Exception) -> str:
     ):
         if data.startswith(magic):
             return f"It is {name}."
-    if isinstance(error, _TooMany):
+    if isinstance(error, _Told):
         return str(error)
     if data[:1000].isascii() and data[:1000].decode("ascii").isprintable():
         return "It is a text."
@@ -105,8 +105,8 @@ def _guess(data: bytes, error: Exception) -> str:
 # Files that would fill the memory
 
 
-class _TooMany(ValueError):
-    pass
+class _Told(ValueError):
+    """An error whose text says what is wrong with the file."""
 
 
 def count_parts(data: bytes, most: int = MAX_PARTS) -> int:
@@ -117,26 +117,15 @@ def count_parts(data: bytes, most: int = MAX_PARTS) -> int:
     """
     from onnx import ModelProto
 
-    tables: dict[str, dict[int, Any]] = {}  # kind: {field: kind of message, or None for a text}
     seen, stack = 0, [(0, len(data), ModelProto.DESCRIPTOR)]
     while stack:
         at, end, kind = stack.pop()
-        inner = tables.get(kind.full_name)
-        if inner is None:
-            inner = {
-                f.number: f.message_type
-                for f in kind.fields
-                if f.message_type is not None or f.type == f.TYPE_STRING
-            }
-            tables[kind.full_name] = inner
+        inner = _inner(kind)
         while at < end:
             seen += 1
             if seen > most:
-                raise _TooMany(f"It has more than {most:,} parts; networks have some ten thousand.")
-            key = data[at]
-            at += 1
-            if key > 127:
-                key, at = _varint(data, at - 1, end)
+                raise _Told(f"It has more than {most:,} parts; networks have some ten thousand.")
+            key, at = _varint(data, at, end)
             wire = key & 7
             if wire == 2:
                 length, at = _varint(data, at, end)
@@ -156,6 +145,16 @@ def count_parts(data: bytes, most: int = MAX_PARTS) -> int:
             if at > end:
                 raise ValueError("cut off")
     return seen
+
+
+@cache
+def _inner(kind: Descriptor) -> dict[int, Descriptor | None]:
+    """The kind of each field that holds messages, by its number; None: it holds texts."""
+    return {
+        f.number: f.message_type
+        for f in kind.fields
+        if f.message_type is not None or f.type == f.TYPE_STRING
+    }
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
@@ -252,9 +251,7 @@ def digest(data: bytes, beside: list[Path]) -> str:
     """SHA-256 of a model: of its bytes and of the files with its weights."""
     found = hashlib.sha256(data)
     for path in beside:
-        found.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
+        found.update(path.name.encode() + b"\0" + bytes.fromhex(sha256(path)))
     return found.hexdigest()
 
 

@@ -296,7 +296,7 @@ def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
 
 
 def test_an_export_stopped_before_anything_was_written_does_not_name_resume(run, monkeypatch):
-    monkeypatch.setattr("exporter.exporting.load_member", interrupt)
+    monkeypatch.setattr("exporter.networks.load_member", interrupt)
     done = invoke("export", run)
     assert done.exit_code == 130
     assert "nothing was written" in done.stderr

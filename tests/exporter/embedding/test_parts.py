@@ -124,7 +124,6 @@ def test_part_files_of_another_model_are_not_used(folder):
         {"query": np.arange(0, N, 2), "gallery": np.arange(1, N, 2)},
         folder / "other.h5",
         EmbedSettings(),
-        {},
     )
     part = parts.PartFile(out, 1)
     part.write("query", np.arange(4), np.zeros((4, D), np.float32))
