@@ -129,10 +129,8 @@ def export(
     networks.check_same_images(members)
     data = networks.load_training_data(members[0], settings.data)
     splits = chosen_splits(data, settings.splits)
-    model = None
-    if not settings.onnx and settings.backend == "onnx":  # before an empty folder is made
-        model = networks.earlier_model(folder / MODEL, members, settings.normalize)
-    folder.mkdir(parents=True, exist_ok=True)
+    if settings.onnx or settings.backend == "torch":  # else an earlier export has made it
+        folder.mkdir(parents=True, exist_ok=True)
     if all(member.config.data.skip_bad for member in members):  # as in the training
         settings = replace(settings, skip_bad=True)
     network = Together([member.embedder for member in members], settings.normalize)
@@ -144,6 +142,7 @@ def export(
         settings = replace(settings, threads=torch.get_num_threads())
         result["threads"] = told
     job = Job(members, network, data, folder, settings, progress, world)
+    model = None
     try:
         if settings.onnx and first:
             model, result["model"] = export_model(job)
@@ -199,9 +198,8 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
         plain = write_plain(job, folder / "fp32.onnx")
         made = at_precision(job, plain, settings.precision)
         session = TimedSession(made, settings.provider, settings.threads)
-        device = settings.ranking_device
         found = parity.check(
-            job.network, session.run, *images, device=device, progress=job.progress
+            job.network, session.run, *images, device=settings.ranking_device, progress=job.progress
         )
         parity.judge(found, settings.precision, settings.max_recall_drop)
         if made is plain:  # the comparison has measured all that the table shows
@@ -209,7 +207,8 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
             rows = [precision.Row("fp32", size, speed, found.recall_onnx, 0.0)]
         else:
             rows = compare_precisions(job, plain, made, images)
-        model = trace.copy_with(made, target, metadata.to_properties({"parity": asdict(found)}))
+        compared = metadata.to_properties({"parity": asdict(found)})
+        model = trace.save(made.load(), target, made.properties | compared)
     return model, _told(model) | {
         "provider": session.provider,
         "provider_why": session.why,
@@ -292,7 +291,9 @@ def export_embeddings(
     if settings.backend == "torch":
         engine = torch_engine(job)
     else:
-        model = model or networks.earlier_model(job.folder / MODEL, members, settings.normalize)
+        if model is None:
+            wanted = {"normalize": True} if settings.normalize else {}
+            model = networks.existing_model(job.folder / MODEL, members, **wanted)
         engine = onnx_engine(model, settings.provider, settings.threads)
     attrs = engine.attrs | {
         "checkpoint_sha256": ",".join(member.sha256 for member in members),

@@ -97,8 +97,7 @@ def check_model(
     if prepared is None:  # of random images only shape and type matter, not mean and std
         mean, std = (None, None) if model.dtype == "uint8" else ((0, 0, 0), (1, 1, 1))
         size, layout = None if model.size else SIDE, model.layout or "nchw"
-        given = Given(size=size, layout=layout, mean=mean, std=std)
-        prepared = foreign_preprocessing(model, given)
+        prepared = foreign_preprocessing(model, Given(size, layout=layout, mean=mean, std=std))
     session = Session(model, "cpu", preprocessing=prepared)
     found = _on_random_images(session, progress)
     if runs:  # repeat the comparison of the export on the same images

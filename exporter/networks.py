@@ -34,10 +34,6 @@ class Member:
     config: Config
     embedder: Embedder
 
-    @property
-    def preprocessing(self) -> Preprocessing:
-        return Preprocessing.from_checkpoint(self.state)
-
 
 class Together(nn.Module):
     """One or more embedders that run on the same images as one network.
@@ -101,7 +97,9 @@ def check_same_images(members: Sequence[Member]) -> None:
                 "The members of an ensemble embed the same images.",
                 "Export each run on its own.",
             )
-        mine, theirs = first.preprocessing.to_dict(), other.preprocessing.to_dict()
+        mine, theirs = (
+            Preprocessing.from_checkpoint(each.state).to_dict() for each in (first, other)
+        )
         differences = [
             f"{'image size' if key == 'crop' else key}: "
             f"{mine[key]} in {first.path}, {theirs[key]} in {other.path}"
@@ -158,6 +156,12 @@ def check_origin(model: Model, members: Sequence[Member]) -> Metadata:
 
 def existing_model(path: Path, members: Sequence[Member], **wanted: object) -> Model:
     """The model of an earlier export of the same runs, with the wanted values of these options."""
+    if not path.exists():
+        raise DmlError(
+            f"There is no {path} to embed with.",
+            "--no-onnx uses the model of an earlier export.",
+            "Leave out --no-onnx, or compute with the checkpoint itself: --backend torch",
+        )
     model = describe(path)
     own = check_origin(model, members)
     forms = {form: name for name, form in INPUTS.items()}
@@ -182,15 +186,3 @@ def earlier_result(model: Model, path: Path) -> dict[str, Any]:
         return found if found["sha256"] == model.sha256 else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def earlier_model(path: Path, members: Sequence[Member], normalize: bool) -> Model:
-    """The model to embed with under --no-onnx."""
-    if not path.exists():
-        raise DmlError(
-            f"There is no {path} to embed with.",
-            "--no-onnx uses the model of an earlier export.",
-            "Leave out --no-onnx, or compute with the checkpoint itself: --backend torch",
-        )
-    wanted = {"normalize": True} if normalize else {}
-    return existing_model(path, members, **wanted)

@@ -16,15 +16,8 @@ from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model
 from exporter.onnx.providers import NAMES, pick
 from exporter.onnx.session import Session
+from retrieval import resources
 from retrieval.errors import DmlError
-from retrieval.resources import (
-    allowed,
-    faster_threads,
-    processors,
-    slices,
-    told_allowed,
-    told_threads,
-)
 from retrieval.world import World
 from trainer.config import Input
 from trainer.data import transforms
@@ -35,6 +28,7 @@ MOST_LANES = 4  # each one holds a batch and the model's intermediate results
 CHUNK = 4  # images in one task: few, so that all threads work on the batch that is needed next
 MOST_WORKERS = 8
 
+Rows = dict[str, np.ndarray]  # by split: rows (N,) of a data set, or positions in a split
 Task = tuple[str, np.ndarray]  # a split, and positions (B,) in it
 Bad = list[tuple[int, DmlError]]  # position in the split, and what is wrong
 Run = Callable[[np.ndarray], np.ndarray]  # uint8 (B, H, W, 3) -> (B, D)
@@ -69,14 +63,14 @@ def onnx_engine(
     of the model at a time and several.
     """
     on_cpu = pick(provider)[0][0] == NAMES["cpu"]
-    lanes, each = lanes_and_threads(threads and allowed(threads)) if on_cpu else (1, None)
+    lanes, each = lanes_and_threads(threads and resources.allowed(threads)) if on_cpu else (1, None)
     session = Session(model, provider, each, preprocessing=preprocessing)
     why = session.why
-    if threads and (told := told_allowed(threads)):
+    if threads and (told := resources.told_allowed(threads)):
         why += f"; {told}"
     if on_cpu and threads is None and lanes > 1:
-        most, (lanes, gain) = lanes, faster_threads(partial(trial, session, lanes), lanes)
-        why += f"; {told_threads(lanes, gain, most)}"
+        most, (lanes, gain) = lanes, resources.faster_threads(partial(trial, session, lanes), lanes)
+        why += f"; {resources.told_threads(lanes, gain, most)}"
     attrs = {
         "model": model.path.name,
         "model_sha256": model.sha256,
@@ -97,7 +91,7 @@ def lanes_and_threads(total: int | None = None) -> tuple[int, int]:
     Single threads with a batch each waste nothing. Threads that share a batch wait for one another
     at every layer, and longer when decoding takes a processor away from one of them.
     """
-    total = total or processors()
+    total = total or resources.processors()
     lanes = min(total, MOST_LANES)
     return lanes, max(1, total // lanes)
 
@@ -168,7 +162,7 @@ def read_images(
 
 
 def run_batches(
-    engine: Engine, data: DataSet, rows: dict[str, np.ndarray], tasks: Iterable[Task], workers: int
+    engine: Engine, data: DataSet, rows: Rows, tasks: Iterable[Task], workers: int
 ) -> Iterator[Done]:
     """Yield the results of the tasks in order.
 
@@ -194,7 +188,7 @@ def run_batches(
             wanted = rows[task[0]][task[1]]
             parts = [
                 decoders.submit(read_images, data, wanted[chunk], spec)
-                for chunk in slices(len(wanted), CHUNK)
+                for chunk in resources.slices(len(wanted), CHUNK)
             ]
             running.append(models.submit(compute, task, parts))
             if len(running) >= engine.lanes + 2:

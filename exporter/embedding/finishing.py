@@ -13,7 +13,7 @@ from dataclasses import replace
 import h5py
 import numpy as np
 
-from exporter.embedding.engine import Bad
+from exporter.embedding.engine import Bad, Rows
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import remove_scratch_folders, remove_unused, scratch_folder, sync
@@ -29,15 +29,12 @@ MOST_TEXT = 32_768  # bytes; an attribute of HDF5 holds 64 kB at most
 MEMORY = 512 << 20  # bytes of a tile of distances
 
 Vectors = dict[str, np.ndarray]
+Recalls = dict[str, tuple[float, float]]  # by distance: Recall@1 before and after
 
 
 def rewrite(
-    out: Writer,
-    dtype: str,
-    bad: dict[str, Bad],
-    progress: StageProgress | None,
-    device: str = "auto",
-) -> dict[str, tuple[float, float]] | None:
+    out: Writer, dtype: str, bad: dict[str, Bad], progress: StageProgress | None, device: str
+) -> Recalls | None:
     """Rewrite the file of `out`, which is locked; Recall@1 before and after a change of dtype.
 
     device: that counts the ranks, as in `retrieval.evaluation.Settings`.
@@ -101,9 +98,7 @@ def _attrs(out: Writer, bad: dict[str, Bad]) -> dict[str, object]:
     return attrs
 
 
-def _copy(
-    stored: Vectors, keep: dict[str, np.ndarray], writer: Writer, progress: StageProgress | None
-) -> None:
+def _copy(stored: Vectors, keep: Rows, writer: Writer, progress: StageProgress | None) -> None:
     done, total = 0, sum(map(len, keep.values()))
     for split, positions in keep.items():
         for part in blocks(len(positions), stored[split].shape[1] * 4):
@@ -114,12 +109,8 @@ def _copy(
 
 
 def _compare(
-    stored: Vectors,
-    keep: dict[str, np.ndarray],
-    after: Embeddings,
-    device: str,
-    progress: StageProgress | None,
-) -> dict[str, tuple[float, float]] | None:
+    stored: Vectors, keep: Rows, after: Embeddings, device: str, progress: StageProgress | None
+) -> Recalls | None:
     """Exact Recall@1 by l2 and cos, of the vectors as computed and as stored.
 
     None if they have no labels.

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from exporter.embedding import finishing, parts
-from exporter.embedding.engine import Bad, Done, Engine, Task, chosen_workers, run_batches
+from exporter.embedding.engine import Bad, Done, Engine, Rows, Task, chosen_workers, run_batches
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import Writer
@@ -80,7 +80,7 @@ class Embedded:
     """Rows that this call computed; the others were there from an earlier one."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Path and reason of each image that is left out."""
-    recall: dict[str, tuple[float, float]] | None = None
+    recall: finishing.Recalls | None = None
     """With half: Recall@1 of the float32 and of the float16 vectors, by l2 and by cos."""
     seconds: float = 0.0
     """Time for decoding, computing and writing rows."""
@@ -120,7 +120,7 @@ class _Rewritten(Exception):
 def embed(
     engine: Engine,
     data: DataSet,
-    splits: dict[str, np.ndarray],
+    splits: Rows,
     target: str | Path,
     settings: EmbedSettings | None = None,
     *,
@@ -172,7 +172,7 @@ def embed(
         from_first(lambda: out.marks, world)
         compute(out.write)
         _join(out, work, world)
-        _check_some_readable(work.bad, out)
+        _check_some_readable(work, out)
         seconds = time.perf_counter() - start
         if settings.half or any(work.bad.values()):
             recall = finishing.rewrite(out, dtype, work.bad, progress, settings.ranking_device)
@@ -182,16 +182,9 @@ def embed(
         for split, found in work.bad.items()
         for position, error in found
     )
+    rows = {split: len(found) - len(work.bad[split]) for split, found in splits.items()}
     return Embedded(
-        target,
-        {split: len(rows) - len(work.bad[split]) for split, rows in splits.items()},
-        engine.dim,
-        dtype,
-        work.computed,
-        left_out,
-        recall,
-        seconds,
-        work.writing,
+        target, rows, engine.dim, dtype, work.computed, left_out, recall, seconds, work.writing
     )
 
 
@@ -222,11 +215,7 @@ def _join(out: Writer, work: Work, world: World) -> None:
 
 
 def _writer(
-    engine: Engine,
-    data: DataSet,
-    splits: dict[str, np.ndarray],
-    target: Path,
-    settings: EmbedSettings,
+    engine: Engine, data: DataSet, splits: Rows, target: Path, settings: EmbedSettings
 ) -> Writer:
     attrs = {
         "dataset": data.name,
@@ -257,7 +246,7 @@ def where_images_are(data: DataSet, target: Path) -> dict[str, object]:
     return found
 
 
-def _shard(splits: dict[str, np.ndarray], settings: EmbedSettings) -> dict[str, np.ndarray]:
+def _shard(splits: Rows, settings: EmbedSettings) -> Rows:
     """The rows of the shard of the settings: whole batches, one after another."""
     (k, n), size = settings.shard, settings.batch_size
     if not 1 <= k <= n:
@@ -290,8 +279,8 @@ def _missing(out: Writer, batch_size: int) -> Iterator[Task]:
                 yield split, positions
 
 
-def _check_some_readable(bad: dict[str, Bad], out: Writer) -> None:
-    for split, found in bad.items():
+def _check_some_readable(work: Work, out: Writer) -> None:
+    for split, found in work.bad.items():
         if len(found) == out.lengths[split]:
             raise DmlError(
                 f"No image of {split} can be read.",

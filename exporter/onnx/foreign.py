@@ -41,7 +41,8 @@ NOTHING = Given()
 def foreign_preprocessing(model: Model, given: Given = NOTHING) -> Preprocessing:
     """The preprocessing of a model: its own, or what the user gives for one of another program.
 
-    For a model of dmltool, anything that the user gives is an error.
+    For a model of dmltool, anything that the user gives is an error; for others, one DmlError lists
+    everything that is missing or wrong.
     """
     if model.preprocessing is not None:
         named = {f"--{name.replace('_', '-')}": value for name, value in asdict(given).items()}
@@ -53,9 +54,15 @@ def foreign_preprocessing(model: Model, given: Given = NOTHING) -> Preprocessing
                 f"Leave out {used}.",
             )
         return model.preprocessing
-    _check(model, given)
+    if problems := [*_form_problems(model, given), *_value_problems(model, given)]:
+        fixes = " ".join(fix for _, fix in problems if fix)
+        raise DmlError(
+            f"The preprocessing of images for {model.path} is not known.",
+            "\n".join(text for text, _ in problems),
+            f"For example, if it was trained that way: {fixes}" if fixes else "",
+        )
     side = given.size if model.size is None else model.size[0]
-    assert side is not None, "_check"
+    assert side is not None, "else it is one of the problems"
     check_batch(model.path, model.batch, side * side)
     return Preprocessing.from_dict(
         {
@@ -74,18 +81,6 @@ def foreign_preprocessing(model: Model, given: Given = NOTHING) -> Preprocessing
             "draft": 0 if given.no_draft else Input.draft,
         }
     )
-
-
-def _check(model: Model, given: Given) -> None:
-    """Raise one DmlError that lists everything that is missing or wrong."""
-    problems = [*_form_problems(model, given), *_value_problems(model, given)]
-    fixes = " ".join(fix for _, fix in problems if fix)
-    if problems:
-        raise DmlError(
-            f"The preprocessing of images for {model.path} is not known.",
-            "\n".join(text for text, _ in problems),
-            f"For example, if it was trained that way: {fixes}" if fixes else "",
-        )
 
 
 def _form_problems(model: Model, given: Given) -> Iterator[tuple[str, str]]:

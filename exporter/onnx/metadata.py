@@ -71,10 +71,7 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields in the types of JSON."""
-        return {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in asdict(self).items()
-        }
+        return json.loads(json.dumps(asdict(self)))  # tuples become lists
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Preprocessing:

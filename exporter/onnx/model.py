@@ -194,10 +194,9 @@ def _find_output(proto: ModelProto, path: Path, wanted: str | None) -> tuple[str
     if shape is not None and len(shape) != 2:
         raise bad_rank(path, shown(value), len(shape), flat)
     if value.type.tensor_type.elem_type not in _OUTPUT_TYPES:
-        kinds = ", ".join(_OUTPUT_TYPES.values())
         raise DmlError(
             f"{path}: the output {printable(wanted)} is no embedding.",
-            f"Its type must be one of {kinds}.",
+            f"Its type must be one of {', '.join(_OUTPUT_TYPES.values())}.",
             "Name another output: --output-name NAME",
         )
     return wanted, None if shape is None else shape[1]
@@ -208,13 +207,10 @@ def bad_rank(path: Path, shown: str, rank: int, flat: Sequence[str] = ()) -> Dml
         why = "It is a feature map, which must be averaged over height and width first."
     else:
         why = f"An embedding has two axes, batch and length; this output has {rank}."
-    other = f"--output-name {printable(flat[0])}" if flat else ""
     pool = "Export the network with its pooling layer (global average pooling, then flatten)"
-    return DmlError(
-        f"{path}: the output {shown} is not a batch of embeddings.",
-        why,
-        f"{pool}, or take another output: {other}" if other else f"{pool}.",
-    )
+    other = f", or take another output: --output-name {printable(flat[0])}" if flat else "."
+    what = f"{path}: the output {shown} is not a batch of embeddings."
+    return DmlError(what, why, pool + other)
 
 
 def _check_agreement(model: Model, metadata: Metadata) -> None:

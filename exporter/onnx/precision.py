@@ -23,7 +23,7 @@ from exporter.onnx.metadata import PREFIX, to_properties
 from exporter.onnx.model import Model
 from exporter.onnx.providers import load_runtime
 from exporter.onnx.session import TimedSession
-from exporter.onnx.trace import clean, save, set_properties
+from exporter.onnx.trace import save
 from exporter.parity import retrieved
 from retrieval.errors import DmlError
 from retrieval.resources import StageProgress, slices
@@ -173,10 +173,9 @@ def _finish(
     proto: ModelProto, source: Model, target: Path, precision: str, how: Mapping[str, object]
 ) -> Model:
     """Write a graph with the metadata of its source, except for the parity, which has changed."""
-    clean(proto)
     kept = {key: value for key, value in source.properties.items() if key != f"{PREFIX}parity"}
-    set_properties(proto, kept | to_properties({"precision": precision, "quantization": how}))
-    return save(proto, target)
+    new = to_properties({"precision": precision, "quantization": how})
+    return save(proto, target, kept | new)
 
 
 @contextmanager

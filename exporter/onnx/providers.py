@@ -123,11 +123,9 @@ def quiet() -> Iterator[list[str]]:
         saved = []
         try:
             for descriptor in (1, 2):
-                try:
+                with suppress(OSError):  # closed, as in a daemon
                     saved.append((os.dup(descriptor), descriptor))
-                except OSError:  # closed, as in a daemon
-                    continue
-                os.dup2(file.fileno(), descriptor)
+                    os.dup2(file.fileno(), descriptor)
             # Python's streams may have been replaced and lead elsewhere.
             with redirect_stdout(text), redirect_stderr(text):
                 yield said

@@ -64,14 +64,17 @@ def write_model(
 
     The same network gives the same bytes.
     """
-    proto = traced(network, size, input)
-    clean(proto)
-    set_properties(proto, properties)
-    return save(proto, path)
+    return save(traced(network, size, input), path, properties)
 
 
 def traced(network: nn.Module, size: int, input: str) -> ModelProto:
-    check_weights(network)
+    total = sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
+    if total > LARGEST:
+        raise DmlError(
+            f"The network is too large for one ONNX file: {total / 1e9:.1f} GB of weights.",
+            f"A file holds {LARGEST / 1e9:.1f} GB.",
+            "Embed with torch instead: --no-onnx --backend torch",
+        )
     # The device and the memory format of the weights must not change the file.
     network = copy.deepcopy(network).cpu().to(memory_format=torch.contiguous_format)
     layout, dtype = INPUTS[input]
@@ -101,18 +104,8 @@ def traced(network: nn.Module, size: int, input: str) -> ModelProto:
         ) from error
 
 
-def check_weights(module: nn.Module) -> None:
-    total = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
-    if total > LARGEST:
-        raise DmlError(
-            f"The network is too large for one ONNX file: {total / 1e9:.1f} GB of weights.",
-            f"A file holds {LARGEST / 1e9:.1f} GB.",
-            "Embed with torch instead: --no-onnx --backend torch",
-        )
-
-
 def clean(model: ModelProto) -> None:
-    """Remove the exporter's notes: paths of local files and lines of source code."""
+    """Remove metadata and the exporter's notes: paths of local files and lines of source code."""
     from google.protobuf.message import Message
 
     for part in untrusted.messages(model, Message):
@@ -121,35 +114,22 @@ def clean(model: ModelProto) -> None:
             del part.metadata_props[:]
 
 
-def set_properties(model: ModelProto, properties: Mapping[str, str]) -> None:
-    """Add or replace metadata, and sort it by name."""
-    from onnx import helper
-
-    merged = {entry.key: entry.value for entry in model.metadata_props} | dict(properties)
-    helper.set_model_props(model, dict(sorted(merged.items())))
-
-
-def save(proto: ModelProto, path: Path) -> Model:
-    """Check a graph, write it whole or not at all, and describe it.
+def save(proto: ModelProto, path: Path, properties: Mapping[str, str]) -> Model:
+    """Check a graph, write it with this metadata, whole or not at all, and describe it.
 
     It gets the lowest IR version that its operators allow, because a runtime refuses files of a
     higher version than its own.
     """
     import onnx
 
+    clean(proto)
+    onnx.helper.set_model_props(proto, dict(sorted(properties.items())))
     proto.ir_version = onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
     onnx.checker.check_model(proto, full_check=True)
     data = proto.SerializeToString(deterministic=True)
     with whole_file(path) as file:
         file.write(data)
     return describe_graph(proto, data, path)
-
-
-def copy_with(model: Model, path: Path, properties: Mapping[str, str]) -> Model:
-    """Write a model to another path, with more metadata."""
-    proto = model.load()
-    set_properties(proto, properties)
-    return save(proto, path)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ MAX_PARTS = 500_000
 hundred bytes of memory, so that a file of empty messages would fill it."""
 MAX_BATCH, MAX_INPUT = 4096, 1 << 30
 """Limits of a fixed batch: images, and bytes as float32. Smaller batches are padded to its size."""
+_EXPECTED = "An ONNX file was expected."
 _ANOTHER = "Use a file made by `dmltool export` or another exporter."
 
 
@@ -43,14 +44,11 @@ def read_bytes(path: Path) -> bytes:
             fix = f"Name the file: {inside[0]}" if inside else "Name an .onnx file."
             if not inside and (path / "best.pt").exists():
                 fix = f"It is a run; export it first: dmltool export {shlex.quote(str(path))}"
-            raise DmlError(f"{path} is a folder.", "An ONNX file was expected.", fix)
-        fault = ""
+            raise DmlError(f"{path} is a folder.", _EXPECTED, fix)
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever
-            fault = "is not a regular file"
-        elif not found.st_size:
-            fault = "is empty"
-        if fault:
-            raise DmlError(f"{path} {fault}.", "An ONNX file was expected.", _ANOTHER)
+            raise DmlError(f"{path} is not a regular file.", _EXPECTED, _ANOTHER)
+        if not found.st_size:
+            raise DmlError(f"{path} is empty.", _EXPECTED, _ANOTHER)
         if found.st_size > MAX_BYTES:
             raise DmlError(
                 f"{path} has {found.st_size:,} bytes.",

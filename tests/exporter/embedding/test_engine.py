@@ -13,7 +13,6 @@ from retrieval import resources
 
 @pytest.fixture
 def two_processors(monkeypatch):
-    monkeypatch.setattr(engines, "processors", lambda: 2)
     monkeypatch.setattr(resources, "processors", lambda: 2)
 
 

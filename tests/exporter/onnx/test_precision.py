@@ -13,7 +13,7 @@ from exporter import parity
 from exporter.onnx.model import describe
 from exporter.onnx.precision import compare, head, in_order, last, tail, to_fp16, to_int8
 from exporter.onnx.session import Session
-from exporter.onnx.trace import copy_with, save
+from exporter.onnx.trace import save
 from retrieval.errors import DmlError
 from tests.exporter.networks import stripes
 
@@ -124,7 +124,8 @@ def test_float16_lengths_neither_overflow_nor_vanish(unit, tmp_path, factor):
         if tensor.name in gemm.input:
             scaled = numpy_helper.to_array(tensor) * np.float32(factor)
             tensor.CopyFrom(numpy_helper.from_array(scaled, tensor.name))
-    to_fp16(save(model, tmp_path / "scaled.onnx"), tmp_path / "half.onnx")
+    scaled = save(model, tmp_path / "scaled.onnx", describe(unit).properties)
+    to_fp16(scaled, tmp_path / "half.onnx")
     images, _ = stripes(20)
     right, found = (
         Session(describe(path), "cpu", 1).run(images) for path in (unit, tmp_path / "half.onnx")
@@ -191,7 +192,9 @@ def test_metadata_stays_and_tells_the_precision(exported, tmp_path, half, eighth
         how = json.loads(now.pop("dmltool.quantization"))
         assert now == was | {"dmltool.precision": precision}
         assert how.get("calibration_images") == (64 if precision == "int8" else None)
-    source = copy_with(describe(exported), tmp_path / "checked.onnx", {"dmltool.parity": "{}"})
+    plain = describe(exported)
+    properties = plain.properties | {"dmltool.parity": "{}"}
+    source = save(plain.load(), tmp_path / "checked.onnx", properties)
     made = to_fp16(source, tmp_path / "half.onnx")  # the parity of another model
     assert "dmltool.parity" not in made.properties
 

@@ -15,7 +15,7 @@ from exporter.networks import Together
 from exporter.onnx import trace
 from exporter.onnx.model import describe
 from exporter.onnx.session import Session
-from exporter.onnx.trace import copy_with, traced, write_model
+from exporter.onnx.trace import traced, write_model
 from retrieval.errors import DmlError
 from tests.exporter.networks import properties, settled, stripes
 from trainer.networks import bninception
@@ -143,7 +143,7 @@ def test_grey_networks_with_normed_embeddings_are_exported(tmp_path):
 def test_properties_are_added_and_replaced(exported, tmp_path):
     new, path = {"dmltool.arch": "other", "dmltool.parity": "{}"}, tmp_path / "model.onnx"
     was = describe(exported)
-    now = copy_with(was, path, new)
+    now = trace.save(was.load(), path, was.properties | new)
     assert now == describe(path)  # without reading the file again
     assert now.properties == was.properties | new
     assert list(now.properties) == sorted(now.properties)
@@ -173,7 +173,7 @@ def test_a_network_that_cannot_be_traced_is_an_error_and_leaves_no_file(tmp_path
 
 def test_a_folder_that_is_not_there_is_told(exported, tmp_path):
     with pytest.raises(DmlError, match="cannot be written"):
-        trace.save(onnx.load(exported), tmp_path / "nowhere" / "model.onnx")
+        trace.save(onnx.load(exported), tmp_path / "nowhere" / "model.onnx", {})
 
 
 @pytest.mark.parametrize("ends", [True, False])
