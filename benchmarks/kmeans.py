@@ -19,13 +19,13 @@ import numpy as np
 
 from benchmarks.measure import alternate, clustered, machine, record, table
 from retrieval.clustering import cluster_scores, estimated_seconds, restarts
+from retrieval.distances import single_precision
 from retrieval.evaluation import Settings
 from retrieval.kmeans import ITERATIONS, lloyd, seeding
 from retrieval.kmeans.lloyd import short_forms
 from retrieval.kmeans.pairs import all_pairs, initial, iterate
 from retrieval.metrics import cluster_metrics, nmi
 from retrieval.resources import processors, single_blas_thread
-from retrieval.space import single_precision
 
 PACKAGES = ("numpy", "numba", "faiss-cpu", "scikit-learn")
 POOLS = (300, 1000)  # single starts of scikit-learn and dmltool: standard errors of 0.1 to 0.2

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import machine, record, table
-from retrieval.metrics import DISTANCES
+from retrieval.distances import DISTANCES
 from retrieval.problem import from_arrays
 from retrieval.ranking.ranks import count_ranks
 from retrieval.world import World

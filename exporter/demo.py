@@ -11,9 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from exporter.tables import number_table
+from retrieval.distances import DISTANCES
 from retrieval.errors import DmlError
 from retrieval.files import write_text
-from retrieval.metrics import DISTANCES
 from retrieval.number_format import percent
 
 LOSSES = ("ce", "spce", "group")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from retrieval.evaluation import Settings as Settings
     from retrieval.evaluation import evaluate as evaluate
     from retrieval.loading import load as load
+    from retrieval.loading import save as save
     from retrieval.reporting.report import report as report
-    from retrieval.saving import save as save
 
 PUBLIC = {
     "DmlError": "retrieval.errors",
@@ -25,7 +25,7 @@ PUBLIC = {
     "evaluate": "retrieval.evaluation",
     "load": "retrieval.loading",
     "report": "retrieval.reporting.report",
-    "save": "retrieval.saving",
+    "save": "retrieval.loading",
 }
 __all__ = list(PUBLIC)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from retrieval.distances import single_precision, unit_length
 from retrieval.kmeans import lloyd, pairs, seeding
 from retrieval.kmeans.seeding import MANY
 from retrieval.metrics import cluster_metrics
@@ -30,7 +31,6 @@ from retrieval.resources import (
     single_blas_thread,
     stage,
 )
-from retrieval.space import single_precision, unit_length
 
 if TYPE_CHECKING:
     from retrieval.evaluation import Evaluation, Settings

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from retrieval.distances import unit_rows
 from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import Progress, processors, run_all, single_blas_thread, slices
-from retrieval.space import unit_rows
 
 if TYPE_CHECKING:
     from retrieval.results import Entropies

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrieval import bootstrap, checks, metrics
+from retrieval.distances import DISTANCES
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.kmeans import ITERATIONS, STARTS
 from retrieval.loading import load
-from retrieval.metrics import DISTANCES
 from retrieval.problem import (
     Problem,
     from_arrays,

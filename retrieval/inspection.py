@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from retrieval.checks import conflicting_rows, zero_rows
+from retrieval.distances import DISTANCES
 from retrieval.embeddings import Embeddings, Split, plain
 from retrieval.entropy import embedding_entropies, label_entropy
 from retrieval.formats.labels import is_text
-from retrieval.metrics import DISTANCES
 from retrieval.problem import finite_rows
 from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import StageProgress, blocks, stage

@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from retrieval.distances import DISTANCES
 from retrieval.number_format import interval, percent
-
-DISTANCES = ("l2", "cos")  # in the order in which they are shown everywhere
 
 
 class PositivePositions(NamedTuple):

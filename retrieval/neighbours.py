@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
+from retrieval.distances import Space, row_scores, space_of
 from retrieval.problem import Problem
 from retrieval.ranking.backends.choice import choose
 from retrieval.resources import Progress, compiled, processors, run_all, single_blas_thread, slices
-from retrieval.space import Space, row_scores, space_of
 
 MEMORY = 256 << 20  # bytes for gallery points
 ROWS, COLUMNS = 512, 2048  # of a tile

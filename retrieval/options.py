@@ -185,7 +185,8 @@ scoring_options = options(
 
 def scoring_settings(distance: str, **given: Any) -> Settings:
     """Return the settings that `scoring_options` describe."""
-    from retrieval.evaluation import DISTANCES, Settings
+    from retrieval.distances import DISTANCES
+    from retrieval.evaluation import Settings
 
     return Settings(distances=DISTANCES if distance == "both" else (distance,), **given)
 

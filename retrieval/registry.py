@@ -1,4 +1,4 @@
-"""Tables of losses, data sets, backbones and formats: look up a name, suggest the nearest.
+"""Tables of losses, data sets, backbones and the like: look up a name, suggest the nearest.
 
 An entry names an object by its dotted path. The object is imported when it is used, so that listing
 a table loads nothing heavy. A module's table is extended with `TABLE.add(Entry(...))`.

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from retrieval import metrics
-from retrieval.metrics import DISTANCES, per_class_recall, score_rows, title_of
+from retrieval.distances import DISTANCES
+from retrieval.metrics import per_class_recall, score_rows, title_of
 from retrieval.number_format import (
     counted,
     level_name,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.distances import DISTANCES
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
-from retrieval.metrics import DISTANCES
 from retrieval.reporting.thumbs import Pictures
 from retrieval.reporting.view import Run
 from trainer import toml

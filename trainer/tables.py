@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from retrieval.console import ProgressBar
-from retrieval.metrics import DISTANCES, score_rows
+from retrieval.distances import DISTANCES
+from retrieval.metrics import score_rows
 from retrieval.number_format import counted, percent
 from trainer.run.watch import Watch
 

@@ -36,14 +36,13 @@ class LeadingAxes:
             self.gallery = _Heads(prepared.gallery, axes, prepared.threads)
 
     def product(
-        self, q: slice, g: slice, margin: np.float32, rows: kernels.Reach, columns: kernels.Reach
-    ) -> np.ndarray:
-        """(A, B) cosines; -2 for pairs that reach nothing in these rows and columns."""
-        product = np.matmul(self.queries.heads[q], self.gallery.heads[g].T)
+        self, q: slice, g: slice, margin: np.float32, reaches: Reaches, out: np.ndarray
+    ) -> None:
+        """Write (A, B) cosines; -2 for pairs that reach nothing in these rows and columns."""
+        np.matmul(self.queries.heads[q], self.gallery.heads[g].T, out=out)
         kernels.complete_product(
-            product, margin, self.queries.tails(q), self.gallery.tails(g), rows, columns
+            out, margin, self.queries.tails(q), self.gallery.tails(g), *reaches(q, g)
         )
-        return product
 
 
 class _Heads:

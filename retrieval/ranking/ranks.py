@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.metrics import DISTANCES, PositivePositions
+from retrieval.distances import DISTANCES
+from retrieval.metrics import PositivePositions
 from retrieval.problem import Problem
 from retrieval.ranking.backends.choice import choose
 from retrieval.ranking.positions import memory_of

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrieval.distances import row_scores, unit_rows
 from retrieval.metrics import per_class_recall
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays
 from retrieval.reporting.view import ClassColumns
 from retrieval.resources import blocks
-from retrieval.space import row_scores, unit_rows
 
 CONFUSED, EXAMPLES, DUPLICATES = 60, 3, 60
 

@@ -16,11 +16,11 @@ import numpy as np
 from retrieval import bootstrap
 from retrieval.checks import warnings
 from retrieval.comparison import align, difference, flipped
+from retrieval.distances import DISTANCES
 from retrieval.embeddings import Embeddings
 from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading import comparable
-from retrieval.metrics import DISTANCES
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
 from retrieval.registry import unknown

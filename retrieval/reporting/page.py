@@ -12,7 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from retrieval import metrics
-from retrieval.metrics import DISTANCES, score_rows, title_of
+from retrieval.distances import AXES, DISTANCES, NAMES
+from retrieval.metrics import score_rows, title_of
 from retrieval.number_format import p_value, percent, points, points_interval
 from retrieval.reporting import charts
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("map.js", "page.js")
-NAMES = {"l2": "Euclidean", "cos": "cosine"}
-AXES = {"cos": "cosine similarity", "l2": "Euclidean distance"}
 
 
 def render(view: View) -> str:

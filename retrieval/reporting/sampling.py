@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval.metrics import DISTANCES
+from retrieval.distances import DISTANCES
 from retrieval.neighbours import pair_scores
 from retrieval.problem import Problem
 from retrieval.reporting.view import Histogram

@@ -7,7 +7,7 @@ import shlex
 import pytest
 from rich.console import Console
 
-from retrieval.metrics import DISTANCES
+from retrieval.distances import DISTANCES
 from retrieval.number_format import counted
 from trainer.tables import Display, result_table
 

@@ -1,4 +1,4 @@
-"""Write and read checkpoints: one file that a run resumes from and an export starts from.
+"""Write and read checkpoint files. `resuming` continues a run from one, an export starts from one.
 
 They hold tensors, numbers, texts, lists and dicts, and are read with weights_only=True: no code in
 a file is ever run.

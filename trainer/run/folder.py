@@ -1,22 +1,19 @@
-"""Create, lock, save and restore a run folder."""
+"""Create, lock and fill a run folder. `resuming` continues the run in one."""
 
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from retrieval import files
 from retrieval.errors import DmlError
 from retrieval.files import write_text
-from trainer.config import Config, Schedule
+from trainer.config import Config
 from trainer.run import checkpoint, metrics_log, state
 from trainer.run.checkpoint import LAST, STARTING
-from trainer.run.optimizers import rate
 from trainer.run.state import Training
-from trainer.validate import from_dict
 
 CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
 VALIDATION = "validation.json"
@@ -128,41 +125,6 @@ def check_room(training: Training) -> None:
             f"Two of them take {2 * each / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free.",
             "Make room there, or choose another --out.",
         )
-
-
-def restore(training: Training, saved: dict[str, Any]) -> None:
-    """Go on where a checkpoint ends: its state, and what the folder says of the run."""
-    folder = training.folder
-    state.restore(training, saved)
-    # A killed run may have recorded an epoch whose checkpoint it did not finish.
-    found = metrics_log.read_metrics(folder)
-    known = (record for record in found if isinstance(record.get("epoch"), int))
-    training.records = [record for record in known if record["epoch"] <= training.epoch]
-    if training.world.rank == 0:
-        files.remove_leftovers(folder)
-        (folder / STARTING).unlink(missing_ok=True)
-        metrics_log.write_metrics(folder, training.records)
-        with suppress(OSError, ValueError):
-            write_environment(training, json.loads((folder / ENVIRONMENT).read_text()))
-    tell_epochs(training, from_dict(saved["config"], f"The checkpoint in {folder}").schedule)
-
-
-def tell_epochs(training: Training, before: Schedule) -> None:
-    """Say what is left to do, and save a larger number of epochs, so that it can be resumed too."""
-    schedule, done = training.config.schedule, training.epoch
-    if done >= schedule.epochs:
-        training.watch.note(f"{training.folder} is finished; only its scores are computed again")
-    if schedule.epochs == before.epochs:
-        return
-    share = rate(replace(schedule, warmup=0), done, 1)  # counted in epochs; warm-up is in steps
-    training.watch.note(
-        f"{schedule.epochs} epochs instead of {before.epochs}: from epoch {done + 1} on the "
-        f"learning rate is that of a run of {schedule.epochs} epochs, {schedule.name}: now "
-        f"{100 * share:.0f} % of the full rate"
-    )
-    if training.world.rank == 0:
-        write_text(training.folder / CONFIG, training.config.to_toml(), force=True)
-    save(training, best=False)
 
 
 def write_environment(training: Training, before: dict[str, Any]) -> None:

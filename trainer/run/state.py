@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
-from retrieval.number_format import counted
 from retrieval.world import World
 from trainer.config import Config
 from trainer.data.datasets import DataSet
@@ -23,7 +22,6 @@ from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
 from trainer.run import metrics_log
 from trainer.run.checkpoint import LAST
-from trainer.run.setup import load_weights
 from trainer.run.trackers import Trackers
 from trainer.run.watch import Watch
 
@@ -98,37 +96,6 @@ def saved(training: Training) -> dict[str, Any]:
         "versions": metrics_log.versions(),
         "best": training.best,
     }
-
-
-def restore(training: Training, state: dict[str, Any]) -> None:
-    """Bring a prepared run to where its checkpoint ends."""
-    if state["data_sha256"] != fingerprint(training.source.data):
-        raise DmlError(
-            f"The data set is not the one that {training.folder} was trained on.",
-            "Images or classes were added, removed or renamed.",
-            "Restore them, or start anew with another --out.",
-        )
-    load_weights(training.embedder, state["embedder"])
-    load_weights(training.loss, state["loss"])
-    try:
-        training.optimizer.load_state_dict(state["optimizer"])
-        training.scaler.load_state_dict(state["scaler"])
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise DmlError(
-            f"The checkpoint in {training.folder} is damaged.",
-            f"The optimiser's state cannot be restored: {error}.",
-            "Train anew with another --out.",
-        ) from error
-    training.epoch, training.best = state["epoch"], state["best"]
-    for name, now, one in (
-        ("threads", torch.get_num_threads(), "thread"),
-        ("processes", training.world.size, "process"),
-    ):
-        if state[name] != now:
-            training.watch.note(
-                f"{counted(state[name], one, name)} before, {now} now: the result will differ in "
-                "its last bits"
-            )
 
 
 def preprocessing(config: Config) -> dict[str, Any]:

@@ -20,7 +20,15 @@ from trainer.losses.miners import add_miner
 from trainer.losses.monitor import build_monitors
 from trainer.networks import weights
 from trainer.resolve import resolve
-from trainer.run import checkpoint, distributed, metrics_log, optimizers, setup, validation
+from trainer.run import (
+    checkpoint,
+    distributed,
+    metrics_log,
+    optimizers,
+    resuming,
+    setup,
+    validation,
+)
 from trainer.run import folder as run_folder
 from trainer.run.device import determinism, pick_device, precision, use_threads
 from trainer.run.epoch import check_shares, epoch_plan, train_epoch
@@ -129,7 +137,7 @@ def prepare(job: Job, saved: dict[str, Any] | None) -> Training:
         setup.tell_unused(job.config, job.watch)
         run_folder.start(training)
     else:
-        run_folder.restore(training, saved)
+        resuming.resume(training, saved)
     if job.config.run.log and job.world.rank == 0:
         training.trackers = Trackers(job.folder, job.config, job.watch.note)
         training.trackers.add(training.records)

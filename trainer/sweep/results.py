@@ -13,8 +13,8 @@ import numpy as np
 
 from retrieval import bootstrap
 from retrieval.console import to_json
+from retrieval.distances import DISTANCES
 from retrieval.files import write_text
-from retrieval.metrics import DISTANCES
 from trainer import toml
 from trainer.config import Config
 from trainer.run.scoring import flat

@@ -9,7 +9,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from retrieval.console import safe_console
-from retrieval.metrics import DISTANCES, title_of
+from retrieval.distances import DISTANCES
+from retrieval.metrics import title_of
 from retrieval.number_format import counted, four_digits, p_value, percent, points, points_interval
 from trainer.sweep.results import CRITERION, Outcome, criterion, mean_and_std
 from trainer.sweep.runs import SweepWatch

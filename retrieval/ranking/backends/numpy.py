@@ -38,13 +38,11 @@ class NumpyBackend:
         return self.prepared.gallery.units(g)
 
     def products(self, q: slice, g: slice, items: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        product = self._room("product", q.stop - q.start, len(items))  # (A, B)
         if self.axes is None:
-            units = self.prepared.queries.units(q)
-            product = np.matmul(
-                units, items.T, out=self._room("product", len(units), len(items))
-            )  # (A, B)
+            np.matmul(self.prepared.queries.units(q), items.T, out=product)
         else:
-            product = self.axes.product(q, g, self.limits.margin, *self.limits.reaches(q, g))
+            self.axes.product(q, g, self.limits.margin, self.limits.reaches, product)
         column = self.prepared.self_columns(q, g)
         rows = np.flatnonzero(column >= 0)
         product[rows, column[rows]] = np.nan

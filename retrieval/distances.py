@@ -1,7 +1,8 @@
-"""Points whose squared Euclidean distances are those of l2, or the squared chords of cos.
+"""The distances l2 and cos: their names, and vectors as points with these distances.
 
-cos: unit vectors; l2: the raw rows, times a power of two. Distances survive a shift, so points are
-given relative to the gallery's mean: float32 then spends its digits on what differs.
+The squared Euclidean distance of two points is that of l2, or the squared chord 2 - 2 cos. For cos
+the points are unit vectors, for l2 the vectors times a power of two. Both are shifted by the mean
+of the gallery, which changes no distance: float32 then keeps more digits of the differences.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from numpy.typing import DTypeLike
 
 from retrieval.resources import processors, run_all, slices
 
+DISTANCES = ("l2", "cos")  # in the order in which they are shown everywhere
+NAMES = {"l2": "Euclidean", "cos": "cosine"}
+AXES = {"l2": "Euclidean distance", "cos": "cosine similarity"}  # titles of the axes of charts
 UNIT = 1e-5  # by how much a length of 1 may be off in float32
 _CHUNK = 1 << 19  # numbers converted at a time: small enough for the cache to help
 

@@ -1,0 +1,92 @@
+"""Resume a run: bring it to where its last checkpoint ends, and tell what differs from before.
+
+What a checkpoint holds is written by `state.saved`. Epochs that a killed process had recorded but
+not finished are taken out of metrics.jsonl.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from retrieval import files
+from retrieval.errors import DmlError
+from retrieval.files import write_text
+from retrieval.number_format import counted
+from trainer.config import Schedule
+from trainer.run import folder, metrics_log
+from trainer.run.checkpoint import STARTING
+from trainer.run.folder import CONFIG, ENVIRONMENT
+from trainer.run.optimizers import rate
+from trainer.run.setup import load_weights
+from trainer.run.state import Training, fingerprint
+from trainer.validate import from_dict
+
+
+def resume(training: Training, saved: dict[str, Any]) -> None:
+    """Continue a prepared run from its checkpoint, and mend what a killed process has left."""
+    path = training.folder
+    _restore(training, saved)
+    # A killed run may have recorded an epoch whose checkpoint it did not finish.
+    found = metrics_log.read_metrics(path)
+    known = (record for record in found if isinstance(record.get("epoch"), int))
+    training.records = [record for record in known if record["epoch"] <= training.epoch]
+    if training.world.rank == 0:
+        files.remove_leftovers(path)
+        (path / STARTING).unlink(missing_ok=True)
+        metrics_log.write_metrics(path, training.records)
+        with suppress(OSError, ValueError):
+            before = json.loads((path / ENVIRONMENT).read_text())
+            folder.write_environment(training, before)
+    _tell_epochs(training, from_dict(saved["config"], f"The checkpoint in {path}").schedule)
+
+
+def _restore(training: Training, state: dict[str, Any]) -> None:
+    """Bring a prepared run to where its checkpoint ends."""
+    if state["data_sha256"] != fingerprint(training.source.data):
+        raise DmlError(
+            f"The data set is not the one that {training.folder} was trained on.",
+            "Images or classes were added, removed or renamed.",
+            "Restore them, or start anew with another --out.",
+        )
+    load_weights(training.embedder, state["embedder"])
+    load_weights(training.loss, state["loss"])
+    try:
+        training.optimizer.load_state_dict(state["optimizer"])
+        training.scaler.load_state_dict(state["scaler"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise DmlError(
+            f"The checkpoint in {training.folder} is damaged.",
+            f"The optimiser's state cannot be restored: {error}.",
+            "Train anew with another --out.",
+        ) from error
+    training.epoch, training.best = state["epoch"], state["best"]
+    for name, now, one in (
+        ("threads", torch.get_num_threads(), "thread"),
+        ("processes", training.world.size, "process"),
+    ):
+        if state[name] != now:
+            training.watch.note(
+                f"{counted(state[name], one, name)} before, {now} now: the result will differ in "
+                "its last bits"
+            )
+
+
+def _tell_epochs(training: Training, before: Schedule) -> None:
+    """Say what is left to do, and save a larger number of epochs, so that it can be resumed too."""
+    schedule, done = training.config.schedule, training.epoch
+    if done >= schedule.epochs:
+        training.watch.note(f"{training.folder} is finished; only its scores are computed again")
+    if schedule.epochs == before.epochs:
+        return
+    share = rate(replace(schedule, warmup=0), done, 1)  # counted in epochs; warm-up is in steps
+    training.watch.note(
+        f"{schedule.epochs} epochs instead of {before.epochs}: from epoch {done + 1} on the "
+        f"learning rate is that of a run of {schedule.epochs} epochs, {schedule.name}: now "
+        f"{100 * share:.0f} % of the full rate"
+    )
+    if training.world.rank == 0:
+        write_text(training.folder / CONFIG, training.config.to_toml(), force=True)
+    folder.save(training, best=False)
