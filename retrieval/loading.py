@@ -1,4 +1,4 @@
-"""Read any embedding file, with labels or a gallery from other files if asked to."""
+"""Read any embedding file, optionally with labels or a gallery from other files."""
 
 from __future__ import annotations
 

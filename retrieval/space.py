@@ -1,4 +1,4 @@
-"""Points whose squared Euclidean distances are those of l2, or the squared chords of cos.
+"""Map vectors to points whose Euclidean distances give the ranks of l2 or cos.
 
 cos: unit vectors; l2: the raw rows, times a power of two. Distances survive a shift, so points are
 given relative to the gallery's mean: float32 then spends its digits on what differs.
