@@ -58,21 +58,27 @@ embedding_options = options(
         ["auto", "cpu", "cuda", "tensorrt"],
         "Execution provider of ONNX Runtime; auto: CUDA if it works, else CPU.",
     ),
-    whole_option("--threads", "CPU threads.  [default: found by a short trial]", metavar="N"),
-    device_option("Device that searches neighbours (export) and counts the ranks of --half"),
+    whole_option(
+        "--threads", "Number of CPU threads.  [default: a short trial chooses]", metavar="N"
+    ),
+    device_option("Device that finds neighbours (export) and counts ranks for --half"),
     whole_option("--batch-size", "Images per batch.", default=32),
     click.option(
         "--shard",
         type=shard,
         callback=lambda _ctx, _param, given: given or (1, 1),
-        help="Embed only the K-th of N parts of the images, for machines without a shared disk; "
-        "`eval` reads a folder of all N files.",
+        help="Embed only part K of N of the images, for machines without a shared disk. `eval` "
+        "reads a folder of all N files.",
     ),
-    click.option("--half", is_flag=True, help="Store float16 and show the effect on Recall@1."),
     click.option(
-        "--skip-bad", is_flag=True, help="Leave out unreadable images (export: also if train did)."
+        "--half", is_flag=True, help="Store embeddings as float16 and show the effect on Recall@1."
     ),
-    click.option("--resume", is_flag=True, help="Continue an interrupted run."),
+    click.option(
+        "--skip-bad",
+        is_flag=True,
+        help="Leave out unreadable images. export always does so if train did.",
+    ),
+    click.option("--resume", is_flag=True, help="Continue an interrupted export or embed."),
     force_option,
     json_option,
 )
@@ -93,13 +99,13 @@ embedding_options = options(
 @choice_option(
     "--input",
     ["uint8-nhwc", "float-nchw"],
-    "Input type and layout; normalisation is inside the model either way.",
+    "Type and layout of the input; the model normalises it in both cases.",
 )
 @click.option(
     "--max-recall-drop",
     type=float,
     metavar="POINTS",
-    help="Largest accepted loss of Recall@1, in points.  [default: 0.1, fp16 0.5, int8 1.0]",
+    help="Largest accepted drop of Recall@1, in points.  [default: 0.1, fp16 0.5, int8 1.0]",
 )
 @choice_option(
     "--backend", ["onnx", "torch"], "Compute the embeddings with the ONNX model or with torch."
@@ -111,7 +117,7 @@ embedding_options = options(
 def export(
     runs: tuple[str, ...], out: str | None, as_json: bool, world: World, **given: Any
 ) -> None:
-    """Export a trained run: a checked model.onnx and embeddings.h5.
+    """Export a trained run as a checked model.onnx and embeddings.h5.
 
     The ONNX model is compared with the trained network on real and random images: embeddings,
     nearest neighbours and Recall@1. If they differ too much, the command fails and no model is
@@ -164,7 +170,7 @@ def export(
     callback=lambda _ctx, _param, value: value and int(value),
     help="255 if --mean and --std are for colours from 0 to 255.  [default: 1]",
 )
-@click.option("--bgr", is_flag=True, help="Feed channels as BGR; --mean and --std stay R,G,B.")
+@click.option("--bgr", is_flag=True, help="Pass channels as BGR; --mean and --std stay R,G,B.")
 @click.option(
     "--background", type=colour, help="Colour behind transparent pixels.  [default: white]"
 )
@@ -178,10 +184,10 @@ def embed(model: str, data: str, out: str, as_json: bool, world: World, **given:
 
     DATA is a folder with one folder per class, a CSV table with the columns path and label,
     `glyphs`, or a data set as NAME:FOLDER, such as cub:CUB_200_2011. `photos` embeds all images of
-    the folder; `folder:photos` splits it as `train` does and embeds the test split, or the one of
-    --split. Labels are optional: a folder of images or a table with only paths works too. Models
-    exported by dmltool contain their preprocessing; for other models, pass --size, --mean and
-    --std.
+    the folder. `folder:photos` splits the classes as `train` does and embeds the test split, or the
+    split given by --split. Labels are optional: DATA may be a folder of images or a table with only
+    paths. Models exported by dmltool contain their preprocessing. For other models, pass --size,
+    --mean and --std.
 
     \b
     Examples:

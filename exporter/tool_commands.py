@@ -31,7 +31,7 @@ TO_GO_ON = "To go on, run the demo again: what is finished is kept."
 @click.argument("file", metavar="FILE")
 @labels_option
 @click.option(
-    "--entropy", is_flag=True, help="Embeddings: entropies of the features and the labels."
+    "--entropy", is_flag=True, help="Estimate the entropies of the embeddings and the labels."
 )
 @click.option("--check", is_flag=True, help="Test a model on random images.")
 @click.option(
@@ -39,11 +39,11 @@ TO_GO_ON = "To go on, run the demo again: what is finished is kept."
     "runs",
     multiple=True,
     metavar="RUN",
-    help="Compare a model with its training run; repeat for each run of an ensemble. With "
-    "--entropy: the run whose head gives H(Y) - CE.",
+    help="Compare a model with its training run; repeat the option for each run of an ensemble. "
+    "With --entropy: the run whose head gives H(Y) - CE.",
 )
 @click.option("--data", metavar="PATH", help="With --run: folder of the data set, if it has moved.")
-@device_option("With --run: device that searches neighbours")
+@device_option("With --run: device that finds neighbours")
 @json_option
 @click.pass_context
 def inspect(
@@ -59,10 +59,10 @@ def inspect(
 ) -> None:
     """Show what is in an embedding file or a model.
 
-    For an embedding file: splits, labels, norms, metadata and checks. For a model: input, output,
-    preprocessing, precision, origin and the comparison with the trained network at export. --check
-    tests the model on random images; --run repeats the comparison with the network. --entropy
-    estimates how much the embeddings tell about the labels.
+    For an embedding file, it shows splits, labels, norms, metadata and checks; --entropy estimates
+    how much the embeddings tell about the labels. For a model, it shows input, output,
+    preprocessing, precision, origin and the comparison with the trained network at export; --check
+    tests the model on random images, and --run repeats the comparison with the network.
 
     \b
     Examples:
@@ -167,7 +167,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Train one loss instead of three: about a minute.")
+@click.option("--quick", is_flag=True, help="Train one loss instead of three, in about a minute.")
 @whole_option("--epochs", "Epochs of each training run.  [default: those of the preset]")
 @click.option(
     "--out",

@@ -1,4 +1,4 @@
-"""NMI and AMI of an evaluation: clusters that k-means finds, compared with the classes.
+"""Compute NMI and AMI: compare the clusters that k-means finds with the classes.
 
 The start is greedy k-means++ (`kmeans/seeding.py`), the iterations are exact (`kmeans/lloyd.py`).
 Several starts on up to 8,192 points share the distances of all pairs (`kmeans/pairs.py`). Other

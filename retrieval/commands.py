@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 @click.option(
     "--nmi/--no-nmi",
     default=None,
-    help="Compute NMI and AMI by k-means.  [default: if it takes less than 2 min]",
+    help="Compute NMI and AMI with k-means.  [default: if it takes less than 2 min]",
 )
 @whole_option(
     "--kmeans-iterations",
-    "Most iterations of a k-means run, which ends when nothing changes.",
+    "Maximum number of k-means iterations; k-means stops when nothing changes.",
     default=ITERATIONS,
 )
 @whole_option(
     "--kmeans-restarts",
-    "Starts of k-means for each seed; the best is kept.  [default: 10 up to 1,000 clusters, else "
-    "1]",
+    "Number of starts of k-means for each seed; the best is kept.  [default: 10 up to 1,000 "
+    "clusters, else 1]",
 )
 @click.option(
     "--drop-nonfinite", is_flag=True, help="Leave out rows with NaN or infinity instead of failing."
@@ -83,10 +83,10 @@ def eval_command(
 
     Scores are computed for Euclidean distance (l2) and cosine similarity (cos). FILE is .h5, .npy,
     .npz, .csv, .parquet, .jsonl, .pt, .safetensors, .fvecs or another format listed in the README;
-    FILE::key selects an array in it. FILE may be a pattern or a folder of shards, and an address:
-    s3://, gs://, hf:// or https://. By default each item is a query and all other items are its
-    gallery. If FILE has query and gallery splits, or with --gallery, queries are ranked against the
-    gallery instead.
+    FILE::key selects an array in it. FILE may also be a pattern, a folder of shards, or an address:
+    s3://, gs://, hf:// or https://. By default each item is a query, and all other items are its
+    gallery. If FILE has the splits query and gallery, or if --gallery is given, each query is
+    ranked against the gallery instead.
 
     \b
     Examples:
@@ -240,8 +240,8 @@ def compare(
 ) -> None:
     """Compare two embedding files of the same items: is B better?
 
-    For each score, the difference B - A is shown with a 95% interval (paired bootstrap over
-    classes) and a p value, and for Recall@1 the number of queries that only A or only B answers
+    The table shows the difference B - A of each score with a 95% interval (paired bootstrap over
+    classes) and a p value. For Recall@1 it also shows how many queries only A or only B answers
     correctly. Rows are matched by path if both files have paths, else by position.
 
     \b
@@ -280,7 +280,7 @@ def compare(
 @click.option("--out", metavar="FILE", required=True, help="Embedding file to write (.h5).")
 @force_option
 def merge(files: tuple[str, ...], out: str, force: bool) -> None:
-    """Join embedding files of the same items: an ensemble.
+    """Join embedding files of the same items into an ensemble.
 
     The files must hold the same items with the same labels. Rows are scaled to length 1 and
     concatenated.

@@ -1,4 +1,4 @@
-"""What commands show on a terminal: safe text, warnings, JSON, rich consoles, the progress bar.
+"""Terminal output of commands: safe text, warnings, JSON, rich consoles, the progress bar.
 
 Functions import what `dmltool --help` does without, such as rich.
 """

@@ -1,4 +1,4 @@
-"""Load any embedding file, with labels or a gallery from other files if asked to, and save one."""
+"""Load any embedding file, optionally with labels or a gallery from other files; save embeddings."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "mrr",
         "MRR",
-        "Mean of 1 / rank, where the rank is that of the nearest positive.",
+        "Mean of 1 / rank of the nearest positive.",
         reciprocal_ranks,
         "ranks",
     ),
@@ -167,21 +167,21 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "map_at_r",
         "MAP@R",
-        "Mean average precision over the R nearest: R-precision that also rewards the order.",
+        "Mean average precision over the R nearest, which also depends on their order.",
         map_at_r,
         "positions",
     ),
     Metric(
         "nmi",
         "NMI",
-        "Normalised mutual information of k-means clusters and classes; ± over seeds.",
+        "Normalised mutual information of k-means clusters and classes; ± is over seeds.",
         nmi,
         "clusters",
     ),
     Metric(
         "ami",
         "AMI",
-        "Mutual information adjusted for chance: 0 for random clusters.",
+        "Mutual information of clusters and classes, adjusted for chance: 0 for random clusters.",
         ami,
         "clusters",
     ),

@@ -127,8 +127,8 @@ def device_option(task: str = "Device that counts ranks") -> Callable:
         type=Device(),
         default="auto",
         show_default=True,
-        help=f"{task}: cpu, cuda (all GPUs) or cuda:1; auto: GPUs if they work and there is much "
-        "to count.",
+        help=f"{task}: cpu, cuda (all GPUs) or cuda:1; auto: GPUs if they work and the problem is "
+        "large.",
     )
 
 
@@ -144,7 +144,7 @@ scoring_options = options(
         "--recall-at",
         type=Numbers("K,K,...", "a list of whole numbers from 1 such as 1,2,4,8", low=1),
         callback=lambda _ctx, _param, ks: tuple(dict.fromkeys(ks or ())),
-        help="Values of K for Recall@K.  [default: those usual for the file's data set, else "
+        help="Values of K for Recall@K.  [default: those that papers use for the data set, else "
         "1,2,4,8]",
     ),
     click.option(
@@ -156,7 +156,7 @@ scoring_options = options(
     ),
     whole_option(
         "--seeds",
-        "Number of k-means results for NMI and AMI, each with its own seed.",
+        "Number of seeds of k-means, for the mean and deviation of NMI and AMI.",
         default=3,
         metavar="N",
     ),
@@ -170,7 +170,9 @@ scoring_options = options(
     whole_option(
         "--queries", "Evaluate only N random queries; the gallery stays complete.", metavar="N"
     ),
-    whole_option("--seed", "Seed of the random queries and of the bootstrap.", 0, default=0),
+    whole_option(
+        "--seed", "Seed of the random choice of queries and of the bootstrap.", 0, default=0
+    ),
     click.option(
         "--memory",
         type=Size(),

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.command()
 @settings_options
 @whole_option("--workers", "Number of processes that load images.", 0)
-@whole_option("--seeds", "Train N runs with seeds 0, 1, ...", metavar="N")
+@whole_option("--seeds", "Train N runs, with the seeds --seed, --seed + 1, ...", metavar="N")
 @click.option("--out", metavar="RUN", help="Folder of the run.  [default: runs/PRESET]")
 @click.option(
     "--resume", metavar="RUN", help="Continue a run; with --epochs N, up to N epochs in total."
@@ -60,9 +60,9 @@ def train(
 ) -> None:
     """Train an embedding network: CE, SPCE, Group Loss and others.
 
-    Without options it trains on letters drawn from fonts: no download, about two minutes. It
-    writes checkpoints (best.pt, last.pt), config.toml, metrics.jsonl, curves.png and result.json
-    to the run folder.
+    Without options, the command trains on letters drawn from fonts, without a download, in about
+    two minutes. It writes checkpoints (best.pt, last.pt), config.toml, metrics.jsonl, curves.png
+    and result.json to the run folder.
 
     \b
     Examples:

@@ -88,7 +88,7 @@ class Data(Table):
     val_fraction: float = within(0, 0.9, default=0.1)
     """Fraction of the training classes held out to choose the best epoch."""
     val_seed: int = 0
-    """Seed that draws the held-out classes. Runs with another `run.seed` share the same classes."""
+    """Seed that draws the held-out classes; `run.seed` does not change them."""
     min_images: int = within(1, 10**6, default=1)
     """Leave out training classes with fewer images than this."""
     skip_bad: bool = False
@@ -96,7 +96,7 @@ class Data(Table):
     cache: str = one_of("auto", "none", "ram", "disk", default="auto")
     """Where to cache resized images: ram, disk or none. auto: ram if images are not files."""
     workers: int = within(-1, 1024, default=-1)
-    """Number of processes that load images; -1: chosen from the device and the cache."""
+    """Number of processes that load images; -1: depends on the device and the cache."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,13 @@ class Network(Table):
     weights: str = "none"
     """Initial weights: imagenet, none, or a weights file."""
     dim: int = within(0, 65_536, default=0)
-    """Embedding dimension, by a linear projection; 0: the backbone's own, no projection."""
+    """Embedding dimension, made by a linear projection; 0: that of the backbone, no projection."""
     batchnorm: bool = False
     """Apply BatchNorm1d without affine parameters to the embedding."""
     freeze_batchnorm: bool = False
     """Keep the running statistics of the backbone's BatchNorm layers fixed."""
     channels: int = one_of(1, 3, default=3)
-    """Input channels: 3 for RGB; 1: the three colours are averaged first."""
+    """Input channels: 3 for RGB; 1: the mean of the three colours."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Loss(Table):
     A logit then differs from the bias by at most this length times the norm of the weights."""
     miner: str = ""
     """Choose pairs or triplets with a miner of pytorch-metric-learning (`dmltool list miners` shows
-    all), or pml:NAME; empty: the loss sees all of a batch."""
+    all), or pml:NAME; empty: the loss sees the whole batch."""
     miner_options: dict[str, Any] = field(default_factory=dict)
     """Options of the miner, such as `epsilon` for `multi_similarity`."""
     monitor: tuple[str, ...] = ()
@@ -211,11 +211,11 @@ class Batches(Table):
     repeat: bool = False
     """Repeat images of classes with fewer than `images` images."""
     sampling: str = one_of("images", "classes", default="images")
-    """How often a class is drawn, with `classes` and `images`. images: in proportion to its images;
-    classes: all equally often."""
+    """How often a class is drawn if `classes` and `images` are set. images: in proportion to its
+    number of images; classes: all classes equally often."""
     balance: bool = False
-    """Choose `classes` and `images` automatically if they are not set: about `size` images that the
-    training classes can fill, with at least 4 images per class if the classes have that many."""
+    """Choose `classes` and `images` automatically if they are not set, so that a batch has about
+    `size` images and, if the classes are large enough, at least 4 images per class."""
 
     @property
     def total(self) -> int:
@@ -245,10 +245,10 @@ class Optimizer(Table):
     decay_all: bool = False
     """Apply weight decay to all parameters, also to biases and BatchNorm."""
     decoupled: bool = False
-    """Shrink the weights themselves instead of adding weight decay to the gradient: for radam and
-    adam; adamw always does."""
+    """Decoupled weight decay for adam and radam: shrink the weights directly instead of adding the
+    decay to the gradient. adamw always does this."""
     eps: float = within(0, 1e6, default=1e-8)
-    """Added to the denominator of adam, radam and adamw."""
+    """Number added to the denominator of adam, radam and adamw."""
     loss_lr: float = within(0, 1e6, default=1.0)
     """Factor on the learning rate of the loss's own parameters (heads, proxies)."""
     clip: float = within(0, 1e6, default=0.0)
@@ -268,14 +268,14 @@ class Phase(Table):
     """
 
     epochs: int = within(0, 10**6, default=0)
-    """Number of these epochs; 0: none."""
+    """Number of first epochs, which train with plain cross-entropy on the loss's head; 0: none."""
     batch: int = within(0, 1 << 20, default=0)
-    """Images per batch, drawn at random; 0: batches as in the other epochs."""
+    """Images per batch in these epochs, drawn at random; 0: batches as in the other epochs."""
     augment: bool = True
-    """Change images at random as in the other epochs; if false, images are those of evaluation."""
+    """Augment images as in the other epochs; if false, prepare them as in evaluation."""
     optimizer: dict[str, Any] = field(default_factory=dict)
-    """Settings of `optimizer` that differ, such as {lr = 3e-4}. If there are any, the optimiser is
-    a new one after these epochs; otherwise it goes on."""
+    """Settings of `optimizer` that differ in these epochs, such as {lr = 3e-4}. If there are any, a
+    new optimiser starts after these epochs; otherwise the same one continues."""
 
     def conflicts(self) -> Iterator[Problem]:
         if self.batch == 1:
@@ -292,9 +292,9 @@ class Schedule(Table):
     """Learning rate: cosine (falls to 0), step (times `factor` at each milestone) or constant."""
     warmup: int = within(0, 10**9, default=0)
     """Steps over which the learning rate rises from 0; at most a tenth of all steps. With cosine,
-    the smaller of warm-up and cosine counts."""
+    the learning rate is the smaller of warm-up and cosine."""
     milestones: tuple[int, ...] = within(1, 10**6, default=())
-    """Numbers of finished epochs after which `step` lowers the learning rate."""
+    """Epochs after which `step` lowers the learning rate, counted from 1."""
     factor: float = within(0, 1, default=0.1)
     """Factor on the learning rate at each milestone of `step`."""
 
@@ -306,9 +306,9 @@ class Run(Table):
     seed: int = within(0, 2**63 - 1, default=0)
     """Seed of the weights, the order of images, random crops, dropout and anchors."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, mps, ...; auto: CUDA, else MPS, else the CPU."""
+    """Device: cpu, cuda, cuda:1, mps, ...; auto: CUDA, else MPS, else the CPU."""
     threads: int = within(0, 10**6, default=0)
-    """CPU threads of torch; 0: a short trial chooses, and a resumed run keeps that number."""
+    """CPU threads of torch; 0: a short trial chooses, and a resumed run keeps the number."""
     precision: str = one_of("auto", "fp32", "bf16", "fp16", default="auto")
     """Precision of the network: fp32, bf16 or fp16. auto: bf16 on GPUs that support it, else fp32.
     The loss is always computed in float32."""
@@ -317,19 +317,19 @@ class Run(Table):
     compile: bool = False
     """Compile the network with torch.compile."""
     deterministic: bool = False
-    """Make runs repeat exactly: refuse GPU operations that are not deterministic; on a CPU use a
-    fixed number of threads instead of the one that a trial finds fastest."""
+    """Make repeated runs give identical results: refuse GPU operations that are not deterministic,
+    and on a CPU use a fixed number of threads instead of the fastest one in a trial."""
     select: str = one_of("val", "test", "last", default="val")
-    """How to choose the best epoch: val (held-out training classes, so that it trains on 90 % of
-    them), test (test set: use this to compare with the papers) or last (keep the last epoch)."""
+    """How to choose the best epoch. val: on held-out training classes (`data.val_fraction`); test:
+    on the test set, as the papers do, and train on all training classes; last: the last epoch."""
     recall_at: tuple[int, ...] = within(1, 10**9, default=())
-    """Values of K for Recall@K on the test set after training; empty: those that papers give for
+    """Values of K for Recall@K on the test set after training; empty: those that papers use for
     the data set, else 1, 2, 4, 8."""
     train_recall: int = within(0, 10**9, default=0)
-    """Number of training images, drawn as whole classes, for Recall@1 after each epoch; 0: none.
-    Compared with the scores of held-out classes it shows overfitting."""
+    """Number of training images, in whole classes, on which Recall@1 is computed after each epoch;
+    0: none. Compare it with the scores of held-out classes to see overfitting."""
     log: tuple[str, ...] = ()
-    """Trackers that also get the metrics: tensorboard, mlflow, wandb, or package.module:NAME."""
+    """Trackers that receive the metrics: tensorboard, mlflow, wandb, or package.module:NAME."""
 
 
 @dataclass(frozen=True)

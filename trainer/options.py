@@ -1,4 +1,4 @@
-"""Options of the commands that train: how they are declared, and the settings they make."""
+"""Declare the options of the commands that train, and convert them to settings."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ settings_options = options(
         "--dataset", metavar="NAME", help="Data set; see dmltool list datasets.  [default: glyphs]"
     ),
     click.option(
-        "--data", metavar="PATH", help="Folder with one folder per class, or a CSV table."
+        "--data", metavar="PATH", help="Folder of the data set, or a CSV table of images."
     ),
-    click.option("--loss", metavar="NAME", help="Loss; see dmltool list losses; also pml:NAME."),
+    click.option("--loss", metavar="NAME", help="Loss; see dmltool list losses, or pml:NAME."),
     click.option(
-        "--miner", metavar="NAME", help="Miner of pairs for the loss; see dmltool list miners."
+        "--miner", metavar="NAME", help="Miner of pairs or triplets; see dmltool list miners."
     ),
     click.option(
-        "--backbone", metavar="NAME", help="Backbone; see dmltool list backbones; also timm:NAME."
+        "--backbone", metavar="NAME", help="Backbone; see dmltool list backbones, or timm:NAME."
     ),
     click.option(
         "--weights", metavar="NAME|FILE", help="Initial weights: imagenet, none, or a file."
     ),
-    whole_option("--dim", "Embedding dimension; 0: the backbone's own.", 0),
+    whole_option("--dim", "Embedding dimension; 0: that of the backbone.", 0),
     whole_option("--epochs", "Number of epochs."),
     click.option(
         "--batch", type=Batch(), help="N random images, or C classes x M images: 128, 6x9."
@@ -81,14 +81,13 @@ settings_options = options(
     click.option(
         "--select",
         type=click.Choice(["val", "test", "last"]),
-        help="How to choose the best epoch: val (held-out training classes, so that it trains on "
-        "90 % of them), test (test set: use this to compare with the papers) or last (last "
-        "epoch).  [default: val]",
+        help="How to choose the best epoch. val: on a tenth of the training classes, which are "
+        "held out; test: on the test set, as the papers do; last: the last epoch.  [default: val]",
     ),
     click.option(
         "--monitor", metavar="NAME,...", help="Additional losses to log, such as spce,pce."
     ),
-    whole_option("--min-images", "Leave out training classes with fewer images."),
+    whole_option("--min-images", "Leave out training classes with fewer images than this."),
     click.option("--skip-bad", is_flag=True, help="Leave out unreadable images, also in export."),
     click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images."),
     click.option(
@@ -96,15 +95,23 @@ settings_options = options(
         type=click.Choice(["none", "ram", "disk"]),
         help="Where to cache resized images.",
     ),
-    click.option("--device", help="cpu, cuda, cuda:1, mps, ...  [default: a GPU if there is one]"),
-    whole_option("--threads", "CPU threads.  [default: found by a short trial]", metavar="N"),
+    click.option(
+        "--device", help="Device: cpu, cuda, cuda:1, mps, ...  [default: a GPU if there is one]"
+    ),
+    whole_option(
+        "--threads", "Number of CPU threads.  [default: a short trial chooses]", metavar="N"
+    ),
     click.option(
         "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Precision of the network."
     ),
-    click.option("--deterministic", is_flag=True, help="Make runs repeat exactly."),
+    click.option(
+        "--deterministic", is_flag=True, help="Make repeated runs give identical results."
+    ),
     click.option("--compile", is_flag=True, help="Compile the network with torch.compile."),
     click.option(
-        "--log", metavar="NAME,...", help="Also log to trackers: tensorboard, mlflow, wandb."
+        "--log",
+        metavar="NAME,...",
+        help="Send metrics to trackers too: tensorboard, mlflow, wandb.",
     ),
     click.option(
         "--set",

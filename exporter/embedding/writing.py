@@ -1,4 +1,4 @@
-"""Embed the images of a data set into one HDF5 file, in memory that does not grow with them.
+"""Embed the images of a data set into one HDF5 file, in memory independent of their number.
 
 Rows are written to `name.partial` as they are computed (see `retrieval.formats.hdf5.writing`). A
 run that was killed is resumed by computing the missing batches. A batch always holds the same

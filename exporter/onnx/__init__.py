@@ -1,1 +1,1 @@
-"""ONNX models: traced, described, made smaller, checked and run."""
+"""Trace, describe, compress, check and run ONNX models."""

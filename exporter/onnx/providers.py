@@ -1,4 +1,4 @@
-"""Choose the device that runs a model, by trying.
+"""Choose the device that runs a model, with a trial run.
 
 ONNX Runtime lists what it was compiled for, not what the machine has, and it prints failures to
 stdout, which is suppressed here.

@@ -1,4 +1,4 @@
-"""The table of embedding formats, and which of them a file has.
+"""The table of embedding formats, and how the format of a file is recognised.
 
 A module is imported when a file of its kind is read. It has one of these functions:
 

@@ -1,4 +1,4 @@
-"""Name files that are not read, with one line that converts each kind."""
+"""Recognise files of unsupported formats, and show a command that converts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Join the files of one set: their rows follow each other as if they stood in one file.
+"""Join the files of one set: their rows follow each other as if they were in one file.
 
 Ranking wants each set of vectors as one array. Those of shards are therefore copied, one shard
 after the other, to a temporary file without a name, which is then mapped into memory: one shard at

@@ -1,4 +1,4 @@
-"""Read Zarr stores, version 2 and 3: folders of chunks. Only codecs of the list below are run.
+"""Read Zarr stores, version 2 and 3: folders of chunks. Only codecs in a fixed list are run.
 
 zarr looks up codecs by name among all that is installed, and one of them unpickles. So the metadata
 are read here first, and a store that names any other codec is refused.

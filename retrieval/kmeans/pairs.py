@@ -1,4 +1,4 @@
-"""k-means from the distances of all pairs of points, for several starts on not too many points.
+"""k-means from the distances of all pairs of points, for several starts on few points.
 
 How far a point x is from the centroid c of n points follows from its squared distances to these
 points. With S(x) their sum, |x - c|^2 = S(x) / n - T / (2 n^2), where T is the sum of S over the

@@ -1,4 +1,4 @@
-"""The thresholds of nearness that the pairs of a tile are compared with, and their margins."""
+"""The thresholds that the pairs of a tile are compared with, and their error margins."""
 
 from __future__ import annotations
 

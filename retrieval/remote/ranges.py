@@ -1,4 +1,4 @@
-"""Copies of large files that are filled part by part, as readers ask for their bytes.
+"""Copies of large files that are downloaded part by part, as readers request their bytes.
 
 Such a copy has the size of the file and holes where nothing has been downloaded. A hole reads as
 zeros, so a reader calls `ensure` of `retrieval.formats.arrays` before it reads: then the missing

@@ -1,4 +1,4 @@
-"""Keep the folder of the cache within its limit: the least recently used entries make room.
+"""Keep the cache within its size limit: remove the least recently used entries.
 
 A process that uses an entry holds a lock on it. Entries that nobody holds are removed when room is
 wanted, for which the sizes of all files are added up.

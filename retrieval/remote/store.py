@@ -1,4 +1,4 @@
-"""List and download files by fsspec, with errors that say what to do."""
+"""List and download files with fsspec, with errors that say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make small pictures for the page, within a budget of bytes."""
+"""Make thumbnails for the page, within a limit of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choose the images of each batch, and the key of what is random about each image.
+"""Choose the images of each batch, and the key of each image's random changes.
 
 A plan is an array, a function of seed and epoch alone: a run that is resumed, or that runs on
 more processes, sees the same batches. A rank takes its columns of every batch.

@@ -39,7 +39,7 @@ MINERS = Registry(
     ),
     _miner(
         "distance_weighted",
-        "negatives drawn with equal chance for all distances",
+        "negatives drawn so that all distances are equally likely",
         "DistanceWeightedMiner",
     ),
     _miner(

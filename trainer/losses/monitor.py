@@ -1,4 +1,4 @@
-"""Losses computed beside the one that trains, such as the PCE behind cross-entropy.
+"""Losses that are logged in addition to the training loss, such as PCE with cross-entropy.
 
 They see the embeddings of a training step and change nothing: no gradient, no random numbers.
 """

@@ -1,4 +1,4 @@
-"""Weights from a file or from the network into a backbone. Nothing is ever unpickled."""
+"""Load weights into a backbone, from a file or a download. Nothing is ever unpickled."""
 
 import pickle
 import re

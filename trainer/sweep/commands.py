@@ -16,21 +16,23 @@ from trainer.options import resolved, settings_options, start_of
     "--grid",
     multiple=True,
     metavar="KEY=V,V,...",
-    help="Values of a setting; may be repeated, then all combinations are trained.",
+    help="Values of a setting. If the option is repeated, all combinations are trained.",
 )
 @whole_option("--random", "Draw N settings at random.", metavar="N")
-@whole_option("--tpe", "Draw N settings by Optuna's TPE sampler.", metavar="N")
+@whole_option("--tpe", "Draw N settings with Optuna's TPE sampler.", metavar="N")
 @click.option(
-    "--space", metavar="FILE", help="TOML file of ranges and choices for --random and --tpe."
+    "--space", metavar="FILE", help="TOML file with ranges and choices for --random and --tpe."
 )
 @whole_option(
-    "--seeds", "Number of runs of each setting; seeds are --seed, --seed + 1, ...", default=3
+    "--seeds", "Number of runs per setting, with the seeds --seed, --seed + 1, ...", default=3
 )
 @whole_option("--workers", "Number of processes that train settings at the same time.", default=1)
 @click.option(
     "--storage", metavar="URL", help="Database of the sweep.  [default: SQLite in the folder]"
 )
-@click.option("--test-all", is_flag=True, help="Score every run on the test set, not the best.")
+@click.option(
+    "--test-all", is_flag=True, help="Score all settings on the test set, not only the best one."
+)
 @click.option("--out", metavar="DIR", help="Folder of the sweep.  [default: runs/PRESET-sweep]")
 @json_option
 def sweep(
@@ -49,7 +51,7 @@ def sweep(
     """Train many settings with several seeds each, and compare them.
 
     Settings are compared on the validation classes; only the best one is scored on the test set.
-    The same command continues a sweep that was interrupted, and takes part in one that runs. It
+    The same command continues an interrupted sweep, or joins a sweep that is still running. It
     writes sweep.html, sweep.csv and sweep.json next to the run folders.
 
     \b

@@ -1,4 +1,4 @@
-"""Train the runs of one setting, a seed each; go on with what was interrupted."""
+"""Train the runs of one setting, one per seed, and continue interrupted ones."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What differs between devices: the product of two blocks of vectors, and the counting of it.
+"""The code that differs between devices: multiply two blocks of vectors and count pairs.
 
 Everything around it is shared: thresholds and margins (`limits`), and the exact decision of the
 pairs that float32 leaves open (`tiles`).

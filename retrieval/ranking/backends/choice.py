@@ -1,4 +1,4 @@
-"""Choose the device that counts ranks. torch is imported only where it may have a GPU to use."""
+"""Choose the device that counts ranks. torch is imported only if there may be a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Try the product of a device: is it float32 within the bound that the margins rely on?"""
+"""Check that a device multiplies in float32, within the error that the margins allow."""
 
 from __future__ import annotations
 

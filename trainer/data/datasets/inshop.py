@@ -1,4 +1,4 @@
-"""DeepFashion In-Shop Clothes Retrieval (Liu et al. 2016): queries ask the gallery."""
+"""DeepFashion In-Shop Clothes Retrieval (Liu et al. 2016), with query and gallery splits."""
 
 from pathlib import Path
 

@@ -58,13 +58,13 @@ TRACKERS = Registry(
     Entry(
         "mlflow",
         "trainer.run.trackers.mlflow:MLflow",
-        "the server or folder of MLFLOW_TRACKING_URI; without it MLflow's default, ./mlflow.db",
+        "the server or folder in MLFLOW_TRACKING_URI; by default ./mlflow.db",
         "mlflow",
     ),
     Entry(
         "wandb",
         "trainer.run.trackers.wandb:WandB",
-        "Weights & Biases; with WANDB_MODE=offline files in RUN/wandb",
+        "Weights & Biases; with WANDB_MODE=offline, files in RUN/wandb",
         "wandb",
     ),
     option="--log",
