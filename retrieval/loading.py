@@ -1,4 +1,4 @@
-"""Load any embedding file, optionally with labels or a gallery from other files; save embeddings."""
+"""Load any embedding file, optionally with labels or a gallery from other files, and save one."""
 
 from __future__ import annotations
 
