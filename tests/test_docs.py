@@ -3,7 +3,8 @@ somewhere.
 
 ```bash and ```python blocks of a page run in order, in one folder that holds photos and the files
 of a demo. ```sh lines need a data set, a GPU or minutes: they are parsed only, as are the former,
-by the command line itself. The ```py block of docs/onnx.md has tests/exporter/onnx/test_example.py.
+by the command line itself. The ```py block of docs/onnx.md has
+tests/exporter/onnx/test_metadata.py.
 """
 
 import re
@@ -352,3 +353,31 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), link
         if target.suffix == ".py" and title:  # the title names what is there
             assert re.search(rf"\b{title}\b", target.read_text()), f"{link}: {title}"
+
+
+# Files of ours
+
+
+def named_files(text):
+    """Paths and names of Python files that stand alone between backticks."""
+    return re.findall(r"`([\w/.-]+\.py)`", BLOCK.sub("", text))
+
+
+def is_there(name):
+    """A path from the root, or the bare name of a file of the packages."""
+    if "/" in name:
+        return (ROOT / name).exists()
+    folders = [ROOT / package for package in ("retrieval", "trainer", "exporter")]
+    return (ROOT / name).exists() or any(any(folder.rglob(name)) for folder in folders)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_source_files_named_in_the_text_exist(page):
+    assert [name for name in named_files(page.read_text()) if not is_there(name)] == []
+
+
+def test_a_source_file_that_does_not_exist_would_be_noticed():
+    names = named_files(
+        "`retrieval/tiles.py` and `tile.py`, but not `tiles.py`\n```py\n`a.py`\n```\n"
+    )
+    assert [name for name in names if not is_there(name)] == ["retrieval/tiles.py", "tile.py"]

@@ -1,4 +1,7 @@
-"""Imports point one way, cli -> exporter -> trainer -> retrieval; `retrieval` needs no torch."""
+"""Imports point one way, cli -> exporter -> trainer -> retrieval; `retrieval` needs no torch.
+
+Tests mirror the packages file by file.
+"""
 
 import ast
 import subprocess
@@ -56,3 +59,58 @@ def test_modules_that_windows_lacks_are_never_needed_to_import_ours():
             names = {alias.name for alias in getattr(node, "names", ())}
             lacking = {"fcntl", "resource", "termios", "pwd", "grp"}
             assert not (isinstance(node, ast.Import) and names & lacking), f"{path} needs {names}"
+
+
+# Tests mirror the packages: what `retrieval/checks.py` does is tested in
+# `tests/retrieval/test_checks.py`. What a package as a whole does, or its `__init__.py`, is tested
+# in a file with the name of the package, in its folder or beside it.
+
+ELSEWHERE = {
+    "retrieval/__init__.py": "Public names are tested in tests/test_public.py.",
+    "trainer/__init__.py": "Public names are tested in tests/test_public.py.",
+    "exporter/__init__.py": "Public names are tested in tests/test_public.py.",
+    "retrieval/ranking/backends/__init__.py": "It holds types and no code.",
+}
+
+
+def places(module: Path) -> list[Path]:
+    """The files that may hold the tests of a module, from the root."""
+    folder = "tests" / module.parent
+    if module.stem != "__init__":
+        return [folder / f"test_{module.stem}.py"]
+    return [place / f"test_{folder.name}.py" for place in (folder, folder.parent)]
+
+
+def has_code(path: Path) -> bool:
+    """Whether there is more than a docstring, imports and constants."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return any(isinstance(node, kinds) for node in ast.parse(path.read_text()).body)
+
+
+def mirrored_modules() -> list[Path]:
+    """All modules of the packages, from the root; of the `__init__.py` those with code."""
+    found = [path for layer in LAYERS if layer != "cli" for path in modules(layer)]
+    return [path.relative_to(ROOT) for path in found if path.stem != "__init__" or has_code(path)]
+
+
+def test_every_module_has_a_test_file_of_its_name():
+    missing = {
+        module.as_posix()
+        for module in mirrored_modules()
+        if not any((ROOT / place).exists() for place in places(module))
+    }
+    wrong = sorted(missing ^ ELSEWHERE.keys())
+    assert not wrong, f"without a test file, or in ELSEWHERE with one: {', '.join(wrong)}"
+
+
+def test_every_test_file_is_named_after_a_module():
+    strangers = []
+    for layer in LAYERS:
+        for path in sorted((ROOT / "tests" / layer).rglob("test_*.py")):
+            name, folder = path.stem.removeprefix("test_"), path.relative_to(ROOT / "tests").parent
+            known = [folder / f"{name}.py", folder / name / "__init__.py"]
+            if folder.name == name:  # the package of the folder itself
+                known.append(folder / "__init__.py")
+            if not any((ROOT / module).exists() for module in known):
+                strangers.append(path.relative_to(ROOT).as_posix())
+    assert not strangers, f"no module has the name of {', '.join(strangers)}"

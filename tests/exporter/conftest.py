@@ -1,11 +1,17 @@
 """A small network and its model file, exported once for all tests of the folder."""
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from exporter.networks import Together
 from exporter.onnx.trace import write_model
 from tests.exporter.networks import properties, settled
+from tests.trainer.conftest import draw_pictures, small_config
+from trainer.run import train
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,3 +40,22 @@ def unit(embedder, tmp_path_factory):
     network = Together([embedder], normalize=True)
     write_model(network, path, size=16, properties=said, input="float-nchw")
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Two runs of a few seconds on the same pictures, and the pictures."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("trained")
+    pictures = draw_pictures(folder / "pictures", classes=12)
+    for seed in (0, 1):
+        config = small_config(pictures)
+        config = replace(config, run=replace(config.run, seed=seed))
+        train.train(config, folder / f"run{seed}")
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy that a test may change."""
+    return Path(shutil.copytree(trained / "run0", tmp_path / "run"))

@@ -2,6 +2,8 @@
 
 import os
 
+from exporter.exporting import EMBEDDINGS, MODEL
+from tests.conftest import call
 from tests.trainer.conftest import SMALL
 
 
@@ -30,3 +32,37 @@ def test_threads_beyond_the_processors_are_said_and_not_started(dmltool, photos,
     done = dmltool("embed", "run/model.onnx", photos, "--out", "x.h5", *many)
     assert done.exit_code == 0, done.output
     assert "--threads 100000:" in done.stderr
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
+    monkeypatch.setattr("exporter.exporting.embed", interrupt)
+    done = call("export", run)
+    assert done.exit_code == 130
+    assert "nothing was written" not in done.stderr
+    assert "--resume" in done.stderr
+    monkeypatch.undo()
+    assert call("export", run, "--resume").exit_code == 0
+
+
+def test_an_export_stopped_before_anything_was_written_does_not_name_resume(run, monkeypatch):
+    monkeypatch.setattr("exporter.networks.load_member", interrupt)
+    done = call("export", run)
+    assert done.exit_code == 130
+    assert "nothing was written" in done.stderr
+    assert "--resume" not in done.stderr
+    (run / MODEL).write_bytes(b"of an earlier export")
+    assert "--resume" not in call("export", run, "--force").stderr
+
+
+def test_an_export_ends_with_the_next_step(run):
+    done = call("export", run)
+    assert done.stderr.splitlines()[-1] == f"Next: dmltool eval {run / EMBEDDINGS}"
+    done = call("export", run, "--no-embeddings", "--force")
+    assert f"Next: dmltool embed {run / MODEL}" in done.stderr
+    embedded = ("embed", run / MODEL, "glyphs", "--out", run / "g.h5")
+    assert call(*embedded).stderr.splitlines()[-1] == f"Next: dmltool eval {run / 'g.h5'}"
+    assert "Next:" not in call(*embedded, "--force", "--json").stderr

@@ -1,7 +1,6 @@
 """From a trained run to model.onnx and embeddings.h5, and what happens when something is wrong."""
 
 import json
-import os
 import random
 import shutil
 import time
@@ -15,7 +14,6 @@ from click.testing import CliRunner
 
 from cli import main
 from exporter import parity
-from exporter.embedding.embed import embed, find_data
 from exporter.exporting import EMBEDDINGS, MODEL, Settings, export
 from exporter.image_samples import comparison_images
 from exporter.networks import load_member
@@ -27,28 +25,9 @@ from tests.forks import Forked
 from tests.ranks import run_commands
 from tests.trainer.conftest import draw_pictures, small_config
 from trainer.data import datasets
-from trainer.run import checkpoint, train
+from trainer.run import train
 from trainer.run.device import CHOSEN
 from trainer.run.setup import load_data
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory):
-    """Two runs of a few seconds on the same pictures, and the pictures."""
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("trained")
-    pictures = draw_pictures(folder / "pictures", classes=12)
-    for seed in (0, 1):
-        config = small_config(pictures)
-        config = replace(config, run=replace(config.run, seed=seed))
-        train.train(config, folder / f"run{seed}")
-    return folder
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    """A copy that a test may change."""
-    return Path(shutil.copytree(trained / "run0", tmp_path / "run"))
 
 
 def invoke(*args):
@@ -174,16 +153,6 @@ def test_existing_files_are_kept_without_force(run):
     assert invoke("export", run, "--force").exit_code == 0
 
 
-def test_a_data_set_that_has_changed_is_refused(trained, run, tmp_path):
-    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
-    assert invoke("export", run, "--data", pictures, "--no-embeddings").exit_code == 0
-    for folder in sorted(pictures.iterdir()):
-        folder.rename(folder.with_name(f"new {folder.name}"))
-    done = invoke("export", run, "--data", pictures, "--force")
-    assert done.exit_code == 1
-    assert "is not the one" in done.stderr
-
-
 def test_an_image_that_vanished_is_named_or_left_out(trained, run, tmp_path):
     pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
     data = load_member(run).config.data
@@ -199,49 +168,6 @@ def test_an_image_that_vanished_is_named_or_left_out(trained, run, tmp_path):
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["embeddings"]["splits"] == {"test": 23}
     assert lost.name in done.stderr
-
-
-def test_images_that_cannot_be_read_are_left_out_of_the_comparison_too(trained, run, tmp_path):
-    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
-    for split in ("train", "test"):
-        data = load_data(load_member(run).config)
-        (pictures / data.paths[data.rows(split)[0]]).write_bytes(b"no image")
-    args = ("export", run, "--data", pictures, "--precision", "int8", "--max-recall-drop", 50)
-    done = invoke(*args)
-    assert done.exit_code == 1
-    assert "--skip-bad" in done.stderr
-    done = invoke(*args, "--skip-bad", "--json")
-    assert done.exit_code == 0, done.output
-    result = json.loads(done.stdout)
-    assert result["model"]["parity"]["images"] == 23
-    assert result["embeddings"]["splits"] == {"test": 23}
-
-
-@pytest.mark.parametrize("option", ["--no-onnx", "--resume"])
-def test_rows_are_not_computed_with_the_model_of_another_run(option, trained, run, tmp_path):
-    export([trained / "run1"], tmp_path / "other", Settings(embeddings=False))
-    shutil.copy(tmp_path / "other" / MODEL, run)
-    done = invoke("export", run, option)
-    assert done.exit_code == 1
-    assert "is not the model of" in done.stderr
-    assert not (run / EMBEDDINGS).exists()
-
-
-def test_an_ensemble_is_not_resumed_with_the_model_of_other_runs(trained, tmp_path):
-    runs = [trained / "run0", trained / "run1"]
-    export(runs, tmp_path, Settings(embeddings=False))
-    with pytest.raises(DmlError, match="is not the model of"):
-        export(runs[::-1], tmp_path, Settings(resume=True))
-    with pytest.raises(DmlError, match="is not the model of") as caught:
-        export(runs, tmp_path, Settings(resume=True, precision="fp16", input="float-nchw"))
-    assert "--precision" in caught.value.why
-    assert "--input" in caught.value.why
-    (tmp_path / ".export-killed").mkdir()  # as a kill right after the renaming leaves it
-    (tmp_path / ".export-killed" / "lock").touch()
-    again = export(runs, tmp_path, Settings(resume=True))
-    assert not (tmp_path / ".export-killed").exists()
-    assert again["embeddings"]["computed"] == 24
-    assert again["model"]["precisions"]  # as found when the model was made
 
 
 def test_what_is_said_of_lengths_is_true(trained, run, tmp_path):
@@ -279,146 +205,6 @@ def test_an_export_of_nothing_is_an_error(run):
     done = invoke("export", run, "--no-onnx", "--no-embeddings")
     assert done.exit_code == 1
     assert "nothing to export" in done.stderr
-
-
-def interrupt(*_, **__):
-    raise KeyboardInterrupt
-
-
-def test_an_interrupted_export_says_how_to_go_on(run, monkeypatch):
-    monkeypatch.setattr("exporter.exporting.embed", interrupt)
-    done = invoke("export", run)
-    assert done.exit_code == 130
-    assert "nothing was written" not in done.stderr
-    assert "--resume" in done.stderr
-    monkeypatch.undo()
-    assert invoke("export", run, "--resume").exit_code == 0
-
-
-def test_an_export_stopped_before_anything_was_written_does_not_name_resume(run, monkeypatch):
-    monkeypatch.setattr("exporter.networks.load_member", interrupt)
-    done = invoke("export", run)
-    assert done.exit_code == 130
-    assert "nothing was written" in done.stderr
-    assert "--resume" not in done.stderr
-    (run / MODEL).write_bytes(b"of an earlier export")
-    assert "--resume" not in invoke("export", run, "--force").stderr
-
-
-def test_an_export_ends_with_the_next_step(run):
-    done = invoke("export", run)
-    assert done.stderr.splitlines()[-1] == f"Next: dmltool eval {run / EMBEDDINGS}"
-    done = invoke("export", run, "--no-embeddings", "--force")
-    assert f"Next: dmltool embed {run / MODEL}" in done.stderr
-    embedded = ("embed", run / MODEL, "glyphs", "--out", run / "g.h5")
-    assert invoke(*embedded).stderr.splitlines()[-1] == f"Next: dmltool eval {run / 'g.h5'}"
-    assert "Next:" not in invoke(*embedded, "--force", "--json").stderr
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"", "cannot be read as a checkpoint"),
-        (b"PK\x03\x04 half a file", "cannot be read as a checkpoint"),
-        ({"weights": 1}, "is not a checkpoint of dmltool"),
-        ({"format": "dmltool-checkpoint", "version": 99}, "version 99"),
-        ({"format": "dmltool-checkpoint", "version": 1}, "is damaged"),
-    ],
-)
-def test_what_is_no_checkpoint_is_refused(content, told, tmp_path):
-    path = tmp_path / "best.pt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    done = invoke("export", path)
-    assert done.exit_code == 1
-    assert told in done.stderr
-    assert {p.name for p in tmp_path.iterdir()} == {"best.pt"}
-
-
-def test_a_checkpoint_with_other_keys_is_refused(run):
-    state = checkpoint.load(run / "best.pt")
-    state["embedder"]["extra.weight"] = torch.zeros(3)
-    del state["embedder"]["projection.bias"]
-    torch.save(state, run / "best.pt")
-    done = invoke("export", run)
-    assert done.exit_code == 1
-    assert "do not fit its network" in done.stderr
-    assert "extra.weight" in done.stderr
-
-
-def test_a_checkpoint_may_leave_things_to_defaults_and_hold_odd_ones(run):
-    state = checkpoint.load(run / "best.pt")
-    del state["config"]["loss"]["name"]
-    state["versions"]["torch"] = torch.zeros(1)
-    torch.save(state, run / "best.pt")
-    done = invoke("export", run, "--no-embeddings")
-    assert done.exit_code == 0, done.output
-    assert describe(run / MODEL).metadata.loss == "ce"
-    del state["config"]["network"]
-    torch.save(state, run / "best.pt")
-    done = invoke("export", run, "--no-embeddings", "--force")
-    assert done.exit_code == 1
-    assert "lacks network" in done.stderr
-
-
-def test_code_in_a_checkpoint_is_not_run(tmp_path):
-    class Bomb:
-        def __reduce__(self):
-            return (os.mkdir, (str(tmp_path / "executed"),))
-
-    torch.save({"format": "dmltool-checkpoint", "bomb": Bomb()}, tmp_path / "best.pt")
-    done = invoke("export", tmp_path)
-    assert done.exit_code == 1
-    assert "code in it is never run" in done.stderr
-    assert not (tmp_path / "executed").exists()
-
-
-def test_embed_takes_folders_tables_and_named_data_sets(trained, run, tmp_path):
-    export([run], settings=Settings(embeddings=False))
-    result = embed(run / MODEL, str(trained / "pictures"), tmp_path / "all.h5")
-    assert result["splits"] == {"test": 96}
-    table = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures")) / "images.csv"
-    lines = [f"class{c}/{n}.png,c{c}\n" for c in (0, 1) for n in (0, 1)]
-    table.write_text("path,label\n" + "".join(lines))
-    assert embed(run / MODEL, str(table), tmp_path / "t.h5")["splits"] == {"test": 4}
-    assert find_data("glyphs").name == "glyphs"
-    with pytest.raises(DmlError, match="images of cub have to be in a folder") as caught:
-        find_data("cub")
-    assert "cub:FOLDER" in caught.value.fix
-    whole, some = (load(tmp_path / name).splits["test"] for name in ("all.h5", "t.h5"))
-    paths = [str(path) for path in whole.paths]
-    places = [paths.index(f"class{c}/{n}.png") for c in (0, 1) for n in (0, 1)]
-    np.testing.assert_array_equal(whole.vectors[places], some.vectors)
-
-
-def test_what_embed_reads_is_never_overwritten(trained, run, tmp_path):
-    export([run], settings=Settings(embeddings=False))
-    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
-    table = pictures / "images.csv"
-    table.write_text("path,label\nclass0/0.png,c0\nclass1/0.png,c1\n")
-    for data, target in (
-        (pictures, run / MODEL),
-        (table, table),
-        (pictures, pictures / "class0" / "0.png"),
-    ):
-        before = target.read_bytes()
-        done = invoke("embed", run / MODEL, data, "--out", target, "--force")
-        assert done.exit_code == 1
-        assert "read and written at once" in done.stderr
-        assert target.read_bytes() == before
-
-
-def test_one_class_or_one_image_can_be_embedded(trained, run, tmp_path):
-    export([run], settings=Settings(embeddings=False))
-    shutil.copytree(trained / "pictures" / "class0", tmp_path / "alone" / "class0")
-    model, data = run / MODEL, str(tmp_path / "alone")
-    assert embed(model, data, tmp_path / "class.h5")["splits"] == {"test": 8}
-    for path in sorted((tmp_path / "alone" / "class0").iterdir())[1:]:
-        path.unlink()
-    found = embed(model, data, tmp_path / "image.h5", half=True)
-    assert found["splits"] == {"test": 1}
 
 
 def test_an_export_that_cannot_begin_leaves_no_folder(run, tmp_path):

@@ -1,6 +1,5 @@
 """`inspect model.onnx`: what a model says of itself, checked again on request."""
 
-import io
 import json
 import re
 from pathlib import Path
@@ -10,13 +9,11 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import helper
-from rich.console import Console
 
 from cli import main
 from exporter.exporting import MODEL, Settings, export
 from exporter.inspection import check_model, inspect_model
 from exporter.onnx.model import describe
-from exporter.tables import model_table
 from retrieval import neighbours
 from retrieval.errors import DmlError
 from retrieval.ranking.backends.choice import VARIABLE
@@ -195,14 +192,6 @@ def test_models_that_do_not_embed_soundly_fail_the_check(tmp_path, make, failed)
     assert "NO" in done.stdout
 
 
-def test_checks_are_of_models_only(tmp_path):
-    np.save(tmp_path / "x.npy", np.eye(3))
-    assert invoke("inspect", tmp_path / "x.npy", "--check").exit_code == 2
-    missing = invoke("inspect", tmp_path / "nope.onnx")
-    assert missing.exit_code == 1
-    assert "nope.onnx" in missing.stderr
-
-
 def test_inspecting_a_model_loads_no_torch_and_no_h5py(tmp_path):
     import subprocess
     import sys
@@ -216,34 +205,9 @@ def test_inspecting_a_model_loads_no_torch_and_no_h5py(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 
 
-def test_a_hash_is_shown_in_full_on_a_narrow_terminal(run):
-    for width in (60, 80):
-        console = Console(file=io.StringIO(), width=width)
-        found = inspect_model(run / MODEL)
-        console.print(model_table(found))
-        assert found["sha256"] in "".join(console.file.getvalue().split())
-
-
 def test_the_next_step_for_a_foreign_model_names_what_it_does_not_say(tmp_path):
     path = save(tmp_path / "net.onnx", mean_model(("batch", 3, 8, 8), FLOAT, axes=(2, 3)))
     done = invoke("inspect", path, "--check")
     assert done.exit_code == 0, done.output
     assert done.stderr.splitlines()[-1].endswith("--mean R,G,B --std R,G,B")
     assert re.search(r"size +\d+ B, \d+ nodes", done.stdout)
-
-
-def test_entropy_of_equal_rows_says_why_there_is_none(tmp_path):
-    file = tmp_path / "same.npz"
-    np.savez(file, embeddings=np.ones((4, 3), np.float32), labels=[0, 0, 1, 1])
-    result = CliRunner().invoke(main, ["inspect", str(file), "--entropy"])
-    assert result.exit_code == 0
-    text = " ".join(result.output.split())
-    assert "H(Z) (l2, cos) cannot be estimated: it needs two rows that differ" in text
-
-
-def test_run_of_an_embedding_file_needs_entropy(tmp_path):
-    file = tmp_path / "ok.npz"
-    np.savez(file, embeddings=np.eye(3, dtype=np.float32), labels=[0, 0, 1])
-    result = CliRunner().invoke(main, ["inspect", str(file), "--run", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "add --entropy" in result.output

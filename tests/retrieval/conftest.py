@@ -1,4 +1,4 @@
-"""A real browser for pages: headless Chromium, spoken to over a pipe (DevTools protocol)."""
+"""Items with paths, and a real browser: headless Chromium over a pipe (DevTools protocol)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 FLAGS = (
@@ -234,3 +235,10 @@ def browser(tmp_path_factory):
     one = Browser(program, tmp_path_factory.mktemp("profile"))
     yield one
     one.close()
+
+
+@pytest.fixture
+def items(clustered):
+    """Vectors, labels and paths."""
+    X, labels = clustered
+    return X, labels, np.array([f"{n:03}.jpg" for n in range(len(X))])

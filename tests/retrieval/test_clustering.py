@@ -1,12 +1,14 @@
 """k-means against scikit-learn and FAISS, and cases with one answer."""
 
+import sys
+
 import faiss
 import numpy as np
 import pytest
 from sklearn.cluster import KMeans as SklearnKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
-from retrieval import clustering
+from retrieval import DmlError, clustering, evaluate
 from retrieval.evaluation import Settings
 from retrieval.kmeans import seeding
 
@@ -228,3 +230,53 @@ def test_progress_moves_while_iterations_are_computed():
     kmeans(x, 60, seed=0, kmeans_restarts=1, progress=lambda *count: told.append(count))
     between = {done for done, total in told if 60 < done < total}
     assert len(between) > 1, told
+
+
+def test_k_means_of_sop_is_waited_for_if_one_clustering_serves_both_distances():
+    seconds, sop = clustering.estimated_seconds, (60_502, 512, 11_316)
+    assert seconds(*sop, runs=3) < clustering.LONG < seconds(*sop, runs=6)
+    assert seconds(8_131, 2048, 98, runs=60) < clustering.LONG
+
+
+def test_nmi_needs_no_faiss(monkeypatch, clustered):
+    with_faiss = evaluate(*clustered, seeds=1)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert evaluate(*clustered, seeds=1) == with_faiss
+    assert with_faiss["distances"]["cos"]["nmi"]["mean"] > 0
+
+
+def test_rows_of_length_one_are_clustered_once(monkeypatch, clustered):
+    X, labels = clustered
+    clustered_as = []
+
+    def told(*args, real=clustering.cluster_scores, **options):
+        clustered_as.append(args[2])
+        return real(*args, **options)
+
+    monkeypatch.setattr(clustering, "cluster_scores", told)
+    unit = (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32)
+    both = evaluate(unit, labels, seeds=2)["distances"]
+    assert clustered_as == ["cos"]
+    assert both["l2"]["nmi"] == both["cos"]["nmi"]
+    alone = evaluate(unit, labels, seeds=2, distances="l2")["distances"]["l2"]
+    assert alone["nmi"]["mean"] == pytest.approx(both["l2"]["nmi"]["mean"], abs=0.02)
+    clustered_as.clear()
+    evaluate(unit * np.float32(1.001), labels, seeds=1)
+    assert clustered_as == ["l2", "cos"]
+
+
+def test_the_start_of_k_means_is_chosen_and_recorded(clustered):
+    plus, random = (
+        evaluate(*clustered, seeds=2, kmeans_init=init, kmeans_restarts=1)
+        for init in ("k-means++", "random")
+    )
+    assert plus["settings"]["kmeans_init"] == "k-means++"
+    assert random["settings"]["kmeans_init"] == "random"
+    assert plus["settings"]["kmeans_iterations"] == 300
+    assert plus["settings"]["kmeans_restarts"] == 1
+    assert evaluate(*clustered, seeds=1)["settings"]["kmeans_restarts"] == 10
+    used = plus["distances"]["cos"]["kmeans_iterations"]
+    assert len(used) == 2
+    assert all(1 <= n < 300 for n in used)
+    with pytest.raises(DmlError, match="kmeans_init"):
+        Settings(kmeans_init="magic")

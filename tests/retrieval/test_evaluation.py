@@ -1,14 +1,17 @@
+"""`evaluate`: scores by hand and by FAISS, and what must not change them."""
+
 import json
-import sys
 from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
 
-from retrieval import DmlError, Embeddings, Split, clustering, evaluate, load, save
-from retrieval.evaluation import Settings, run
-from retrieval.problem import from_arrays, sample
+from retrieval import DmlError, Embeddings, Split, evaluate, load, save
+from retrieval.evaluation import Settings, score
+from retrieval.problem import from_arrays
+from tests.golden.cases import vectors
+from tests.ranks import in_threads
 
 
 def test_the_result_has_the_documented_shape(clustered):
@@ -41,13 +44,6 @@ def test_scores_match_arithmetic_by_hand():
     scores = result["distances"]["l2"]
     assert scores["recall"] == {"1": 0.4, "2": 0.6, "3": 0.8, "4": 1.0}
     assert scores["mrr"] == pytest.approx((1 / ranks).mean())
-
-
-def test_query_gallery_is_chosen_when_there_is_a_gallery(clustered):
-    X, labels = clustered
-    result = evaluate(X[:20], labels[:20], X[20:], labels[20:], nmi=False)
-    assert result["protocol"] == "query-gallery"
-    assert (result["queries"], result["gallery"]) == (20, 40)
 
 
 def test_recall_and_map_at_r_are_those_of_faiss_lists(clustered):
@@ -141,45 +137,6 @@ def test_scaling_all_vectors_changes_nothing(clustered):
     assert before == after
 
 
-def test_checks_count_what_is_wrong():
-    X = np.array([[1.0, 0], [1, 0], [0, 0], [0, 1], [0, 2], [5, 5]], np.float32)
-    result = evaluate(X, np.array([0, 1, 0, 1, 1, 2]), nmi=False, map_at_r=False)
-    checks = result["checks"]
-    assert checks["zero_norm_rows"] == 1
-    assert checks["conflicting_duplicates"] == 2
-    assert checks["single_item_classes"] == 1
-    assert checks["lone_queries"] == 1
-    assert checks["nonfinite_rows"] == 0
-    assert checks["tied_queries"] > 0
-
-
-def test_queries_found_in_the_gallery_are_counted(clustered):
-    X, labels = clustered
-    result = evaluate(X[:20], labels[:20], X[15:].astype(np.float64), labels[15:], nmi=False)
-    assert result["checks"]["queries_in_gallery"] == 5
-
-
-def test_checks_of_queries_and_gallery_look_at_both():
-    gallery = np.array([[1.0, 0], [0, 1], [2, 2], [0, 0]])
-    queries = np.array([[1.0, 0], [0, 1], [0, 0], [7, 7]])
-    result = evaluate(queries, [0, 5, 3, 4], gallery, [0, 1, 2, 3], nmi=False, map_at_r=False)
-    checks = result["checks"]
-    assert checks["zero_norm_rows"] == 2
-    assert checks["queries_in_gallery"] == 3
-    assert checks["conflicting_duplicates"] == 1  # (0, 1) is 5 and 1
-    assert checks["single_item_classes"] == 4  # 1, 2, 4, 5
-    assert checks["lone_queries"] == 2
-
-
-def test_a_tie_under_either_distance_is_counted():
-    # Parallel to the positive: tied for cos alone.
-    X = np.array([[1.0, 0], [2, 0], [3, 0], [0, 1], [0, 1.5]])
-    result = evaluate(X, [0, 0, 1, 2, 2], nmi=False, map_at_r=False)
-    assert result["distances"]["l2"]["tied_queries"] == 1  # 2 lies between 1 and 3
-    assert result["distances"]["cos"]["tied_queries"] == 2
-    assert result["checks"]["tied_queries"] == 2
-
-
 def test_sampling_queries_changes_neither_checks_nor_clusters(clustered):
     X, labels = clustered
     full = evaluate(X, labels, seeds=1)
@@ -189,76 +146,10 @@ def test_sampling_queries_changes_neither_checks_nor_clusters(clustered):
         assert some["checks"][name] == full["checks"][name]
 
 
-def test_overlapping_calls_leave_blas_as_it_was(clustered):
-    from concurrent.futures import ThreadPoolExecutor
-
-    from threadpoolctl import threadpool_info
-
-    before = threadpool_info()
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: evaluate(*clustered, nmi=False), range(8)))
-    assert all(result == results[0] for result in results)
-    assert threadpool_info() == before
-
-
-def test_nonfinite_rows_are_an_error_unless_dropped(clustered):
-    X, labels = clustered
-    X[3, 2], X[9, 0] = np.nan, np.inf
-    with pytest.raises(DmlError, match=r"2 of 60 .*rows 3, 9"):
-        evaluate(X, labels, nmi=False)
-    result = evaluate(X, labels, nmi=False, drop_nonfinite=True)
-    assert result["queries"] == 58
-    assert result["checks"]["nonfinite_rows"] == 2
-    with pytest.raises(DmlError, match="All 60"):
-        evaluate(np.full_like(X, np.nan), labels, drop_nonfinite=True)
-
-
 def test_lone_queries_stay_in_the_denominator():
     X = np.array([[0.0], [0.1], [5.0]])
     result = evaluate(X, [0, 0, 1], nmi=False)
     assert result["distances"]["l2"]["recall"]["1"] == pytest.approx(2 / 3)
-
-
-def test_sampled_queries_are_those_of_the_seed_and_keep_the_gallery(clustered):
-    X, labels = clustered
-    problem = sample(from_arrays(X, labels), 10, seed=3)
-    assert (problem.query_rows == sample(from_arrays(X, labels), 10, seed=3).query_rows).all()
-    full = run(from_arrays(X, labels), Settings(nmi=False, map_at_r=False))
-    some = run(from_arrays(X, labels), Settings(nmi=False, map_at_r=False, queries=10, seed=3))
-    assert some.result["queries"] == 10
-    assert some.result["gallery"] == 60
-    assert (some.ranks["cos"] == full.ranks["cos"][problem.query_rows]).all()
-
-
-def test_integer_labels_of_both_signs_and_widths_meet_without_rounding():
-    X = np.eye(3)
-    big = np.array([2**63, 2**63 + 1, 5], np.uint64)
-    result = evaluate(X, big, X, np.array([-1, 5, 7]), nmi=False, map_at_r=False)
-    assert result["classes"] == 5
-    beyond = np.array([2**70, 2**70 + 1, 2**70], object)
-    assert evaluate(X, beyond, nmi=False, map_at_r=False)["classes"] == 2
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ((np.ones(3), np.ones(3, int)), "shape"),
-        ((np.ones((3, 0)), np.ones(3, int)), "shape"),
-        ((np.ones((3, 2)), np.ones(2, int)), "3 embeddings but labels"),
-        ((np.ones((3, 2)), np.full(3, 1.5)), "must be whole numbers"),
-        ((np.ones((3, 2)), [1, "1", 2]), "labels of the types int, str"),
-        ((np.ones((3, 2), complex), np.ones(3, int)), "complex128"),
-        ((np.ones((3, 2)), np.ones(3, int), np.ones((3, 4)), np.ones(3, int)), "2 dimensions"),
-        ((np.ones((3, 2)), np.ones(3, int), np.ones((3, 2))), "come together"),
-        (
-            (np.ones((3, 2)), np.ones(3, int), np.ones((3, 2)), ["a", "b", "c"]),
-            "names and the others are numbers",
-        ),
-    ],
-)
-def test_arrays_that_do_not_fit_are_refused(args, message):
-    with pytest.raises(DmlError, match=message):
-        evaluate(*args)
 
 
 def test_settings_that_do_not_work_are_reported_together():
@@ -273,50 +164,6 @@ def test_settings_that_do_not_work_are_reported_together():
     for wrong in (*several, {"seed": -1}, {"resamples": 0}, {"level": 95}):
         with pytest.raises(DmlError, match=next(iter(wrong))):
             Settings(**wrong)
-
-
-def test_nmi_needs_no_faiss(monkeypatch, clustered):
-    with_faiss = evaluate(*clustered, seeds=1)
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    assert evaluate(*clustered, seeds=1) == with_faiss
-    assert with_faiss["distances"]["cos"]["nmi"]["mean"] > 0
-
-
-def test_rows_of_length_one_are_clustered_once(monkeypatch, clustered):
-    X, labels = clustered
-    clustered_as = []
-
-    def told(*args, real=clustering.cluster_scores, **options):
-        clustered_as.append(args[2])
-        return real(*args, **options)
-
-    monkeypatch.setattr(clustering, "cluster_scores", told)
-    unit = (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32)
-    both = evaluate(unit, labels, seeds=2)["distances"]
-    assert clustered_as == ["cos"]
-    assert both["l2"]["nmi"] == both["cos"]["nmi"]
-    alone = evaluate(unit, labels, seeds=2, distances="l2")["distances"]["l2"]
-    assert alone["nmi"]["mean"] == pytest.approx(both["l2"]["nmi"]["mean"], abs=0.02)
-    clustered_as.clear()
-    evaluate(unit * np.float32(1.001), labels, seeds=1)
-    assert clustered_as == ["l2", "cos"]
-
-
-def test_the_start_of_k_means_is_chosen_and_recorded(clustered):
-    plus, random = (
-        evaluate(*clustered, seeds=2, kmeans_init=init, kmeans_restarts=1)
-        for init in ("k-means++", "random")
-    )
-    assert plus["settings"]["kmeans_init"] == "k-means++"
-    assert random["settings"]["kmeans_init"] == "random"
-    assert plus["settings"]["kmeans_iterations"] == 300
-    assert plus["settings"]["kmeans_restarts"] == 1
-    assert evaluate(*clustered, seeds=1)["settings"]["kmeans_restarts"] == 10
-    used = plus["distances"]["cos"]["kmeans_iterations"]
-    assert len(used) == 2
-    assert all(1 <= n < 300 for n in used)
-    with pytest.raises(DmlError, match="kmeans_init"):
-        Settings(kmeans_init="magic")
 
 
 @pytest.mark.parametrize(
@@ -337,51 +184,6 @@ def test_k_of_recall_is_that_of_the_data_set(clustered, data_set, expected):
     assert result["settings"]["recall_at"] == list(expected)
     assert list(result["distances"]["l2"]["recall"]) == [str(k) for k in expected]
     assert evaluate(data, nmi=False, recall_at=(1, 3))["settings"]["recall_at"] == [1, 3]
-
-
-def test_queries_and_gallery_without_a_common_label_are_an_error_not_a_score():
-    X = np.eye(4)
-    for mine, theirs in [
-        ([1, 1, 2, 2], [3, 3, 4, 4]),
-        (["a", "a", "b", "b"], ["c", "c", "d", "d"]),
-    ]:
-        with pytest.raises(DmlError, match="no label in common"):
-            evaluate(X, mine, X, theirs, nmi=False)
-
-
-def test_labels_that_numpy_would_merge_stay_apart_or_are_refused():
-    X = np.eye(4)
-    for labels in ([1, 1, "1", "1"], np.array([1, 1, "1", "1"], object), (True, True, "1", "1")):
-        with pytest.raises(DmlError, match="all integers or all strings"):
-            evaluate(X, labels, nmi=False)
-    for labels in (["a", "a", "a\0", "a\0"], np.array(["a", "a", "a\0", "a\0"], object)):
-        with pytest.raises(DmlError, match="zero character"):
-            evaluate(X, labels, nmi=False)
-    assert evaluate(X, ["0", "0", "-0", "-0"], nmi=False)["classes"] == 2
-    assert evaluate(X, [2**64, 2**64, 2**64 + 1, 2**64 + 1], nmi=False)["classes"] == 2
-
-
-def test_text_that_writes_integers_matches_integers():
-    X = np.random.default_rng(0).standard_normal((8, 3))
-    numbers = np.array([1, 1, 2, 10])
-    expected = evaluate(X[:4], numbers, X[4:], numbers, nmi=False)
-    mixed = evaluate(X[:4], numbers.astype(str), X[4:], numbers, nmi=False)
-    assert mixed == expected
-    with pytest.raises(DmlError, match="'01' and 1"):
-        evaluate(X[:4], ["01", "1", "2", "10"], X[4:], numbers, nmi=False)
-
-
-def test_matrices_and_masked_arrays_are_converted_or_refused(clustered):
-    X, labels = clustered
-    expected = evaluate(X, labels, nmi=False)
-    assert evaluate(X.view(np.matrix), labels, nmi=False) == expected
-    assert evaluate(np.ma.array(X), np.ma.array(labels), nmi=False) == expected
-    hole = np.zeros(X.shape, bool)
-    hole[3, 1] = True
-    with pytest.raises(DmlError, match="1 values of the embeddings are masked"):
-        evaluate(np.ma.array(X, mask=hole), labels, nmi=False)
-    with pytest.raises(DmlError, match="1 values of the labels"):
-        evaluate(X, np.ma.array(labels, mask=hole[:, 1]), nmi=False)
 
 
 @pytest.mark.parametrize("wrong", [(True,), True, (1.0,), (1, False)])
@@ -421,43 +223,14 @@ def test_settings_take_one_distance_or_k_alone():
     assert Settings(recall_at=[1, 10]).recall_at == (1, 10)
 
 
-def test_one_class_is_noted_since_every_score_is_trivial(rng):
-    vectors = rng.standard_normal((5, 3))
-    note = "there is only one class: no query has a negative, so every score is trivially 100 %"
-    assert note in evaluate(vectors, [0] * 5, nmi=False)["notes"]
-    assert note in evaluate(vectors, [0] * 5, vectors, [0] * 5, nmi=False)["notes"]
-    assert note not in evaluate(vectors, [0, 0, 0, 1, 1], nmi=False)["notes"]
+def test_processes_that_read_different_files_are_told():
+    X, labels = vectors()
+    other = X.copy()
+    other[0, 0] += 1
 
+    def work(world):
+        problem = from_arrays(other if world.rank == 1 else X, labels)
+        with pytest.raises(DmlError, match="different embeddings"):
+            score(problem, Settings(nmi=False), world=world)
 
-def test_intervals_over_few_classes_are_noted(rng):
-    vectors, gallery = rng.standard_normal((2, 14, 3))
-
-    def notes(classes, *more):
-        found = evaluate(vectors, np.arange(14) % classes, *more, nmi=False, recall_at=1)
-        return found["notes"]
-
-    note = "queries have only {} classes, so intervals are too narrow and p values too small"
-    assert notes(2) == [note.format(2)]
-    assert notes(5) == [note.format(5)]
-    assert notes(6) == []
-    assert notes(2, gallery, np.arange(14)) == [
-        note.format(2)
-    ]  # classes of the gallery do not count
-
-
-def test_labels_that_all_differ_are_noted(rng):
-    vectors = rng.standard_normal((9, 3))
-    for labels, told in ((np.arange(9), True), (np.arange(9) % 8, False)):
-        notes = evaluate(vectors, labels, nmi=False)["notes"]
-        assert any("row numbers" in note for note in notes) == told
-
-
-def test_a_single_row_has_no_candidates_to_speak_of():
-    assert evaluate([[1.0, 2.0]], [0], nmi=False)["notes"] == []
-
-
-def test_a_single_candidate_is_singular():
-    notes = evaluate([[1.0], [2.0]], [0, 1], nmi=False, recall_at=1)["notes"]
-    assert notes[-1] == (
-        "Recall@1: a query has only 1 candidate, so every one with a positive finds it"
-    )
+    in_threads(3, work)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval import resources
+from retrieval import evaluate, resources
 from retrieval.resources import (
     allowed,
     available_memory,
@@ -124,3 +124,15 @@ def test_libraries_are_looked_for_again_only_after_an_import(monkeypatch):
     with resources.single_blas_thread():
         pass
     assert len(looked) == 2
+
+
+def test_overlapping_calls_leave_blas_as_it_was(clustered):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from threadpoolctl import threadpool_info
+
+    before = threadpool_info()
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: evaluate(*clustered, nmi=False), range(8)))
+    assert all(result == results[0] for result in results)
+    assert threadpool_info() == before

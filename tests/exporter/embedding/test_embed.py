@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,9 +13,12 @@ from PIL import Image
 
 from cli import main
 from exporter.embedding.embed import embed, find_data
+from exporter.exporting import MODEL, Settings, export
+from exporter.onnx.model import describe
 from retrieval.errors import DmlError
 from retrieval.loading import load
 from tests.exporter.models import PROPERTIES, mean_model
+from trainer.data import datasets
 from trainer.reporting import pictures_of
 
 
@@ -84,8 +88,6 @@ def test_a_file_records_how_to_get_its_images_again(model, tmp_path, monkeypatch
 def test_glyphs_of_another_seed_are_drawn_again(model, tmp_path):
     from exporter.embedding.engine import onnx_engine
     from exporter.embedding.writing import embed
-    from exporter.onnx.model import describe
-    from trainer.data import datasets
 
     data = datasets.load("glyphs", seed=5)
     rows = {"test": data.rows("test")[:20]}
@@ -215,3 +217,49 @@ def test_names_that_are_not_utf8_go_through_embed_eval_and_report(model, tmp_pat
     assert "could not be read" not in told
     done = invoke("merge", tmp_path / "x.h5", tmp_path / "x.h5", "--out", tmp_path / "two.h5")
     assert done.exit_code == 0, done.stderr
+
+
+def test_embed_takes_folders_tables_and_named_data_sets(trained, run, tmp_path):
+    export([run], settings=Settings(embeddings=False))
+    result = embed(run / MODEL, str(trained / "pictures"), tmp_path / "all.h5")
+    assert result["splits"] == {"test": 96}
+    table = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures")) / "images.csv"
+    lines = [f"class{c}/{n}.png,c{c}\n" for c in (0, 1) for n in (0, 1)]
+    table.write_text("path,label\n" + "".join(lines))
+    assert embed(run / MODEL, str(table), tmp_path / "t.h5")["splits"] == {"test": 4}
+    assert find_data("glyphs").name == "glyphs"
+    with pytest.raises(DmlError, match="images of cub have to be in a folder") as caught:
+        find_data("cub")
+    assert "cub:FOLDER" in caught.value.fix
+    whole, some = (load(tmp_path / name).splits["test"] for name in ("all.h5", "t.h5"))
+    paths = [str(path) for path in whole.paths]
+    places = [paths.index(f"class{c}/{n}.png") for c in (0, 1) for n in (0, 1)]
+    np.testing.assert_array_equal(whole.vectors[places], some.vectors)
+
+
+def test_what_embed_reads_is_never_overwritten(trained, run, tmp_path):
+    export([run], settings=Settings(embeddings=False))
+    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
+    table = pictures / "images.csv"
+    table.write_text("path,label\nclass0/0.png,c0\nclass1/0.png,c1\n")
+    for data, target in (
+        (pictures, run / MODEL),
+        (table, table),
+        (pictures, pictures / "class0" / "0.png"),
+    ):
+        before = target.read_bytes()
+        done = invoke("embed", run / MODEL, data, "--out", target, "--force")
+        assert done.exit_code == 1
+        assert "read and written at once" in done.stderr
+        assert target.read_bytes() == before
+
+
+def test_one_class_or_one_image_can_be_embedded(trained, run, tmp_path):
+    export([run], settings=Settings(embeddings=False))
+    shutil.copytree(trained / "pictures" / "class0", tmp_path / "alone" / "class0")
+    model, data = run / MODEL, str(tmp_path / "alone")
+    assert embed(model, data, tmp_path / "class.h5")["splits"] == {"test": 8}
+    for path in sorted((tmp_path / "alone" / "class0").iterdir())[1:]:
+        path.unlink()
+    found = embed(model, data, tmp_path / "image.h5", half=True)
+    assert found["splits"] == {"test": 1}

@@ -3,7 +3,6 @@
 import json
 import random
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -11,71 +10,27 @@ import h5py
 import numpy as np
 import onnx
 import pytest
-from PIL import Image
 
-from exporter.embedding import engine as engine_module
-from exporter.embedding import finishing
-from exporter.embedding.engine import Engine
-from exporter.embedding.writing import EmbedSettings, embed
 from exporter.onnx.metadata import Preprocessing
 from retrieval.errors import DmlError
-from retrieval.evaluation import evaluate
 from retrieval.loading import load
+from tests.exporter.embedding.toy import (
+    ATTRS,
+    PREPARED,
+    D,
+    Killed,
+    N,
+    call,
+    contents,
+    draw,
+    quarters,
+    stop_after,
+)
 from tests.exporter.models import PROPERTIES, mean_model
 from tests.forks import Forked
-from trainer.data.datasets.records import build
 from trainer.data.source import Source
 
 ROOT = Path(__file__).parents[3]
-PREPARED = Preprocessing(12, True, 8, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-ATTRS = {"model": "quarters", "model_sha256": "abc", "normalized": False}
-N, D = 50, 12
-
-
-def quarters(images):
-    """Mean colours of four quarters: for every row the same bits in any batch."""
-    B, side = len(images), images.shape[1] // 2
-    parts = images.reshape(B, 2, side, 2, side, 3).astype(np.float32)
-    return parts.mean(axis=(2, 4)).reshape(B, D)
-
-
-def draw(root, count=N, classes=5):
-    rng, rows = np.random.default_rng(3), []
-    for n in range(count):
-        label, split = f"class {n % classes}", ("query", "gallery")[n % 2]
-        path = f"{n:04d}.{'jpg' if n % 3 else 'png'}"
-        colours = np.random.default_rng(n % classes).integers(100, 150, (2, 2, 3))
-        pixels = np.kron(colours, np.ones((8, 10, 1))) + rng.normal(0, 120, (16, 20, 3))
-        Image.fromarray(np.uint8(np.clip(pixels, 0, 255))).save(root / path)
-        rows.append((path, label, split))
-    return build("toy", root, rows)
-
-
-@pytest.fixture
-def data(tmp_path):
-    (tmp_path / "images").mkdir()
-    return draw(tmp_path / "images")
-
-
-def call(data, target, run=quarters, splits=None, lanes=1, attrs=ATTRS, **options):
-    splits = splits or {"test": np.arange(len(data))}
-    others = {key: options.pop(key) for key in ("workers", "progress") if key in options}
-    engine = Engine(run, D, PREPARED, attrs, lanes=lanes)
-    settings = EmbedSettings(**{"batch_size": 8} | options)
-    return embed(engine, data, splits, target, settings, **others)
-
-
-def contents(path):
-    """Everything in a file but the time of its creation."""
-    found = {}
-    with h5py.File(path) as file:
-        found |= {f"@{key}": value for key, value in file.attrs.items() if key != "created"}
-        file.visititems(
-            lambda name, item: found.update(
-                {name: (item.dtype, item[()].tolist())} if isinstance(item, h5py.Dataset) else {}
-            )
-        )
-    return found
 
 
 def test_the_file_holds_the_embeddings_of_the_images_and_where_they_came_from(data, tmp_path):
@@ -124,53 +79,7 @@ def test_progress_counts_images(data, tmp_path):
     assert [done for _, done, _ in heard] == sorted(done for _, done, _ in heard)
 
 
-def test_images_are_decoded_ahead_but_not_far_ahead(data, tmp_path, monkeypatch):
-    read, ahead, given, threads = [], [], engine_module.read_images, threading.active_count()
-    heard = lambda data, rows, spec: read.extend(rows) or given(data, rows, spec)  # noqa: E731
-    monkeypatch.setattr(engine_module, "read_images", heard)
-
-    def slow(images):
-        give_up = time.monotonic() + 20
-        while not ahead and len(read) <= 4 and time.monotonic() < give_up:
-            time.sleep(0.01)
-        time.sleep(0.05)
-        ahead.append(len(read))
-        return quarters(images)
-
-    call(data, tmp_path / "x.h5", slow, batch_size=4)
-    assert ahead[0] > 4  # the next batch is there when this one is done
-    assert max(read - 4 * n for n, read in enumerate(ahead)) <= 4 * 4
-    assert threading.active_count() == threads
-
-
-def test_lanes_run_side_by_side(data, tmp_path):
-    meet = threading.Barrier(2, timeout=20)
-
-    def together(images):
-        meet.wait()  # broken unless two are in it at once
-        return quarters(images)
-
-    call(data, tmp_path / "x.h5", together, batch_size=25, lanes=2)
-
-
 # Interrupted
-
-
-class Killed(BaseException):
-    pass
-
-
-def stop_after(rows):
-    """A model that breaks off, and the number of rows that it has seen."""
-    seen = [0]
-
-    def run(images):
-        if seen[0] >= rows:
-            raise Killed
-        seen[0] += len(images)
-        return quarters(images)
-
-    return run, seen
 
 
 def test_resume_computes_only_what_is_missing(data, tmp_path):
@@ -223,17 +132,6 @@ def test_an_existing_file_needs_force(data, tmp_path):
     assert (tmp_path / "x.h5").read_bytes() == before
     call(data, tmp_path / "x.h5", lambda x: quarters(x) + 1, force=True)
     assert (tmp_path / "x.h5").read_bytes() != before
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_resuming_what_is_finished_does_nothing(data, tmp_path, half):
-    call(data, tmp_path / "x.h5", half=half)
-    before = (tmp_path / "x.h5").read_bytes()
-    done = call(data, tmp_path / "x.h5", stop_after(0)[0], resume=True, half=half)
-    assert (done.computed, done.splits) == (0, {"test": N})
-    assert (tmp_path / "x.h5").read_bytes() == before
-    with pytest.raises(DmlError, match="exists"):
-        call(data, tmp_path / "x.h5", resume=True, half=not half)
 
 
 KILLED = """
@@ -331,28 +229,6 @@ def test_an_image_that_vanished_is_named_and_the_rest_can_be_resumed(data, tmp_p
     assert contents(tmp_path / "x.h5") == contents(tmp_path / "whole.h5")
 
 
-def test_skipped_images_are_left_out_and_recorded(data, tmp_path):
-    root, paths = Path(data.root), data.paths
-    (root / paths[3]).write_bytes(b"not an image")
-    for place in (30, 31):
-        (root / paths[place]).unlink()
-    heard = []
-    done = call(data, tmp_path / "x.h5", skip_bad=True, progress=lambda *told: heard.append(told))
-    assert [path for path, _ in done.skipped] == [paths[3], paths[30], paths[31]]
-    assert ("embedding", N, N) in heard
-    assert (done.splits, done.computed) == ({"test": N - 3}, N - 3)
-    left = np.delete(np.arange(N), [3, 30, 31])
-    call(data, tmp_path / "left.h5", splits={"test": left})
-    found, wanted = contents(tmp_path / "x.h5"), contents(tmp_path / "left.h5")
-    assert found.pop("@skipped") == 3
-    assert json.loads(found.pop("@skipped_paths"))[1] == [paths[30], "there is no such file"]
-    assert len(found.pop("@listed_sha256")) == 64
-    assert found == wanted
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "left.h5", "x.h5"]
-    again = call(data, tmp_path / "x.h5", skip_bad=True, resume=True)
-    assert (again.computed, again.splits, again.skipped) == (0, {"test": N - 3}, done.skipped)
-
-
 def test_a_whole_batch_of_bad_images_is_skipped_but_not_a_whole_split(data, tmp_path):
     for place in range(8, 16):
         (Path(data.root) / data.paths[place]).unlink()
@@ -361,56 +237,9 @@ def test_a_whole_batch_of_bad_images_is_skipped_but_not_a_whole_split(data, tmp_
         call(data, tmp_path / "y.h5", splits={"query": np.arange(8, 16)}, skip_bad=True)
 
 
-def test_more_bad_images_than_an_attribute_holds(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(finishing, "MOST_TEXT", 100)
-    for place in range(8, 16):
-        (Path(data.root) / data.paths[place]).unlink()
-    call(data, tmp_path / "x.h5", skip_bad=True)
-    attrs = load(tmp_path / "x.h5").attrs
-    assert attrs["skipped"] == 8
-    assert 1 <= len(json.loads(attrs["skipped_paths"])) < 8
-
-
 def test_embeddings_of_another_length_are_refused(data, tmp_path):
     with pytest.raises(DmlError, match="gave embeddings of 3 numbers, not 12"):
         call(data, tmp_path / "y.h5", lambda images: quarters(images)[:, :3])
-
-
-# float16
-
-
-@pytest.mark.parametrize("names", [("test",), ("query", "gallery")])
-def test_half_stores_float16_and_tells_recall_of_both(data, tmp_path, names):
-    splits = {s: data.rows(s) for s in names} if len(names) == 2 else None
-    call(data, tmp_path / "x.h5", splits=splits)
-    done = call(data, tmp_path / "y.h5", splits=splits, half=True)
-    full, half = load(tmp_path / "x.h5").splits, load(tmp_path / "y.h5").splits
-    assert done.dtype == "float16"
-    for split in names:
-        np.testing.assert_array_equal(half[split].vectors, full[split].vectors.astype("f2"))
-    for n, found in enumerate((full, half)):
-        sides = [array for s in names for array in (found[s].vectors, found[s].labels)]
-        scores = evaluate(*sides, nmi=False, recall_at=1)["distances"]
-        for distance in ("cos", "l2"):
-            assert done.recall[distance][n] == scores[distance]["recall"]["1"]
-    assert 0.2 < done.recall["cos"][0] < 1
-
-
-def test_half_tells_what_is_lost(data, tmp_path):
-    """Vectors that float16 cannot tell apart."""
-
-    def near(images):
-        return 1 + quarters(images) / 2**20
-
-    def skipped(_):
-        raise AssertionError("nothing is computed twice")
-
-    done = call(data, tmp_path / "y.h5", near, half=True)
-    assert done.recall["l2"][1] < done.recall["l2"][0]
-    with pytest.raises(DmlError, match="does not fit float16"):
-        call(data, tmp_path / "z.h5", lambda x: quarters(x) * 1e6, half=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "y.h5", "z.h5.partial"]
-    assert call(data, tmp_path / "z.h5", skipped, resume=True).dtype == "float32"
 
 
 # Full disks
@@ -459,43 +288,3 @@ def test_a_full_disk_is_told_and_leaves_nothing_that_looks_whole(data, tmp_path)
     assert start(tmp_path / "x.h5", "room") == f"computed {N - there}\n"
     start(tmp_path / "whole.h5", "room")
     assert contents(tmp_path / "x.h5") == contents(tmp_path / "whole.h5")
-
-
-def test_a_disk_that_fills_up_at_the_last_step_keeps_what_was_computed(data, tmp_path):
-    given = finishing.Writer
-
-    def full(path, *args, **options):
-        writer = given(path, *args, **options)
-        writer._reserve = lambda: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-        return writer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finishing, "Writer", full)
-        with pytest.raises(DmlError, match="the disk is full"):
-            call(data, tmp_path / "x.h5", half=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "x.h5.partial"]
-    done = call(data, tmp_path / "x.h5", stop_after(0)[0], resume=True, half=True)
-    assert (done.computed, done.dtype) == (0, "float16")
-
-
-def test_nobody_else_writes_the_file_while_it_becomes_float16(data, tmp_path):
-    refused = []
-
-    def begin_another(stage, done, total):
-        if stage == "writing":
-            with pytest.raises(DmlError, match="in use"):
-                call(data, tmp_path / "x.h5", force=True)
-            refused.append(done)
-
-    call(data, tmp_path / "x.h5", half=True, progress=begin_another)
-    assert refused
-    assert load(tmp_path / "x.h5").splits["test"].vectors.dtype == np.float16
-
-
-def test_what_a_killed_conversion_left_is_removed_by_the_next_start(data, tmp_path):
-    left = tmp_path / ".x.h5-abc"
-    left.mkdir()
-    for name in ("lock", "x.h5.partial"):
-        (left / name).write_bytes(b"half")
-    call(data, tmp_path / "x.h5")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "x.h5"]

@@ -10,10 +10,12 @@ from PIL import Image
 from cli import main
 from exporter.embedding.embed import embed
 from exporter.onnx.foreign import Given, foreign_preprocessing
+from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import describe
+from exporter.onnx.session import Session
 from retrieval import load
 from retrieval.errors import DmlError
-from tests.exporter.models import FLOAT, UINT8, model_of
+from tests.exporter.models import FLOAT, HALF, PROPERTIES, UINT8, colours, mean_model, model_of
 from trainer.config import INTERPOLATIONS
 
 SIDE = 16
@@ -180,3 +182,75 @@ def test_the_option_offers_every_interpolation_that_there_is():
     """It lists them itself: importing them would slow every command down."""
     [option] = [each for each in main.commands["embed"].params if each.name == "interpolation"]
     assert tuple(option.type.choices) == INTERPOLATIONS
+
+
+def test_a_foreign_model_gets_the_mean_and_std_that_the_user_names(saved, images):
+    model = describe(saved(mean_model(("n", 3, 8, 8), FLOAT, axes=(2, 3))))
+    assert model.preprocessing is None
+    prepared = foreign_preprocessing(model, Given(**IMAGENET))
+    assert (prepared.layout, prepared.crop, prepared.resize) == ("nchw", 8, 8)
+    found = Session(model, "cpu", preprocessing=prepared).run(images)
+    wanted = (colours(images) / 255 - IMAGENET["mean"]) / IMAGENET["std"]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_a_foreign_model_of_half_precision_runs(saved, images):
+    model = describe(saved(mean_model(("n", 8, 8, 3), HALF)))
+    prepared = foreign_preprocessing(model, Given(mean=(0, 0, 0), std=(1, 1, 1)))
+    assert prepared.to_input(images).dtype == np.float16
+    found = Session(model, "cpu", preprocessing=prepared).run(images)
+    np.testing.assert_allclose(found, colours(images) / 255, atol=1e-3)
+
+
+def test_a_foreign_model_of_bytes_needs_no_mean(saved, images):
+    model = describe(saved(mean_model()))
+    session = Session(model, "cpu")
+    np.testing.assert_allclose(session.run(images), colours(images), rtol=1e-5)
+    with pytest.raises(DmlError, match="is not known"):
+        foreign_preprocessing(model, Given(mean=(0, 0, 0)))
+
+
+def test_all_that_is_missing_is_told_at_once(saved):
+    model = describe(saved(mean_model(("n", "a", "b", "c"), FLOAT)))
+    for call in (foreign_preprocessing, lambda model: Session(model, "cpu")):
+        with pytest.raises(DmlError, match="is not known") as caught:
+            call(model)
+        for flag in ("--size 224", "--layout nchw", "--mean 0.485", "--std 0.229"):
+            assert flag in caught.value.fix
+    prepared = foreign_preprocessing(model, Given(32, layout="nhwc", **IMAGENET))
+    assert prepared == Preprocessing(
+        32, True, 32, "bilinear", *IMAGENET.values(), "nhwc", "float32", False, draft=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"size": 16}, "--size 16: it takes 8 x 8 pixels"),
+        ({"layout": "nhwc"}, "--layout nhwc: it takes nchw"),
+        ({"layout": "hwc"}, "--layout hwc: it takes nchw"),
+        ({"std": (1, 0, 1)}, "above 0"),
+        ({"mean": (1, 2)}, "mean = [1.0, 2.0]: a list of 3"),
+        ({"resize": 4}, "does not fit"),
+    ],
+)
+def test_flags_that_do_not_fit_a_foreign_model_are_errors(saved, flags, words):
+    model = describe(saved(mean_model(("n", 3, 8, 8), FLOAT)))
+    with pytest.raises(DmlError) as caught:
+        foreign_preprocessing(model, Given(**{**IMAGENET, **flags}))
+    assert words in caught.value.why
+
+
+def test_a_model_that_takes_no_squares_is_refused(saved):
+    model = describe(saved(mean_model(("n", 3, 16, 8), FLOAT)))
+    with pytest.raises(DmlError) as caught:
+        foreign_preprocessing(model, Given(**IMAGENET))
+    assert "16 x 8 pixels, not a square" in caught.value.why
+
+
+def test_the_preprocessing_of_our_models_cannot_be_overruled(saved):
+    model = describe(saved(mean_model(properties=PROPERTIES)))
+    assert foreign_preprocessing(model) is model.preprocessing
+    with pytest.raises(DmlError, match="contains the preprocessing") as caught:
+        foreign_preprocessing(model, Given(size=8, mean=(0, 0, 0)))
+    assert caught.value.fix == "Leave out --size, --mean."

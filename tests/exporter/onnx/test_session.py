@@ -1,4 +1,4 @@
-"""A model is described by its file alone, and run as it was described."""
+"""A model is run as it was described."""
 
 import os
 import subprocess
@@ -8,35 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper, save
+from onnx import helper, numpy_helper
 
-from exporter.onnx.foreign import Given, foreign_preprocessing
-from exporter.onnx.metadata import Preprocessing, to_properties
+from exporter.onnx.metadata import to_properties
 from exporter.onnx.model import describe
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
-from tests.exporter.models import FLOAT, HALF, OURS, PROPERTIES, UINT8, mean_model, model_of
+from tests.exporter.models import FLOAT, OURS, PROPERTIES, UINT8, colours, mean_model, model_of
 
 ROOT = Path(__file__).parents[3]
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-
-
-@pytest.fixture
-def saved(tmp_path):
-    def save_model(model, name="model.onnx"):
-        save(model, tmp_path / name)
-        return tmp_path / name
-
-    return save_model
-
-
-@pytest.fixture
-def images(rng):
-    return rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
-
-
-def colours(images):
-    return images.mean((1, 2), dtype=np.float64)
 
 
 def test_a_model_of_dmltool_needs_nothing_but_its_file(saved, images):
@@ -132,95 +113,6 @@ def test_an_operator_unknown_to_the_runtime_is_an_error(saved):
     assert "elsewhere" in caught.value.why
 
 
-# Inputs
-
-
-def two_inputs(*_):
-    node = helper.make_node("Add", ["a", "b"], ["embeddings"])
-    shape = ["n", 3, 8, 8]
-    return model_of(
-        [node], [("a", FLOAT, shape), ("b", FLOAT, shape)], [("embeddings", FLOAT, shape)]
-    )
-
-
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        (two_inputs(), ["has 2 inputs", "a (any x 3 x 8 x 8), b (any x 3 x 8 x 8)"]),
-        (mean_model(("n", 128), axes=(1,)), ["does not take images", "four axes"]),
-        (mean_model(("n", 1, 28, 28), FLOAT), ["does not take images", "any x 1 x 28 x 28"]),
-        (mean_model(("n", 8, 8, 4)), ["does not take images", "red, green and blue"]),
-        (mean_model(("n", 8, 8, 3), 9), ["does not take images", "uint8"]),  # booleans
-    ],
-)
-def test_what_takes_no_images_is_refused(saved, made, words):
-    with pytest.raises(DmlError) as caught:
-        describe(saved(made))
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_weights_listed_as_inputs_are_no_inputs(saved):
-    node = helper.make_node("Add", ["images", "w"], ["embeddings"])
-    weights = [numpy_helper.from_array(np.ones(3, np.float32), "w")]
-    shape = ["n", 8, 8, 3]
-    inputs = [("images", FLOAT, shape), ("w", FLOAT, [3])]
-    made = model_of([node], inputs, [("embeddings", FLOAT, ["n", 3])], weights=weights)
-    assert describe(saved(made)).input_name == "images"
-
-
-@pytest.mark.parametrize(
-    ("shape", "layout", "size"),
-    [
-        (("n", 3, 8, 8), "nchw", (8, 8)),
-        (("n", 8, 6, 3), "nhwc", (8, 6)),
-        (("n", 3, "h", "w"), "nchw", None),
-        (("n", "c", 8, 8), "nchw", (8, 8)),
-        (("n", 8, 8, "c"), "nhwc", (8, 8)),
-        (("n", "a", "b", "c"), "", None),
-        (("n", 3, 8, 3), "", None),
-    ],
-)
-def test_the_layout_is_found_where_the_shape_tells_it(saved, shape, layout, size):
-    model = describe(saved(mean_model(shape, FLOAT)))
-    assert (model.layout, model.size) == (layout, size)
-
-
-# Outputs
-
-
-def two_outputs(first="pooled", second="map"):
-    nodes = [
-        helper.make_node("ReduceMean", ["x"], [first], axes=[2, 3], keepdims=0),
-        helper.make_node("Relu", ["x"], [second]),
-    ]
-    outputs = [(second, FLOAT, ["n", 3, 8, 8]), (first, FLOAT, ["n", 3])]
-    return model_of(nodes, [("x", FLOAT, ["n", 3, 8, 8])], outputs)
-
-
-def test_of_several_outputs_one_must_be_named(saved):
-    path = saved(two_outputs())
-    with pytest.raises(DmlError, match="has 2 outputs") as caught:
-        describe(path)
-    assert "--output-name pooled" in caught.value.fix
-    assert describe(path, "pooled").output_name == "pooled"
-    assert describe(saved(two_outputs("embeddings"))).output_name == "embeddings"
-
-
-def test_an_unknown_output_is_answered_with_the_nearest(saved):
-    with pytest.raises(DmlError, match="no output 'poled'") as caught:
-        describe(saved(two_outputs()), "poled")
-    assert "map (any x 3 x 8 x 8), pooled (any x 3)" in caught.value.why
-    assert caught.value.fix == "Did you mean 'pooled'? --output-name pooled"
-
-
-def test_a_feature_map_is_refused_with_advice(saved):
-    with pytest.raises(DmlError, match="not a batch of embeddings") as caught:
-        describe(saved(two_outputs()), "map")
-    assert "pooling" in caught.value.fix
-    assert "--output-name pooled" in caught.value.fix
-
-
 def test_a_feature_map_that_the_file_does_not_admit_is_found_when_run(saved, images):
     nodes = [helper.make_node("Cast", ["images"], ["embeddings"], to=FLOAT)]
     made = model_of(
@@ -228,106 +120,6 @@ def test_a_feature_map_that_the_file_does_not_admit_is_found_when_run(saved, ima
     )
     with pytest.raises(DmlError, match="5 x 8 x 8 x 3"):
         Session(describe(saved(made)), "cpu").run(images)
-
-
-def test_an_output_of_whole_numbers_is_no_embedding(saved):
-    nodes = [helper.make_node("ArgMax", ["x"], ["best"], axis=1, keepdims=0)]
-    made = model_of(nodes, [("x", FLOAT, ["n", 3, 8, 8])], [("best", 7, ["n", 8])])
-    with pytest.raises(DmlError, match="no embedding"):
-        describe(saved(made))
-
-
-# Metadata against graph
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"input_layout": "nchw"}, "input layout: nchw in the metadata, nhwc in the graph"),
-        ({"input_dtype": "float32"}, "input type: float32 in the metadata, uint8 in the graph"),
-        ({"crop": 16, "resize": 16}, "image size: (16, 16) in the metadata, (8, 8) in the graph"),
-        ({"embedding_dim": 4}, "embedding_dim: 4 in the metadata, 3 in the graph"),
-    ],
-)
-def test_metadata_that_contradicts_the_graph_is_refused(saved, change, words):
-    with pytest.raises(DmlError, match="contradicts itself") as caught:
-        describe(saved(mean_model(properties=to_properties({**OURS, **change}))))
-    assert words in caught.value.why
-
-
-# Foreign models
-
-
-def test_a_foreign_model_gets_the_mean_and_std_that_the_user_names(saved, images):
-    model = describe(saved(mean_model(("n", 3, 8, 8), FLOAT, axes=(2, 3))))
-    assert model.preprocessing is None
-    prepared = foreign_preprocessing(model, Given(**IMAGENET))
-    assert (prepared.layout, prepared.crop, prepared.resize) == ("nchw", 8, 8)
-    found = Session(model, "cpu", preprocessing=prepared).run(images)
-    wanted = (colours(images) / 255 - IMAGENET["mean"]) / IMAGENET["std"]
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
-
-
-def test_a_foreign_model_of_half_precision_runs(saved, images):
-    model = describe(saved(mean_model(("n", 8, 8, 3), HALF)))
-    prepared = foreign_preprocessing(model, Given(mean=(0, 0, 0), std=(1, 1, 1)))
-    assert prepared.to_input(images).dtype == np.float16
-    found = Session(model, "cpu", preprocessing=prepared).run(images)
-    np.testing.assert_allclose(found, colours(images) / 255, atol=1e-3)
-
-
-def test_a_foreign_model_of_bytes_needs_no_mean(saved, images):
-    model = describe(saved(mean_model()))
-    session = Session(model, "cpu")
-    np.testing.assert_allclose(session.run(images), colours(images), rtol=1e-5)
-    with pytest.raises(DmlError, match="is not known"):
-        foreign_preprocessing(model, Given(mean=(0, 0, 0)))
-
-
-def test_all_that_is_missing_is_told_at_once(saved):
-    model = describe(saved(mean_model(("n", "a", "b", "c"), FLOAT)))
-    for call in (foreign_preprocessing, lambda model: Session(model, "cpu")):
-        with pytest.raises(DmlError, match="is not known") as caught:
-            call(model)
-        for flag in ("--size 224", "--layout nchw", "--mean 0.485", "--std 0.229"):
-            assert flag in caught.value.fix
-    prepared = foreign_preprocessing(model, Given(32, layout="nhwc", **IMAGENET))
-    assert prepared == Preprocessing(
-        32, True, 32, "bilinear", *IMAGENET.values(), "nhwc", "float32", False, draft=2
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"size": 16}, "--size 16: it takes 8 x 8 pixels"),
-        ({"layout": "nhwc"}, "--layout nhwc: it takes nchw"),
-        ({"layout": "hwc"}, "--layout hwc: it takes nchw"),
-        ({"std": (1, 0, 1)}, "above 0"),
-        ({"mean": (1, 2)}, "mean = [1.0, 2.0]: a list of 3"),
-        ({"resize": 4}, "does not fit"),
-    ],
-)
-def test_flags_that_do_not_fit_a_foreign_model_are_errors(saved, flags, words):
-    model = describe(saved(mean_model(("n", 3, 8, 8), FLOAT)))
-    with pytest.raises(DmlError) as caught:
-        foreign_preprocessing(model, Given(**{**IMAGENET, **flags}))
-    assert words in caught.value.why
-
-
-def test_a_model_that_takes_no_squares_is_refused(saved):
-    model = describe(saved(mean_model(("n", 3, 16, 8), FLOAT)))
-    with pytest.raises(DmlError) as caught:
-        foreign_preprocessing(model, Given(**IMAGENET))
-    assert "16 x 8 pixels, not a square" in caught.value.why
-
-
-def test_the_preprocessing_of_our_models_cannot_be_overruled(saved):
-    model = describe(saved(mean_model(properties=PROPERTIES)))
-    assert foreign_preprocessing(model) is model.preprocessing
-    with pytest.raises(DmlError, match="contains the preprocessing") as caught:
-        foreign_preprocessing(model, Given(size=8, mean=(0, 0, 0)))
-    assert caught.value.fix == "Leave out --size, --mean."
 
 
 def test_describing_and_running_write_nothing(saved, images, tmp_path):

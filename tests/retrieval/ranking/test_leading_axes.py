@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from retrieval.problem import from_arrays
-from retrieval.ranking import kernels
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
 from tests.retrieval.ranking.references import HARD, assert_exact, listed, ranks_of
@@ -85,15 +84,3 @@ def test_most_pairs_of_a_falling_spectrum_are_skipped(rng):
     cos = found.limits.thresholds[1]
     assert (full < cos[part[0], None])[skipped].all()
     assert (full < cos[None, part[1]])[skipped].all()
-
-
-def test_a_pair_at_its_threshold_is_not_skipped():
-    one = np.ones(1, np.float32)
-    half = np.float32(0.5)
-    tails = kernels.Tails(half * one, np.array([[np.sqrt(half), half]], np.float32))
-    for cos, expected in ((0.75, 0.75), (0.7500001, -2.0)):
-        reach = kernels.Reach(np.float32(cos) * one, -np.inf * one, 0 * one, one, one)
-        nothing = kernels.Reach(np.inf * one, -np.inf * one, 0 * one, one, one)
-        product = half * one[:, None]
-        kernels.complete_product(product, np.float32(0), tails, tails, reach, nothing)
-        assert product[0, 0] == pytest.approx(expected, abs=1e-6)

@@ -1,4 +1,4 @@
-"""The counting engine against exact rational arithmetic and float64 brute force."""
+"""Ranks against exact arithmetic and float64 brute force; several processes count as one."""
 
 import faiss
 import numpy as np
@@ -6,6 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrieval.problem import from_arrays
+from retrieval.ranking import nearest_positive, sorted_rows
+from retrieval.ranking.positions import BYTES
+from retrieval.ranking.ranks import count_ranks
+from tests.golden.cases import vectors, whole
+from tests.ranks import in_threads
 from tests.retrieval.ranking.references import HARD, assert_exact, float64_ranks, ranks_of, values
 
 
@@ -94,3 +100,66 @@ def test_query_labels_that_the_gallery_lacks_are_lone():
     ranks = ranks_of(x, np.array([1, 0, 0, 1]), x, np.array([0, 1, 7, 9]))["cos"].rank
     # Query 0 is gallery item 0, a negative; its positives, 1 and 2, tie with the negative 3.
     assert ranks.tolist() == [3, 3, 0, 0]
+
+
+def few_large_classes():
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 3, 300)
+    X = rng.standard_normal((3, 30))[labels] + 3 * rng.standard_normal((300, 30))
+    return X.astype(np.float32), labels
+
+
+def hard(name):
+    return HARD[name], np.random.default_rng(2).integers(0, 5, len(HARD[name]))
+
+
+DATA = {"duplicates": vectors, "ties": whole, "large classes": few_large_classes}
+DATA |= {name: lambda name=name: hard(name) for name in HARD}
+
+
+def assert_same(found, wanted):
+    for d in wanted:
+        for name in ("rank", "ties", "nearest"):
+            assert np.array_equal(getattr(found[d], name), getattr(wanted[d], name)), (d, name)
+        for a, b in zip(found[d].positions, wanted[d].positions, strict=True):
+            assert np.array_equal(a, b), d
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Enough tasks for every rank, also of small data."""
+    monkeypatch.setattr(nearest_positive, "_CHUNK", 4000)
+    monkeypatch.setattr(nearest_positive, "_LARGE", 10**5)
+    monkeypatch.setattr(sorted_rows, "_NUMBERS", 1)
+
+
+SORTED = ("duplicates", "ties", "large classes", "zero rows", "collapsed", "one outlier")
+
+
+@pytest.mark.parametrize(
+    ("name", "sort"), [(name, False) for name in DATA] + [(name, True) for name in SORTED]
+)
+def test_ranks_of_several_processes_are_those_of_one(name, sort, small_chunks):
+    X, labels = DATA[name]()
+    both = from_arrays(X, labels), from_arrays(X[:20], labels[:20], X[15:], labels[15:])
+    options = {"positions": True, "threads": 1, "sort": sort}
+    for problem, size in zip(both, (2, 3), strict=True):
+        wanted = count_ranks(problem, block=9, **options)
+
+        def counted(world, problem=problem):
+            return count_ranks(problem, block=9 + world.rank, world=world, **options)
+
+        for found in in_threads(size, counted):
+            assert_same(found, wanted)
+
+
+def test_lists_that_do_not_fit_the_memory_are_shared_run_by_run(small_chunks):
+    problem = from_arrays(*few_large_classes())
+    options = {"positions": True, "threads": 1, "sort": False}
+    wanted = count_ranks(problem, **options)
+    few = 4_000_000  # bytes: a part of the queries at a time
+    assert problem.positive_counts.sum() * BYTES > few // 4
+    for found in in_threads(
+        3, lambda world: count_ranks(problem, block=64, memory=few, world=world, **options)
+    ):
+        assert_same(found, wanted)

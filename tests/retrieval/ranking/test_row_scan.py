@@ -1,11 +1,10 @@
-"""Scans of rows: compared with NumPy, for all dtypes and for every float16 there is."""
+"""Scans of rows: compared with NumPy, for all dtypes."""
 
 import numpy as np
 import pytest
 
 from retrieval import evaluate
 from retrieval.problem import from_arrays
-from retrieval.ranking import row_kernels, row_scan
 from retrieval.ranking.row_scan import NARROW, scan, units
 
 
@@ -27,15 +26,6 @@ def test_lengths_and_units_are_those_of_float64(rng, dtype, layout):
     inverse = rng.random(50)
     wanted = (wide * inverse[:, None]).astype(np.float32)
     np.testing.assert_array_equal(units(given, inverse), wanted)
-
-
-def test_every_float16_is_widened_exactly():
-    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
-    found = units(every, np.ones(256))
-    np.testing.assert_array_equal(found, every.astype(np.float32))
-    assert np.array_equal(np.signbit(found), np.signbit(every))
-    finite = np.isfinite(every.astype(np.float64)).all(axis=1)
-    np.testing.assert_array_equal(np.isfinite(scan(every).square), finite)
 
 
 def test_hashes_are_equal_for_equal_rows_of_any_dtype_and_directions_for_parallel_rows():
@@ -60,19 +50,3 @@ def test_scores_are_those_of_vectors_that_are_not_scanned(rng, monkeypatch, dtyp
         assert from_arrays(X, labels, *rest).gallery_scan is not None
         monkeypatch.setattr("retrieval.problem.scan", lambda vectors: None)
         assert evaluate(X, labels, *rest, nmi=False) == found
-
-
-def test_dropped_rows_leave_the_scan_of_the_others(rng):
-    X = rng.standard_normal((10, 4)).astype(np.float16)
-    X[[2, 5], 1] = np.nan, np.inf
-    found = from_arrays(X, np.arange(10) % 2, drop_nonfinite=True)
-    wanted = row_scan.scan(np.delete(X, [2, 5], axis=0))
-    np.testing.assert_array_equal(found.gallery_scan.hashes, wanted.hashes)
-    assert found.query_rows.tolist() == [0, 1, 3, 4, 6, 7, 8, 9]
-
-
-def test_rows_are_widened_without_compiled_loops_too():
-    for row in (np.float16([1.5, -2.0, 6e-8, np.inf]), np.float32([1.5, -2.0]), np.int8([3, -4])):
-        out = np.empty(len(row), np.float32)
-        row_kernels._widen(row.view(np.uint16) if row.dtype == np.float16 else row, out)
-        assert (out == row.astype(np.float32)).all()

@@ -7,9 +7,11 @@ import pytest
 
 from retrieval.problem import from_arrays
 from retrieval.ranking import tiles
-from retrieval.ranking.backends.numpy import NumpyBackend
+from retrieval.ranking.ranks import count_ranks
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
+from tests.golden.cases import vectors
+from tests.ranks import in_threads
 from tests.retrieval.ranking.references import HARD, assert_exact, ranks_of
 
 
@@ -80,59 +82,6 @@ def test_one_huge_row_leaves_the_other_rows_to_float32(monkeypatch, rng):
     assert 150 < sum(settled) < 250  # the huge row as a query, and hardly another
 
 
-def test_the_nearest_positive_is_no_doubt(monkeypatch, rng):
-    monkeypatch.setattr(NumpyBackend, "doubtful", lambda *_: pytest.fail("nothing is in doubt"))
-    angles = rng.permutation(40) * 0.07  # no two pairs of neighbours are equally near by accident
-    angles += 0.001 * np.arange(40) ** 1.5
-    X = np.stack([np.cos(angles), np.sin(angles)], 1)
-    ranks_of(X, np.arange(40) % 8, distances=("cos",), block=16)
-
-
-@pytest.mark.parametrize("kind", ["anywhere", "close together"])
-def test_rows_of_one_length_are_counted_once_for_both_distances(kind, rng, monkeypatch):
-    X = rng.standard_normal((60, 12))
-    if kind == "close together":
-        X = 1 + 1e-3 * X
-    # Lengths that differ by less than rows of one length may: l2 and cos order them differently.
-    X *= (1 + 8e-6 * rng.random((60, 1))) / np.linalg.norm(X, axis=1, keepdims=True)
-    X = X.astype(np.float32)
-    X[7] = 0
-    labels = rng.integers(0, 6, len(X))
-    queries = [row for row in range(60) if row != 7]
-    counted = []
-    count = NumpyBackend._count
-
-    def watched(self, tile, product, thresholds, wanted):
-        counted.append((wanted, product.size))
-        return count(self, tile, product, thresholds, wanted)
-
-    monkeypatch.setattr(NumpyBackend, "_count", watched)
-    gallery = X[queries], labels[queries]
-    assert_exact(*gallery, X, labels, block=16)  # one query is zero
-    assert_exact(*gallery, block=16)
-    once, twice = (
-        sum(n for w, n in counted if w == kind) for kind in ((True, False), (True, True))
-    )
-    assert once > 0
-    if kind == "anywhere":
-        assert twice < once / 2
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_rows_of_nearly_one_length_may_rank_differently_by_each_distance(sign):
-    # The negative is nearer by one distance alone: l2 sees its length, cos its angle.
-    negative = np.array([sign * 3e-6, 1 + sign * 8e-6])
-    gallery = np.array([[0, 1], negative])
-    assert_exact(gallery, np.array([0, 1]), np.array([[1.0, 0.0]]), np.array([0]), block=1)
-
-
-def test_rows_of_different_lengths_are_counted_by_each_distance(rng):
-    X = rng.standard_normal((20, 4))
-    problem = from_arrays(X, np.arange(20) % 4)
-    counter = TileCounter(prepare(problem, ("l2", "cos"), 1 << 20, 1), False)
-    assert counter.backend.joint is None
-
-
 def test_memory_of_products_is_free_when_all_is_counted(rng):
     X = rng.standard_normal((40, 4)).astype(np.float32)
     problem = from_arrays(X, np.arange(40) % 4)
@@ -140,3 +89,19 @@ def test_memory_of_products_is_free_when_all_is_counted(rng):
     backend = weakref.ref(counter.backend)
     counter.count(None)
     assert backend() is None
+
+
+def test_every_tile_is_counted_by_one_rank(monkeypatch):
+    problem, seen = from_arrays(*vectors()), {}
+    honest = TileCounter._column
+
+    def column(self, one):
+        g, parts = one
+        seen.setdefault(self.world.rank, []).extend((q.start, g.start) for q in parts)
+        return honest(self, one)
+
+    monkeypatch.setattr(TileCounter, "_column", column)
+    in_threads(3, lambda world: count_ranks(problem, block=16, threads=1, world=world))
+    tiles = [tile for some in seen.values() for tile in some]
+    assert len(tiles) == len(set(tiles)) == 55
+    assert {len(some) for some in seen.values()} <= {18, 19}

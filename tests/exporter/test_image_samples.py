@@ -1,0 +1,56 @@
+"""Images that a model is compared and calibrated with: which they are, and bad ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exporter import image_samples
+from exporter.image_samples import calibration_images, chosen_splits, comparison_images
+from exporter.networks import load_member
+from retrieval.errors import DmlError
+from tests.conftest import call
+from tests.exporter.embedding.toy import PREPARED, draw
+from trainer.run.setup import load_data
+
+
+def test_images_that_cannot_be_read_are_left_out_of_the_comparison_too(trained, run, tmp_path):
+    pictures = Path(shutil.copytree(trained / "pictures", tmp_path / "pictures"))
+    for split in ("train", "test"):
+        data = load_data(load_member(run).config)
+        (pictures / data.paths[data.rows(split)[0]]).write_bytes(b"no image")
+    args = ("export", run, "--data", pictures, "--precision", "int8", "--max-recall-drop", 50)
+    done = call(*args)
+    assert done.exit_code == 1
+    assert "--skip-bad" in done.stderr
+    done = call(*args, "--skip-bad", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["model"]["parity"]["images"] == 23
+    assert result["embeddings"]["splits"] == {"test": 23}
+
+
+def test_a_comparison_has_two_images_of_as_many_classes_as_fit(tmp_path, monkeypatch):
+    data = draw(tmp_path, count=60, classes=12)  # queries and a gallery
+    images, labels = comparison_images(data, PREPARED, "fp32")
+    assert images.shape == (60, 8, 8, 3)
+    assert np.bincount(labels).tolist() == [5] * 12
+    monkeypatch.setattr(image_samples, "COMPARED", {"fp32": 20})
+    images, labels = comparison_images(data, PREPARED, "fp32")
+    assert len(images) == 20
+    assert np.bincount(labels).tolist() == [2] * 10
+
+
+def test_splits_are_those_held_out_unless_others_are_wanted(tmp_path):
+    data = draw(tmp_path, count=10)
+    assert {name: rows.tolist() for name, rows in chosen_splits(data, ()).items()} == {
+        "query": [0, 2, 4, 6, 8],
+        "gallery": [1, 3, 5, 7, 9],
+    }
+    assert list(chosen_splits(data, ["gallery"])) == ["gallery"]
+    with pytest.raises(DmlError, match="has no split train") as caught:
+        chosen_splits(data, ["train"])
+    assert "query, gallery" in caught.value.why
+    assert len(calibration_images(data, PREPARED)) == 0  # there is nothing to train on

@@ -1,0 +1,34 @@
+"""Errors say what happened, why, and what to do."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from retrieval.errors import DmlError, damaged, install
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_an_error_reads_as_what_why_and_fix_without_what_is_missing():
+    error = DmlError("It failed.", "It is Monday.", "Wait.")
+    assert (error.what, error.why, error.fix) == ("It failed.", "It is Monday.", "Wait.")
+    assert str(error) == "It failed.\nIt is Monday.\nWait."
+    assert str(DmlError("It failed.", fix="Wait.")) == "It failed.\nWait."
+    assert str(damaged("It is short.")).endswith(".\nCopy or write the file again.")
+
+
+def test_the_extras_that_errors_advise_to_install_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sources = [
+        path
+        for name in ("retrieval", "trainer", "exporter")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+    advised = {
+        extra
+        for path in [*sources, ROOT / "cli.py"]
+        for extra in re.findall(r'\binstall\("(\w+)"\)', path.read_text())
+    }
+    assert {"cpu", "gpu"} <= advised <= project["optional-dependencies"].keys()
+    for extra in advised:
+        assert f'".[{extra}]"' in install(extra)

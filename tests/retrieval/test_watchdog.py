@@ -1,0 +1,96 @@
+"""The watchdogs of two ranks in one process. test_processes.py has ranks that are really killed."""
+
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import Queue
+
+import pytest
+
+from retrieval.watchdog import Watchdog
+
+
+class Board:
+    """A store with one value, which is waited for."""
+
+    def __init__(self):
+        self.value = Future()
+
+    def set(self, name, value):
+        self.value.set_result(value.encode())
+
+    def get(self, name):
+        return self.value.result(20)
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Who would have ended, and because of whom, instead of the end of this process."""
+    told = Queue()
+    monkeypatch.setattr(Watchdog, "_end", lambda self: told.put((self.rank, self.ended)))
+    return told
+
+
+def start(board, rank):
+    return Watchdog.start(board, rank, 2, "localhost")
+
+
+@pytest.fixture
+def pair(ended):
+    """The watchdogs of ranks 0 and 1."""
+    board = Board()
+    with ThreadPoolExecutor(2) as pool:
+        dogs = list(pool.map(lambda rank: start(board, rank), range(2)))
+    yield dogs
+    close(*dogs)
+
+
+def close(*dogs):
+    """End the connections, then the threads that watch them."""
+    peers = [peer for dog in dogs for peer in dog.peers]
+    for peer in peers:
+        with suppress(OSError):  # ended at the other side
+            peer.shutdown(socket.SHUT_RDWR)
+    for thread in threading.enumerate():
+        if "(_watch)" in thread.name:
+            thread.join(20)
+    for peer in peers:
+        peer.close()
+
+
+def test_a_rank_whose_connection_ends_is_noticed_by_name(pair, ended):
+    [connection] = pair[1].peers
+    connection.shutdown(socket.SHUT_WR)  # as the system does when a process is killed
+    rank, because = ended.get(timeout=20)
+    assert rank == 0
+    assert because == f"rank 1 on {socket.gethostname()}"
+
+
+def test_a_rank_that_fails_tells_the_others_who_it_is(pair, ended):
+    assert pair[0].stop(failed=True) == ""
+    assert ended.get(timeout=20) == (1, f"rank 0 on {socket.gethostname()}")
+
+
+def test_a_rank_that_is_done_is_not_missed(pair, ended):
+    assert pair[1].stop(done=True) == ""
+    [connection] = pair[1].peers
+    connection.shutdown(socket.SHUT_WR)
+    assert not pair[0].noticed.wait(0.5)
+    assert ended.empty()
+    assert pair[0].stop(done=True) == ""
+
+
+def test_a_stranger_is_not_taken_for_a_rank(ended):
+    board = Board()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(start, board, 0)
+        port = int(board.get("watchdog").split()[0])
+        with socket.create_connection(("localhost", port), timeout=20) as stranger:
+            stranger.sendall(b"guess rank 1 on nowhere\n")
+            assert stranger.recv(1) == b""  # closed
+            second = start(board, 1)
+        first = waiting.result(20)
+    assert list(first.peers.values()) == [f"rank 1 on {socket.gethostname()}"]
+    assert first.stop(done=True) == second.stop(done=True) == ""
+    close(first, second)
