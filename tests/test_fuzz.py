@@ -65,7 +65,7 @@ def test_every_suffix_has_a_seed(tmp_path):
     names = [*seeds.embedding_files(tmp_path / "a"), *seeds.torch_files(tmp_path / "b")]
     for format in FORMATS:
         if format.marks:
-            continue  # a folder, not a file: damaged in tests/retrieval/formats/test_stores.py
+            continue  # a folder, not a file: damaged in tests/retrieval/formats/test_zarr_store.py
         for suffix in format.suffixes:
             assert any(name.endswith(suffix) for name in names), f"tests/fuzz/seeds.py: {suffix}"
 

@@ -1,7 +1,11 @@
-"""What is written in any format comes back: vectors to the bit, labels exactly."""
+"""The table of formats, and what holds for the files of all or several of them."""
 
+import gzip
+import importlib.util
 import json
-import struct
+import os
+import sys
+import warnings
 
 import h5py
 import numpy as np
@@ -11,168 +15,30 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
+import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats import FORMATS, arrays, sniff
+from retrieval.formats import FORMATS, sniff
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
-
-pytestmark = pytest.mark.usefixtures("tried")
-
-ROUND = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+from tests.retrieval.formats.conftest import (
+    BIG_X,
+    BIG_Y,
+    LONG,
+    NAMES,
+    ROWS,
+    ZEROS,
+    X,
+    Y,
+    arrow_table,
+    check,
+    measure,
+    only,
+    refused,
+    run_fix,
 )
-TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=8)
-
-
-@st.composite
-def items(draw, dtypes=("float32", "float64"), text=True, least=2, finite=False):
-    """Vectors (N, D) and labels (N,) of any size."""
-    n, d = draw(st.integers(1, 6)), draw(st.integers(least, 5))
-    dtype = np.dtype(draw(st.sampled_from(dtypes)))
-    elements = {"allow_nan": False, "allow_infinity": not finite} if dtype.kind == "f" else {}
-    x = draw(hnp.arrays(dtype, (n, d), elements=hnp.from_dtype(dtype, **elements)))
-    kinds = [st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1), st.integers(0, 3)]
-    if text:
-        kinds.append(TEXT.map(lambda s: "c" + s))
-    y = draw(st.one_of(*(st.lists(kind, min_size=n, max_size=n) for kind in kinds)))
-    if isinstance(y[0], str):
-        return x, np.array(y, np.str_)
-    return x, np.array(y, np.uint64 if max(y) >= 2**63 else np.int64)
-
-
-def same(found, x, y, exact_dtype=True):
-    split = found.splits["test"]
-    assert list(found.splits) == ["test"]
-    if exact_dtype:
-        assert split.vectors.dtype == x.dtype
-    np.testing.assert_array_equal(split.vectors, x, strict=exact_dtype)
-    assert split.labels.dtype.kind == y.dtype.kind
-    np.testing.assert_array_equal(split.labels, y)
-
-
-@ROUND
-@given(item=items(arrays.KEPT))
-def test_own_files_round_trip(tmp_path, item):
-    x, y = item
-    names = np.array([f"bild {n} ü.png" for n in range(len(x))])
-    path = tmp_path / "x.h5"
-    hdf5.write(path, {"test": Split(x, y, names)}, attrs={"model": "m"}, force=True)
-    found = load(path)
-    split = found.splits["test"]
-    labels = split.labels if found.label_names is None else found.label_names[split.labels]
-    np.testing.assert_array_equal(split.vectors, x, strict=True)
-    np.testing.assert_array_equal(labels, y, strict=False)
-    np.testing.assert_array_equal(split.paths, names)
-    assert found.attrs["model"] == "m"
-
-
-@ROUND
-@given(item=items(arrays.KEPT), chunks=st.booleans())
-def test_plain_hdf5_round_trip(tmp_path, item, chunks):
-    x, y = item
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("feats", data=x, chunks=chunks or None)
-        file["y"] = y.astype(object) if y.dtype.kind == "U" else y
-    same(load(tmp_path / "x.h5"), x, y)
-
-
-@ROUND
-@given(item=items(arrays.KEPT), order=st.sampled_from("CF"))
-def test_npy_round_trip(tmp_path, item, order):
-    x, y = item
-    np.save(tmp_path / "x.npy", np.asarray(x, order=order))
-    np.save(tmp_path / "y.npy", y)
-    same(load(tmp_path / "x.npy", labels=tmp_path / "y.npy"), x, y)
-
-
-@ROUND
-@given(
-    item=items(arrays.KEPT),
-    save=st.sampled_from([np.savez, np.savez_compressed]),
-    order=st.sampled_from("CF"),
-)
-def test_npz_round_trip(tmp_path, item, save, order):
-    x, y = item
-    save(tmp_path / "x.npz", embeddings=np.asarray(x, order=order), labels=y)
-    same(load(tmp_path / "x.npz"), x, y)
-
-
-@ROUND
-@given(item=items(["float16", "float32", "float64", "int8", "uint8"], text=False))
-def test_safetensors_round_trip(tmp_path, item):
-    x, y = item
-    safetensors.numpy.save_file({"embeddings": x, "labels": y}, tmp_path / "x.safetensors")
-    same(load(tmp_path / "x.safetensors"), x, y)
-
-
-@ROUND
-@given(item=items(arrays.KEPT))
-def test_torch_round_trip(tmp_path, item):
-    x, y = item
-    labels = y.tolist() if y.dtype.kind in "Uu" else torch.from_numpy(y)
-    torch.save({"embeddings": torch.from_numpy(x), "labels": labels}, tmp_path / "x.pt")
-    same(load(tmp_path / "x.pt"), x, y)
-
-
-@ROUND
-@given(item=items(arrays.KEPT), write=st.sampled_from(["parquet", "feather", "stream"]))
-def test_arrow_list_column_round_trip(tmp_path, item, write):
-    x, y = item
-    values = pa.array(x.reshape(-1))
-    column = pa.FixedSizeListArray.from_arrays(values, x.shape[1])
-    table = pa.table({"embedding": column, "label": y.tolist() if y.dtype.kind == "U" else y})
-    if write == "parquet":
-        pq.write_table(table, path := tmp_path / "x.parquet", row_group_size=2)
-    elif write == "feather":
-        pa.feather.write_feather(table, path := str(tmp_path / "x.feather"), chunksize=2)
-    else:
-        path = tmp_path / "x.arrow"
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-    same(load(path), x, y)
-
-
-@ROUND
-@given(item=items(), index=st.booleans())
-def test_csv_round_trip(tmp_path, item, index):
-    x, y = item
-    frame = pd.DataFrame(x, columns=[f"f{n}" for n in range(x.shape[1])])
-    frame["label"] = y
-    frame.to_csv(tmp_path / "x.csv", index=index)
-    found = load(tmp_path / "x.csv").splits["test"]
-    np.testing.assert_array_equal(found.vectors.astype(x.dtype), x)
-    assert [str(label) for label in found.labels] == [str(label) for label in y]
-
-
-@ROUND
-@given(item=items(finite=True))
-def test_jsonl_round_trip(tmp_path, item):
-    x, y = item
-    with (tmp_path / "x.jsonl").open("w") as file:
-        for row, label in zip(x, y.tolist(), strict=True):
-            numbers = [float(str(value)) for value in row]
-            file.write(json.dumps({"embedding": numbers, "label": label}) + "\n")
-    found = load(tmp_path / "x.jsonl").splits["test"]
-    np.testing.assert_array_equal(found.vectors.astype(x.dtype), x)
-    np.testing.assert_array_equal(found.labels, y)
-
-
-@ROUND
-@given(item=items(["float32", "uint8"], text=False))
-def test_vecs_round_trip(tmp_path, item):
-    x, y = item
-    path = tmp_path / ("x.fvecs" if x.dtype == np.float32 else "x.bvecs")
-    path.write_bytes(b"".join(struct.pack("<i", x.shape[1]) + row.tobytes() for row in x))
-    (tmp_path / "y.txt").write_text("".join(f"{label}\n" for label in y))
-    found = load(path, labels=tmp_path / "y.txt")
-    same(found, x, y)
-    assert np.shares_memory(found.splits["test"].vectors, found.splits["test"].vectors.base)
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
@@ -187,6 +53,7 @@ def test_suffixes_are_unique():
     assert len(suffixes) == len(set(suffixes))
 
 
+@pytest.mark.usefixtures("tried")
 @pytest.mark.parametrize("name", ["hdf5", "npy", "npz", "arrow", "torch"])
 def test_a_file_without_suffix_is_known_by_its_first_bytes(tmp_path, name):
     x, y = np.ones((3, 2), np.float32), np.arange(3)
@@ -204,37 +71,40 @@ def test_a_file_without_suffix_is_known_by_its_first_bytes(tmp_path, name):
     np.testing.assert_array_equal(load(path).splits["test"].vectors, x)
 
 
-def test_large_arrays_go_to_an_unlinked_temporary_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "available_memory", lambda: 1000)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    small, large = arrays.allocate((2, 4), "f4"), arrays.allocate((100, 10), "f4")
-    assert not isinstance(small, np.memmap)
-    assert isinstance(large, np.memmap)
-    assert large.shape == (100, 10)
-    assert not list(tmp_path.iterdir())
-    large[:] = 3
-    assert large.sum() == 3000
+def test_a_parquet_file_named_csv_is_told_and_the_line_renames_it(tmp_path):
+    path = tmp_path / "my table.csv"
+    pd.DataFrame(BIG_X).assign(label=BIG_Y).rename(columns=str).to_parquet(path)
+    run_fix(refused(path, "is a .parquet file, not a .csv file"), tmp_path)
+    np.testing.assert_array_equal(load(path.with_suffix(".parquet")).splits["test"].vectors, BIG_X)
 
 
-def test_compressed_files_larger_than_memory_are_read(tmp_path, monkeypatch):
-    x = np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32)
-    np.savez_compressed(tmp_path / "x.npz", x=x)
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("x", data=x, compression="gzip", chunks=(64, 8))
-    monkeypatch.setattr(arrays, "available_memory", lambda: 1000)
-    monkeypatch.setattr(arrays, "BLOCK_BYTES", 4096)
-    for name in ("x.npz", "x.h5"):
-        found = load(tmp_path / name).splits["test"].vectors
-        assert isinstance(found, np.memmap)
-        np.testing.assert_array_equal(found, x)
+def test_a_compressed_file_named_npy_is_told_and_the_line_renames_it(tmp_path):
+    path = tmp_path / "x.npy"
+    with gzip.open(path, "wb") as file:
+        np.save(file, X)
+    run_fix(refused(path, "is a .gz file, not a .npy file"), tmp_path)
+    np.testing.assert_array_equal(load(tmp_path / "x.npy.gz").splits["test"].vectors, X)
 
 
-def test_no_room_for_a_large_array_is_told(monkeypatch):
-    monkeypatch.setattr(arrays, "available_memory", lambda: 0)
-    with pytest.raises(Exception, match="TMPDIR"):
-        arrays.allocate((1 << 40, 1 << 14), "f8")
+@pytest.mark.parametrize(("library", "file"), [("pyarrow", "x.parquet"), ("torch", "x.pt")])
+def test_a_missing_library_names_the_extra(tmp_path, monkeypatch, library, file):
+    (tmp_path / file).write_bytes(b"whatever")
+    monkeypatch.delitem(sys.modules, "retrieval.formats.arrow", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(DmlError, match="pip install"):
+        load(tmp_path / file)
 
 
+@pytest.mark.parametrize(("name", "mark"), [("zarr", "zarr.json"), ("lance", "_versions")])
+@pytest.mark.skipif(importlib.util.find_spec("zarr") is not None, reason="zarr is installed")
+def test_without_its_package_the_line_that_installs_it_is_named(tmp_path, name, mark):
+    (tmp_path / f"x.{name}" / mark).mkdir(parents=True)
+    with pytest.raises(DmlError, match=f"needs {name}, which is not installed") as error:
+        load(tmp_path / f"x.{name}")
+    assert 'pip install -c constraints.txt ".[stores]"' in error.value.fix
+
+
+@pytest.mark.usefixtures("tried")
 def test_contiguous_arrays_are_mapped_and_not_copied(tmp_path):
     x = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
@@ -248,17 +118,7 @@ def test_contiguous_arrays_are_mapped_and_not_copied(tmp_path):
         np.testing.assert_array_equal(found, x)
 
 
-def test_spaces_are_part_of_a_text_label_in_every_format(tmp_path):
-    names = ["a", " a", "a "] * 2
-    np.save(tmp_path / "x.npy", np.eye(6))
-    (tmp_path / "y.txt").write_text("\n".join(names) + "\n")
-    found = load(tmp_path / "x.npy", labels=tmp_path / "y.txt")
-    assert found.splits["test"].labels.tolist() == names
-    rows = [f"{n},0.5,{name}" for n, name in enumerate(names)]
-    (tmp_path / "x.csv").write_text("\n".join(["v0,v1,label", *rows]) + "\n")
-    assert load(tmp_path / "x.csv").splits["test"].labels.tolist() == names
-
-
+@pytest.mark.usefixtures("tried")
 def test_empty_cells_are_nan(tmp_path):
     (tmp_path / "x.csv").write_text("v0,v1,label\n1,2,a\n,2,b\n3,4,a\n")
     vectors = load(tmp_path / "x.csv").splits["test"].vectors
@@ -269,7 +129,148 @@ def test_empty_cells_are_nan(tmp_path):
     assert np.isnan(load(tmp_path / "x.pq").splits["test"].vectors).sum() == 1
 
 
-def test_labels_of_another_length_are_not_passed_over(tmp_path):
-    np.savez(tmp_path / "x.npz", embeddings=np.eye(4), labels=np.arange(3))
-    with pytest.raises(DmlError, match="cannot be the labels"):
-        load(tmp_path / "x.npz")
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1, 2**63 - 1, 10**400])
+def test_whole_numbers_beyond_float64_are_refused(tmp_path, value):
+    (tmp_path / "x.csv").write_text(f"d0,d1,label\n0.5,1,a\n0.5,{value},a\n")
+    refused(tmp_path / "x.csv", "line 3: .* beyond 2\\^53")
+    (tmp_path / "x.jsonl").write_text(f'{{"e": [0.5, {value}], "label": 1}}\n')
+    refused(tmp_path / "x.jsonl", "line 1: .* beyond 2\\^53")
+    if abs(value) < 2**63:
+        pd.DataFrame({"d0": [0.5], "d1": [value], "label": ["a"]}).to_parquet(
+            tmp_path / "x.parquet"
+        )
+        refused(tmp_path / "x.parquet", "beyond 2\\^53")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "uint8"])
+def test_torch_and_safetensors_dtypes(tmp_path, dtype):
+    x = (torch.from_numpy(X) * 20).to(getattr(torch, dtype))
+    both = {"embeddings": x, "labels": torch.from_numpy(Y)}
+    torch.save(both, tmp_path / "x.pt")
+    safetensors.torch.save_file(both, tmp_path / "x.safetensors")
+    wanted = x.float().numpy() if dtype == "bfloat16" else x.numpy()
+    for name in ("x.pt", "x.safetensors"):
+        found = only(load(tmp_path / name))
+        np.testing.assert_array_equal(found.vectors, wanted, strict=True)
+        np.testing.assert_array_equal(found.labels, Y)
+
+
+def label_files(tmp_path):
+    np.save(tmp_path / "y.npy", Y.reshape(-1, 1))
+    np.savez(tmp_path / "y.npz", Y)
+    (tmp_path / "y.txt").write_text("\n".join(map(str, Y)) + "\n\n")
+    (tmp_path / "y.json").write_text(json.dumps(Y.tolist()))
+    pd.DataFrame({"label": Y, "image": NAMES}).to_csv(tmp_path / "y.csv")
+    pd.DataFrame({"anything": Y}).to_csv(tmp_path / "y.tsv", index=False, sep="\t")
+    pd.DataFrame({"label": Y}).to_parquet(tmp_path / "y.parquet")
+    (tmp_path / "y.jsonl").write_text("".join(f'{{"label": {y}}}\n' for y in Y))
+    torch.save(torch.from_numpy(Y), tmp_path / "y.pt")
+    safetensors.torch.save_file({"y": torch.from_numpy(Y)}, tmp_path / "y.safetensors")
+    with h5py.File(tmp_path / "y.h5", "w") as file:
+        file["a"], file["labels"] = Y * 0, Y
+    return sorted(tmp_path.glob("y.*"))
+
+
+def test_labels_come_from_files_of_any_format(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    files = label_files(tmp_path)
+    assert len(files) == 11
+    for file in files:
+        check(load(tmp_path / "x.npy", labels=file))
+    check(load(tmp_path / "x.npy", labels=f"{tmp_path / 'y.h5'}::a"), Y * 0)
+    rows = np.array([[1, label % 1000] for label in Y], "<i4")
+    rows.tofile(tmp_path / "z.ivecs")
+    check(load(tmp_path / "x.npy", labels=tmp_path / "z.ivecs"), Y % 1000)
+
+
+@pytest.mark.usefixtures("tried")
+def test_one_long_label_in_every_format(tmp_path):
+    labels = ["a"] * (ROWS - 1) + [LONG]
+    pq.write_table(arrow_table(["a"] * ROWS), tmp_path / "ok.parquet")
+    pq.write_table(arrow_table(labels), tmp_path / "one.parquet")
+    pq.write_table(arrow_table(labels), tmp_path / "plain.parquet", use_dictionary=False)
+    pa.feather.write_feather(arrow_table(labels), str(tmp_path / "one.feather"))
+    lines = [json.dumps({"e": [0, 1], "label": name}) for name in labels]
+    (tmp_path / "one.jsonl").write_text("\n".join(lines))
+    np.save(tmp_path / "v.npy", ZEROS)
+    (tmp_path / "y.txt").write_text("\n".join(labels))
+    (tmp_path / "y.json").write_text(json.dumps(labels))
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file["x"] = ZEROS
+        file["labels"] = labels
+    names = [tmp_path / n for n in ("one.parquet", "plain.parquet", "one.feather", "one.jsonl")]
+    names += [tmp_path / "one.h5", f"{tmp_path}/v.npy|{tmp_path}/y.txt"]
+    names += [f"{tmp_path}/v.npy|{tmp_path}/y.json"]
+    assert measure(tmp_path / "ok.parquet", *names) == [""] * len(names)
+    found = load(tmp_path / "one.parquet").splits["test"].labels
+    assert found.tolist() == labels
+
+
+def whole_files(folder):
+    hdf5.write(folder / "own.h5", {"test": Split(BIG_X, BIG_Y)})
+    with h5py.File(folder / "plain.h5", "w") as file:
+        file.create_dataset("x", data=BIG_X, chunks=(64, 16), compression="gzip")
+    np.save(folder / "a.npy", BIG_X)
+    np.savez(folder / "stored.npz", x=BIG_X, y=BIG_Y)
+    np.savez_compressed(folder / "deflated.npz", x=BIG_X, y=BIG_Y)
+    table = pa.table({"e": BIG_X.tolist(), "label": BIG_Y})
+    pq.write_table(table, folder / "a.parquet")
+    pa.feather.write_feather(table, str(folder / "a.feather"))
+    pa.feather.write_feather(table, str(folder / "plain.arrow"), compression="uncompressed")
+    torch.save({"x": torch.from_numpy(BIG_X), "y": torch.from_numpy(BIG_Y)}, folder / "a.pt")
+    old = folder / "old.pt"
+    torch.save({"x": torch.from_numpy(BIG_X)}, old, _use_new_zipfile_serialization=False)
+    safetensors.numpy.save_file({"x": BIG_X, "y": BIG_Y}, folder / "a.safetensors")
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.usefixtures("tried")
+def test_truncated_files_are_errors(tmp_path):
+    for path in whole_files(tmp_path):
+        load(path)
+        data = path.read_bytes()
+        for keep in (1, 7, 9, 100, len(data) // 3, len(data) // 2, len(data) - 9):
+            path.write_bytes(data[:keep])
+            with pytest.raises(DmlError):
+                load(path)
+
+
+@pytest.mark.usefixtures("tried")
+def test_damaged_bytes_give_an_error_or_an_array_but_never_anything_else(tmp_path):
+    chance = np.random.default_rng(0)
+    for path in whole_files(tmp_path):
+        data = np.frombuffer(path.read_bytes(), np.uint8)
+        for _ in range(12):  # `make fuzz` damages more
+            broken = data.copy()
+            # Most of the headers and footers lie near the ends.
+            places = np.concatenate([chance.integers(0, 400, 4), -chance.integers(1, 400, 4)])
+            broken[places] = chance.integers(0, 256, 8)
+            path.write_bytes(broken.tobytes())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    found = load(path)
+                except DmlError:
+                    continue
+            assert all(split.vectors.ndim == 2 for split in found.splits.values())
+
+
+@pytest.mark.usefixtures("tried")
+@pytest.mark.parametrize(
+    "suffix", [s for format in FORMATS if not format.labels_only for s in format.suffixes]
+)
+def test_empty_and_meaningless_files_are_errors_in_every_format(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(b"")
+    refused(path, "is empty")
+    for content in (b"\0", b"\0" * 1000, b"\xff" * 1000, b"hello, \xe4\n" * 10, b"PK\x03\x04" * 9):
+        path.write_bytes(content)
+        refused(path, "x" + suffix)
+
+
+@pytest.mark.usefixtures("tried")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_an_error(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    (tmp_path / "x.npy").chmod(0)
+    refused(tmp_path / "x.npy", "cannot be opened")

@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-from contextlib import closing
 
 import h5py
 import numpy as np
@@ -15,7 +14,6 @@ from pyarrow import ipc
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings, run
-from retrieval.formats.arrays import Growing
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 from retrieval.merging import merge
@@ -255,12 +253,3 @@ def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
     (tmp_path / "metadata.tsv").write_text("a\nb\n")
     with pytest.raises(DmlError, match="2 labels for 60 vectors"):
         load(tmp_path)
-
-
-def test_a_full_disk_is_named(tmp_path):
-    with closing(Growing(X)) as rows:
-        rows.close()
-        rows._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
-        with pytest.raises(DmlError, match="no room for an array") as error:
-            rows.append(X)
-        assert "TMPDIR" in error.value.fix

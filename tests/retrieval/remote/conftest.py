@@ -9,6 +9,7 @@ import pytest
 
 from retrieval.formats.arrays import copies
 from retrieval.remote import room
+from retrieval.remote.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,19 @@ def server():
     found = fsspec.filesystem("memory")
     yield found
     found.rm("/", recursive=True)
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """The files that were downloaded."""
+    found, real = [], Store.download
+
+    def download(self, file, *args):
+        found.append(file.name)
+        return real(self, file, *args)
+
+    monkeypatch.setattr(Store, "download", download)
+    return found
 
 
 def npy(array):

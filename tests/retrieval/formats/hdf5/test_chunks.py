@@ -1,6 +1,5 @@
 """Chunked and virtual HDF5 data sets: whole ones are read, all others are errors."""
 
-import contextlib
 import struct
 import zlib
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.formats.hdf5 import chunks, lzf
+from retrieval.formats.hdf5 import chunks
 from retrieval.loading import load
 
 CHANCE = np.random.default_rng(0)
@@ -139,108 +138,3 @@ def test_filters_that_cannot_be_checked_are_refused_with_a_way_out(tmp_path, cla
     with pytest.raises(DmlError, match="filter scaleoffset") as error:
         vectors(tmp_path / "x.h5")
     assert "h5repack" in error.value.fix
-
-
-@pytest.mark.parametrize("size", [1, 33, 10_000])
-def test_damaged_lzf_never_leaves_its_bounds(size):
-    for _ in range(300):
-        data = CHANCE.integers(0, 256, size, "u1").tobytes()
-        with contextlib.suppress(ValueError):
-            assert len(lzf.inflate(data, 5000)) <= 5000
-
-
-def virtual(path, parts, shape=X.shape):
-    """A file with the data set `a` and a virtual one, `x`, of (rows, source, its shape)."""
-    with h5py.File(path, "w") as file:
-        file["a"] = X
-        layout = h5py.VirtualLayout(shape, "f4")
-        for rows, source, size in parts:
-            layout[rows] = h5py.VirtualSource(".", source, size)
-        file.create_virtual_dataset("x", layout)
-    return path
-
-
-def test_a_virtual_data_set_of_parts_is_put_together(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("a", data=X[:100], chunks=(7, 16), compression="gzip")
-        file["b"] = X
-        layout = h5py.VirtualLayout(X.shape, "f4")
-        layout[:100] = h5py.VirtualSource(".", "a", (100, 16))
-        layout[100:] = h5py.VirtualSource(".", "/b", X.shape)[100:]
-        file.create_virtual_dataset("x", layout)
-    np.testing.assert_array_equal(vectors(tmp_path / "x.h5"), X)
-
-
-ALL, FIRST, REST = slice(None), slice(0, 300), slice(300, None)
-
-
-@pytest.mark.parametrize(
-    ("parts", "shape", "match"),
-    [
-        ([(ALL, "x", X.shape)], X.shape, "virtual itself"),
-        ([(ALL, "gone", X.shape)], X.shape, "missing"),
-        ([(FIRST, "a", X.shape)], (600, 16), "belong to no part"),
-        ([(FIRST, "a", X.shape), (REST, "gone", X.shape)], (600, 16), "missing"),
-        ([(slice(0, 600), "a", (600, 16))], (600, 16), "larger|another shape"),
-        ([(slice(0, 600, 2), "a", X.shape)], (600, 16), "not a block"),
-        ([(FIRST, "a", X.shape), (FIRST, "a", X.shape)], (600, 16), "overlaps another"),
-    ],
-)
-def test_a_virtual_data_set_that_is_not_whole_is_refused(tmp_path, parts, shape, match):
-    with pytest.raises(DmlError, match=match):
-        vectors(virtual(tmp_path / "x.h5", parts, shape))
-
-
-def test_a_virtual_data_set_of_text_is_refused(tmp_path):
-    """HDF5 would have to convert it; only what NumPy can put together is."""
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"], file["words"] = X, np.array([b"a", b"b"] * 150)
-        layout = h5py.VirtualLayout((300,), "S1")
-        layout[:] = h5py.VirtualSource(".", "words", (300,))
-        file.create_virtual_dataset("labels", layout)
-    with pytest.raises(DmlError, match="not made of plain numbers"):
-        load(f"{tmp_path / 'x.h5'}::x,labels")
-
-
-def test_virtual_data_sets_of_each_other_are_refused(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        for name, other in ("xy", "yx"):
-            layout = h5py.VirtualLayout(X.shape, "f4")
-            layout[:] = h5py.VirtualSource(".", other, X.shape)
-            file.create_virtual_dataset(name, layout)
-    with pytest.raises(DmlError, match="virtual itself"):
-        vectors(tmp_path / "x.h5")
-
-
-def test_a_virtual_data_set_of_numbered_parts_without_end_is_refused(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w", libver="latest") as file:
-        file["a0"] = X
-        space = h5py.h5s.create_simple((0, 16), (h5py.h5s.UNLIMITED, 16))
-        endless = {"count": (h5py.h5s.UNLIMITED, 1), "stride": (300, 1), "block": X.shape}
-        space.select_hyperslab((0, 0), **endless)
-        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plist.set_virtual(space, b".", b"a%b", h5py.h5s.create_simple(X.shape))
-        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_FLOAT, space, plist)
-    with pytest.raises(DmlError, match="unlimited size"):
-        vectors(tmp_path / "x.h5")
-
-
-@pytest.mark.parametrize("chunks", [None, (1000,)])
-def test_one_long_text_for_every_row_takes_no_memory(tmp_path, chunks):
-    """Many rows may point at one text in the heap; HDF5 would copy it for each of them."""
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"] = np.zeros((1000, 2), "f4")
-        text = h5py.string_dtype()
-        labels = file.create_dataset("labels", (1000,), text, chunks=chunks)
-        labels[0] = "a" * 300_000
-        file.flush()
-        if chunks:
-            one = labels.id.read_direct_chunk((0,))[1][:16]
-            labels.id.write_direct_chunk((0,), one * 1000)
-        at = labels.id.get_offset()
-    if not chunks:
-        data = bytearray((tmp_path / "x.h5").read_bytes())
-        data[at : at + 16_000] = data[at : at + 16] * 1000
-        (tmp_path / "x.h5").write_bytes(data)
-    with pytest.raises(DmlError, match="claims 300,000,000 bytes"):
-        load(tmp_path / "x.h5")

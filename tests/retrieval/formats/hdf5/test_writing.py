@@ -7,31 +7,42 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
+from hypothesis import given
 
 from retrieval import files
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
+from retrieval.formats import arrays
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 from tests.forks import Forked
+from tests.retrieval.formats.conftest import ROUND, items
+from tests.retrieval.formats.hdf5.conftest import PATHS, X, Y, stop_early, writer
 
 ROOT = Path(__file__).parents[4]
-X = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
-Y = np.arange(10) // 2
-PATHS = np.array([f"{n}.png" for n in range(10)])
-ATTRS = {"model_sha256": "abc", "preprocessing": {"size": 224, "crop": "centre"}}
 
 
-def writer(path, **changes):
-    given = {"splits": {"test": (Y, PATHS)}, "dim": 4, "attrs": ATTRS} | changes
-    return hdf5.Writer(path, **given)
+@pytest.mark.usefixtures("tried")
+@ROUND
+@given(item=items(arrays.KEPT))
+def test_own_files_round_trip(tmp_path, item):
+    x, y = item
+    names = np.array([f"bild {n} ü.png" for n in range(len(x))])
+    path = tmp_path / "x.h5"
+    hdf5.write(path, {"test": Split(x, y, names)}, attrs={"model": "m"}, force=True)
+    found = load(path)
+    split = found.splits["test"]
+    labels = split.labels if found.label_names is None else found.label_names[split.labels]
+    np.testing.assert_array_equal(split.vectors, x, strict=True)
+    np.testing.assert_array_equal(labels, y, strict=False)
+    np.testing.assert_array_equal(split.paths, names)
+    assert found.attrs["model"] == "m"
 
 
 def test_rows_may_arrive_in_any_order(tmp_path):
@@ -47,21 +58,6 @@ def test_rows_may_arrive_in_any_order(tmp_path):
     assert found.attrs["preprocessing"] == '{"crop": "centre", "size": 224}'
     assert found.attrs["complete"] is True
     assert [p.name for p in tmp_path.iterdir()] == ["x.h5"]
-
-
-def test_the_layout_is_the_documented_one(tmp_path):
-    with writer(tmp_path / "x.h5", label_names=["a", "b", "c", "d", "e"]) as out:
-        out.write("test", 0, X)
-    with h5py.File(tmp_path / "x.h5") as file:
-        assert set(file) == {"test", "label_names"}
-        assert set(file["test"]) == {"embeddings", "labels", "paths"}
-        assert (file.attrs["format"], file.attrs["version"]) == ("dmltool-embeddings", 1)
-        assert file["test/embeddings"].chunks is None
-        assert file["test/embeddings"].id.get_offset() is not None
-        assert file["test/labels"].dtype == np.int64
-        assert h5py.check_string_dtype(file["test/paths"].dtype).encoding == "utf-8"
-        assert len(file.attrs["paths_sha256"]) == 64
-    assert load(tmp_path / "x.h5").label_names.tolist() == ["a", "b", "c", "d", "e"]
 
 
 def test_missing_rows_leave_only_a_partial_file(tmp_path):
@@ -80,12 +76,6 @@ def test_missing_rows_leave_only_a_partial_file(tmp_path):
         load(tmp_path / "y.h5")
 
 
-def stop_early(path, **changes):
-    with suppress(KeyboardInterrupt), writer(path, **changes) as out:
-        out.write("test", 0, X[:6])
-        raise KeyboardInterrupt
-
-
 def test_an_exception_leaves_a_partial_file_that_resumes(tmp_path):
     stop_early(tmp_path / "x.h5")
     with writer(tmp_path / "x.h5", resume=True) as out:
@@ -93,26 +83,6 @@ def test_an_exception_leaves_a_partial_file_that_resumes(tmp_path):
         assert left.tolist() == [6, 7, 8, 9]
         out.write("test", left, X[left])
     np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"attrs": ATTRS | {"model_sha256": "other"}}, "model_sha256"),
-        ({"attrs": ATTRS | {"preprocessing": {"size": 32}}}, "preprocessing"),
-        ({"dtype": "float16"}, "dtype of test"),
-        ({"dim": 5}, "shape of test"),
-        ({"splits": {"test": (Y + 1, PATHS)}}, "labels of test"),
-        ({"splits": {"test": (Y, PATHS[::-1])}}, "paths_sha256"),
-        ({"splits": {"query": (Y, PATHS)}}, "splits"),
-        ({"label_names": ["a"] * 5}, "label names"),
-    ],
-)
-def test_resuming_something_else_is_refused(tmp_path, changes, named):
-    stop_early(tmp_path / "x.h5")
-    with pytest.raises(DmlError, match=named), writer(tmp_path / "x.h5", resume=True, **changes):
-        pass
-    assert (tmp_path / "x.h5.partial").exists()
 
 
 def test_a_file_is_overwritten_only_with_force(tmp_path):
@@ -160,52 +130,11 @@ def test_rows_that_do_not_fit_are_refused(tmp_path):
             out.write(split, at, rows)
 
 
-def test_float16_overflow_is_an_error_and_not_infinity(tmp_path):
-    out = writer(tmp_path / "x.h5", dtype="float16")
-    with pytest.raises(DmlError, match="does not fit float16"), out:
-        out.write("test", 0, X * 1e6)
-
-
-def test_string_labels_become_indices_into_names(tmp_path):
-    names = np.array(["cat", "ant", "bee", "ant"])
-    splits = {"query": Split(X[:4], names), "gallery": Split(X[:2], names[2:])}
-    hdf5.write(tmp_path / "x.h5", splits)
-    found = load(tmp_path / "x.h5")
-    assert found.label_names.tolist() == ["ant", "bee", "cat"]
-    assert found.splits["query"].labels.tolist() == [2, 0, 1, 0]
-    assert found.splits["gallery"].labels.tolist() == [1, 0]
-
-
-def test_names_that_are_not_utf8_and_very_long_ones_come_back(tmp_path):
-    paths = np.array([os.fsdecode(b"caf\xe9.png"), "ü" * 300, ""])
-    hdf5.write(tmp_path / "x.h5", {"test": Split(X[:3], Y[:3], paths)})
-    assert load(tmp_path / "x.h5").splits["test"].paths.tolist() == paths.tolist()
-
-
 def test_vectors_alone_can_be_written(tmp_path):
     hdf5.write(tmp_path / "x.h5", {"test": Split(X)})
     found = load(tmp_path / "x.h5").splits["test"]
     np.testing.assert_array_equal(found.vectors, X)
     assert found.labels is None
-
-
-def test_a_split_is_picked_by_key(tmp_path):
-    hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y), "train": Split(X + 1, Y)})
-    assert set(load(tmp_path / "x.h5").splits) == {"test", "train"}
-    assert list(load(f"{tmp_path / 'x.h5'}::train").splits) == ["train"]
-    with pytest.raises(DmlError, match="no split called tset"):
-        load(f"{tmp_path / 'x.h5'}::tset")
-
-
-@pytest.mark.parametrize(
-    ("version", "match"), [(2, "Update dmltool"), (0, "known"), ("1", "known")]
-)
-def test_other_versions_are_refused(tmp_path, version, match):
-    hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y)})
-    with h5py.File(tmp_path / "x.h5", "r+") as file:
-        file.attrs["version"] = version
-    with pytest.raises(DmlError, match=match):
-        load(tmp_path / "x.h5")
 
 
 FULL = """
@@ -252,6 +181,8 @@ def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
 
 
 ROWS, DIM = 3000, 32
+
+
 KILLED = """
 import sys, time
 import numpy as np
@@ -382,37 +313,3 @@ def test_a_conversion_does_not_remove_what_another_process_is_writing(tmp_path):
             hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y)})
         out.write("test", 0, X)
     np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)
-
-
-def test_class_names_that_are_not_utf8_come_back(tmp_path):
-    names = np.array([os.fsdecode(b"caf\xe9"), "ça", "plain"])
-    hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y % 3)}, label_names=names)
-    assert load(tmp_path / "x.h5").label_names.tolist() == names.tolist()
-    hdf5.write(tmp_path / "y.h5", {"test": Split(X, names[Y % 3])})
-    found = load(tmp_path / "y.h5")
-    named = found.label_names[found.splits["test"].labels]
-    assert named.tolist() == names[Y % 3].tolist()
-
-
-def test_half_a_surrogate_pair_is_refused_and_leaves_nothing(tmp_path):
-    with pytest.raises(DmlError, match="cannot be written"):
-        hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y, np.array(["\ud800"] * 10))})
-    assert not list(tmp_path.iterdir())
-
-
-def test_one_very_long_label_is_written_and_evaluated(tmp_path):
-    from retrieval import evaluate
-
-    count = 2000
-    vectors = np.random.default_rng(0).standard_normal((count, 4)).astype(np.float32)
-    names = np.array([f"class {n // 4}" for n in range(count - 4)] + ["b" * 300_000] * 4, object)
-    paths = np.array([f"{n}.png" for n in range(count - 1)] + ["p" * 100_000], object)
-    hdf5.write(tmp_path / "x.h5", {"test": Split(vectors, names, paths)})
-    found = load(tmp_path / "x.h5")
-    assert found.splits["test"].paths.tolist() == paths.tolist()
-    assert found.label_names.nbytes < 1_000_000
-    codes = np.unique(names, return_inverse=True)[1]  # intervals follow the order of names
-    same = evaluate(vectors, codes, seeds=1)["distances"]
-    assert evaluate(vectors, names, seeds=1)["distances"] == same
-    part = found.splits["test"]
-    assert evaluate(part.vectors, part.labels, seeds=1)["distances"] == same

@@ -1,6 +1,5 @@
-"""Folders that are read as one file: Zarr stores and Lance tables. Without zarr, what is named."""
+"""Zarr stores, also damaged and hostile ones."""
 
-import importlib.util
 import json
 import random
 from contextlib import suppress
@@ -10,16 +9,6 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.loading import load
-from retrieval.sources import locate
-
-
-@pytest.mark.parametrize(("name", "mark"), [("zarr", "zarr.json"), ("lance", "_versions")])
-@pytest.mark.skipif(importlib.util.find_spec("zarr") is not None, reason="zarr is installed")
-def test_without_its_package_the_line_that_installs_it_is_named(tmp_path, name, mark):
-    (tmp_path / f"x.{name}" / mark).mkdir(parents=True)
-    with pytest.raises(DmlError, match=f"needs {name}, which is not installed") as error:
-        load(tmp_path / f"x.{name}")
-    assert 'pip install -c constraints.txt ".[stores]"' in error.value.fix
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -91,15 +80,3 @@ def test_zarr_stores_behind_addresses(tmp_path, clustered, monkeypatch):
     server = fsspec.filesystem("memory")
     server.put(str(tmp_path / "x.zarr"), "/z/x.zarr", recursive=True)
     np.testing.assert_array_equal(load("memory://z/x.zarr").splits["test"].vectors, X)
-
-
-def test_lance_tables_are_read(tmp_path, clustered):
-    lance, pa = pytest.importorskip("lance"), pytest.importorskip("pyarrow")
-    X, labels = clustered
-    column = pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), X.shape[1])
-    table = pa.table({"vector": column, "label": labels})
-    lance.write_dataset(table, str(tmp_path / "x.lance"), max_rows_per_file=25)
-    found = load(tmp_path / "x.lance").splits["test"]
-    np.testing.assert_array_equal(found.vectors, X)
-    np.testing.assert_array_equal(found.labels, labels)
-    assert locate(tmp_path / "x.lance").files == (tmp_path / "x.lance",)

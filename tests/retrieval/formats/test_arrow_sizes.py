@@ -1,0 +1,45 @@
+"""Compressed Arrow files that claim too much: their sizes are added up before they are read."""
+
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pytest
+
+from retrieval.errors import DmlError
+from retrieval.loading import load
+from tests.retrieval.formats.conftest import BIG_X, BIG_Y, ROWS, arrow_table, measure
+
+pytestmark = pytest.mark.usefixtures("tried")
+
+
+def test_arrow_files_that_claim_more_than_memory_are_called_damaged(tmp_path, monkeypatch):
+    table = pa.table({"e": BIG_X.tolist(), "label": BIG_Y})
+    pa.feather.write_feather(table, str(tmp_path / "x.feather"), compression="zstd")
+    data = (tmp_path / "x.feather").read_bytes()
+    for trial in "01":
+        monkeypatch.setenv("DMLTOOL_TRIAL", trial)
+        for size in (BIG_X.size * 8, BIG_Y.nbytes):  # the claim at the start of a compressed buffer
+            at = data.index(struct.pack("<q", size) + b"\x28\xb5\x2f\xfd")
+            for claim in (1 << 45, 1 << 62, -7):
+                broken = bytearray(data)
+                struct.pack_into("<q", broken, at, claim)
+                (tmp_path / "x.feather").write_bytes(broken)
+                with pytest.raises(DmlError, match=r"claims|cannot be read"):
+                    load(tmp_path / "x.feather")
+
+
+def test_compressed_arrow_files_that_claim_too_much(tmp_path):
+    zeros = pa.array(np.zeros(80_000_000, np.float32))  # 320 MB
+    big = pa.table({"f0": zeros, "f1": zeros})
+    pa.feather.write_feather(arrow_table(["a"] * ROWS), str(tmp_path / "ok.feather"))
+    for kind in ("zstd", "lz4"):
+        name = str(tmp_path / f"{kind}.feather")
+        pa.feather.write_feather(big, name, kind, chunksize=len(zeros))
+    with pa.ipc.new_stream(
+        tmp_path / "zstd.arrow", big.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as stream:
+        stream.write_table(big)
+    told = measure(*(tmp_path / n for n in ("ok.feather", "zstd.feather", "zstd.arrow")))
+    assert all("claims 640,000,000 bytes" in text for text in told)

@@ -1,0 +1,292 @@
+"""Files on servers: listed and downloaded, and what a server refuses.
+
+The servers are fsspec's memory, a web server of Python, and moto for S3, all on this machine. The
+tests of S3 need s3fs and moto: pip install "moto[server]"
+"""
+
+import io
+import os
+import threading
+import urllib.request
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval.embeddings import Split
+from retrieval.errors import DmlError
+from retrieval.formats.hdf5.writing import write
+from retrieval.loading import load
+from retrieval.remote import room
+from retrieval.remote.address import parse
+from retrieval.remote.store import Store
+from retrieval.sources import locate
+from tests.retrieval.remote.conftest import npy
+
+
+def test_a_transfer_that_is_cut_short_leaves_no_copy(server, folder, monkeypatch):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    monkeypatch.setattr(
+        type(server),
+        "get_file",
+        lambda self, path, target, **_: Path(target).write_bytes(b"short"),
+    )
+    with pytest.raises(DmlError, match=r"memory://b/x\.npy was cut short") as error:
+        load("memory://b/x.npy")
+    assert "5 of 160 bytes" in error.value.why
+    assert not list(folder.rglob("*.npy"))
+
+
+def test_a_transfer_that_breaks_off_is_tried_again(server, monkeypatch):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    real, failures = type(server).get_file, [ConnectionResetError("reset")] * 2
+
+    def get_file(self, *args, **options):
+        if failures:
+            raise failures.pop()
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(type(server), "get_file", get_file)
+    seen = []
+    load("memory://b/x.npy", progress=lambda *told: seen.append(told))
+    assert seen[-1] == ("downloading x.npy", 160, 160)
+
+
+def test_a_part_that_breaks_off_is_tried_again(server, monkeypatch):
+    server.pipe("/b/x.npy", b"0123456789")
+    real, failures = type(server).cat_file, [ConnectionResetError("reset")] * 2
+
+    def cat_file(self, *args, **options):
+        if failures:
+            raise failures.pop()
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(type(server), "cat_file", cat_file)
+    store = Store(parse("memory://b/x.npy"))
+    assert store.read(store.file(), 2, 5) == b"234"
+    failures += [ConnectionResetError("reset")] * 3
+    with pytest.raises(DmlError, match=r"memory://b/x\.npy cannot be reached"):
+        store.read(store.file(), 2, 5)
+
+
+@pytest.mark.parametrize("name", ["../x.npy", "a//x.npy", "a/./x.npy", "x\0.npy"])
+def test_names_that_lead_out_of_the_cache_are_refused(server, monkeypatch, name):
+    there = [{"name": f"/b/{name}", "size": 1, "type": "file"}]
+    monkeypatch.setattr(type(server), "ls", lambda *_, **__: there)
+    with pytest.raises(DmlError, match="has a file called"):
+        Store(parse("memory://b")).below()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A folder, its address, and the requests that came."""
+    pytest.importorskip("aiohttp")
+    root, requests = tmp_path_factory.mktemp("served"), []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(root))
+
+        def log_message(self, *_):
+            requests.append((self.command, self.path))
+
+        def do_GET(self):
+            if "secret" in self.path and "token=1" not in self.path:
+                self.send_error(403)
+            elif "failing" in self.path:
+                self.send_error(503)
+            elif "short" in self.path:
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b"x" * 10)
+            else:
+                super().do_GET()
+
+        def do_HEAD(self):
+            if "secret" in self.path and "token=1" not in self.path:
+                self.send_error(403)
+            elif "failing" in self.path:
+                self.send_error(503)
+            else:
+                super().do_HEAD()
+
+    (root / "x").mkdir()
+    for n in (2, 10):
+        np.save(root / "x" / f"part-{n}.npy", np.full((2, 3), n, np.float32))
+    for name, links in (("sorted", "?C=N;O=D ?C=M;O=A a.npy"), ("twice", "a.npy?v=1 a.npy?v=2")):
+        (root / name).mkdir()
+        np.save(root / name / "a.npy", np.ones((2, 3)))
+        page = "".join(f'<a href="{link}">x</a>' for link in links.split())
+        (root / name / "index.html").write_text(page)
+    np.save(root / "secret.npy", np.ones((2, 3)))
+    (root / "labels.txt").write_text("a\nb\n")
+    (root / "short.npy").write_bytes(b"x" * 1000)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
+        server.shutdown()
+
+
+def test_a_file_a_pattern_and_a_folder_are_read(served):
+    address, requests = served
+    requests.clear()
+    for _ in range(2):
+        assert load(f"{address}/x/part-2.npy").splits["test"].vectors.shape == (2, 3)
+    assert [request for request in requests if request[0] == "GET"] == [("GET", "/x/part-2.npy")]
+    for name in ("x/*.npy", "x/"):
+        found = load(f"{address}/{name}")
+        assert found.splits["test"].vectors[:, 0].tolist() == [2, 2, 10, 10]
+        assert found.source == f"{address}/{name}"
+
+
+def test_links_that_sort_a_listing_are_no_files_and_two_links_of_one_name_are_an_error(served):
+    assert load(f"{served[0]}/sorted/").splits["test"].vectors.shape == (2, 3)
+    with pytest.raises(DmlError, match=r"several links to a\.npy with different queries"):
+        load(f"{served[0]}/twice/")
+
+
+def test_a_query_is_sent_and_not_recorded(served):
+    address, _ = served
+    name = f"{address}/secret.npy?token=1"
+    found = load(name, labels=name.replace("secret.npy", "labels.txt"))
+    assert found.source == f"{address}/secret.npy"
+    assert found.splits["test"].taken == {"labels": f"{address}/labels.txt"}
+
+
+@pytest.mark.parametrize("name", ["x/*.npy", "x/"])
+def test_a_password_is_sent_for_a_folder_and_not_recorded(served, name):
+    address = served[0]
+    found = load(f"{address.replace('://', '://me:password@')}/{name}")
+    assert found.splits["test"].vectors[:, 0].tolist() == [2, 2, 10, 10]
+    assert found.source == f"{address}/{name}"
+
+
+def test_a_query_is_in_no_error(served):
+    address, _ = served
+    for name in ("secret.npy", "nothing.npy", "failing.npy", "labels.txt"):
+        with pytest.raises(DmlError) as error:
+            load(f"{address}/x/", labels=f"{address}/{name}?token=password")
+        assert "password" not in "".join(map(str, vars(error.value).values()))
+    with pytest.raises(DmlError, match=r"ftp://host/x\.npy cannot be opened"):
+        load("ftp://me:password@host/x.npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("nothing.npy", "nothing.npy does not exist"),
+        ("secret.npy", "secret.npy may not be read"),
+        ("short.npy", "The download of .*short.npy broke off"),
+        ("failing.npy", "The server of .*failing.npy fails"),
+    ],
+)
+def test_what_a_server_refuses_is_named(served, tmp_path, name, what):
+    address, _ = served
+    with pytest.raises(DmlError, match=what) as error:
+        load(f"{address}/{name}")
+    assert str(tmp_path) not in str(error.value)
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_a_server_that_is_not_there_is_named():
+    pytest.importorskip("aiohttp")
+    with pytest.raises(DmlError, match=r"http://127\.0\.0\.1:9/x\.npy cannot be reached") as error:
+        load("http://127.0.0.1:9/x.npy")
+    assert "network" in error.value.fix
+
+
+# boto's own use of what Python deprecates is not ours to mend.
+boto = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """A bucket with shards and labels."""
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
+    moto_server = pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    server = moto_server.ThreadedMotoServer("127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(name, value)
+        fs = s3fs.S3FileSystem()
+        fs.mkdir("bucket")
+        for n in (2, 10):
+            for kind, array in (("x", np.full((2, 3), n, np.float32)), ("y", np.arange(2))):
+                out = io.BytesIO()
+                np.save(out, array)
+                fs.pipe(f"bucket/{kind}/part-{n}.npy", out.getvalue())
+        yield fs
+    server.stop()
+
+
+@boto
+@pytest.mark.parametrize("name", ["s3://bucket/x/*.npy", "s3://bucket/x", "s3://bucket/x/"])
+def test_patterns_and_folders_are_read_with_labels(bucket, name):
+    found = load(name, labels="s3://bucket/y/part-*.npy").splits["test"]
+    assert found.vectors[:, 0].tolist() == [2, 2, 10, 10]
+    assert found.labels.tolist() == [0, 1, 0, 1]
+
+
+@boto
+def test_a_new_version_is_noticed_by_its_etag(bucket):
+    name = "s3://bucket/new.npy"
+    for value in (1, 2):
+        out = io.BytesIO()
+        np.save(out, np.full((2, 3), value, np.float32))
+        bucket.pipe("bucket/new.npy", out.getvalue())
+        assert load(name).splits["test"].vectors[0, 0] == value
+
+
+@boto
+@pytest.mark.usefixtures("tried")
+def test_only_the_split_that_is_scored_is_downloaded(bucket, tmp_path):
+    train, test = (np.full((rows, 64), n, np.float32) for n, rows in ((1, 1 << 16), (2, 100)))
+    write(tmp_path / "x.h5", {"train": Split(train), "test": Split(test)})
+    bucket.put(str(tmp_path / "x.h5"), "bucket/x.h5")
+    found = load("s3://bucket/x.h5", train=False).splits["test"].vectors
+    np.testing.assert_array_equal(found, test)
+    (copy,) = locate("s3://bucket/x.h5").files
+    assert room.on_disk(copy.parent) < copy.stat().st_size / 8
+
+
+@boto
+@pytest.mark.parametrize("name", ["s3://bucket/nothing.npy", "s3://nothing/x.npy"])
+def test_a_missing_file_or_bucket_is_named(bucket, name):
+    with pytest.raises(DmlError, match=f"{name} does not exist"):
+        load(name)
+
+
+@boto
+def test_wrong_credentials_are_named(bucket):
+    require_credentials("0")
+    try:
+        with pytest.raises(DmlError, match=r"s3://bucket/x may not be read") as error:
+            load("s3://bucket/x")
+    finally:
+        require_credentials("inf")
+    assert "AWS_PROFILE" in error.value.fix
+
+
+def require_credentials(after: str):
+    """Let the server check who asks, after so many requests."""
+    address = f"{os.environ['AWS_ENDPOINT_URL']}/moto-api/reset-auth"
+    request = urllib.request.Request(address, after.encode(), {"Content-Type": "text/plain"})
+    urllib.request.urlopen(request).close()
+
+
+@boto
+def test_an_s3_server_that_is_not_there_is_named(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    type(bucket).clear_instance_cache()
+    with pytest.raises(DmlError, match=r"s3://bucket/x\.npy cannot be reached"):
+        load("s3://bucket/x.npy")
+    type(bucket).clear_instance_cache()
