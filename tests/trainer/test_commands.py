@@ -34,56 +34,6 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
     assert "Recall@1 (test)" in again.stdout
 
 
-def test_a_miner_and_its_options_are_settings(dmltool, tmp_path):
-    given = ("--loss", "triplet", "--miner", "semihard", "--batch", "6x4", "--dry-run")
-    squared = 'loss.miner_options.distance={name="LpDistance",power=2}'
-    done = dmltool("train", *given, "--set", squared)
-    assert done.exit_code == 0, done.output
-    loss = tomllib.loads(done.stdout)["loss"]
-    assert loss["miner"] == "semihard"
-    assert loss["miner_options"] == {"distance": {"name": "LpDistance", "power": 2}}
-    (tmp_path / "my.toml").write_text(done.stdout)
-    assert dmltool("train", "--config", "my.toml", "--dry-run").stdout == done.stdout
-    wrong = dmltool("train", "--loss", "triplet", "--miner", "semi_hard", "--dry-run")
-    assert wrong.exit_code == 1
-    assert "--miner semihard" in wrong.stderr
-    watched = dmltool("train", "--monitor", "spec", "--dry-run")
-    assert watched.exit_code == 1
-    assert "spce" in watched.stderr
-
-
-def test_a_dry_run_prints_settings_that_can_be_used_again(dmltool, tmp_path):
-    done = dmltool(
-        "train",
-        "--dataset",
-        "cub",
-        "--loss",
-        "group",
-        "--batch",
-        "6x4",
-        "--lr",
-        "0.5",
-        "--monitor",
-        "spce,pce",
-        "--seed",
-        "0",
-        "--set",
-        "loss.options.temperature=7",
-        "--allow-incomplete",
-        "--dry-run",
-    )
-    assert done.exit_code == 0, done.output
-    tables = tomllib.loads(done.stdout)
-    assert tables["loss"]["options"]["temperature"] == 7
-    assert tables["loss"]["monitor"] == ["spce", "pce"]
-    assert (tables["batches"]["classes"], tables["batches"]["images"]) == (6, 4)
-    assert tables["data"]["options"] == {"allow_incomplete": True}
-    (tmp_path / "my.toml").write_text(done.stdout)
-    again = dmltool("train", "--config", "my.toml", "--dry-run")
-    assert again.stdout == done.stdout
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -142,26 +92,6 @@ def test_a_dry_run_finds_names_and_options_that_do_not_exist(args, dmltool):
     assert "Error: " in done.stderr
 
 
-def test_data_alone_is_a_folder_or_a_table(dmltool, photos, tmp_path):
-    found = dmltool("train", "--data", photos, "--dry-run")
-    assert (
-        found.stdout
-        == dmltool("train", "--dataset", "folder", "--data", photos, "--dry-run").stdout
-    )
-    assert "preset photos-ce" in found.stderr
-    (tmp_path / "mine.csv").write_text("path,label\n")
-    done = dmltool("train", "--data", "mine.csv", "--dry-run")
-    assert tomllib.loads(done.stdout)["data"]["dataset"] == "csv"
-    done = dmltool("train", "--data", "mine.csv", "--set", "data.dataset=cub", "--dry-run")
-    assert tomllib.loads(done.stdout)["data"]["dataset"] == "cub"
-
-
-@pytest.mark.parametrize(("word", "flip"), [("False", False), ("True", True), ("true", True)])
-def test_settings_take_true_and_false_in_pythons_spelling_too(word, flip, dmltool):
-    done = dmltool("train", "--set", f"input.flip={word}", "--dry-run")
-    assert tomllib.loads(done.stdout)["input"]["flip"] is flip
-
-
 def test_a_finished_run_can_be_given_more_epochs(dmltool, photos, tmp_path):
     args = ("train", "--data", photos, *SMALL)
     assert dmltool(*args, "--out", "run").exit_code == 0
@@ -197,11 +127,6 @@ def test_a_run_that_is_being_trained_is_not_resumed(dmltool, photos, tmp_path):
     assert done.exit_code == 1
     assert "run is being trained by another process" in done.stderr
     assert "bug" not in done.stderr
-
-
-@pytest.mark.parametrize("batch", ["x", "0", "4x", "4x0", "4x4x4"])
-def test_odd_batches_are_usage_errors(batch, dmltool):
-    assert dmltool("train", "--batch", batch).exit_code == 2
 
 
 def test_a_broken_image_is_named_before_the_first_epoch(dmltool, photos, tmp_path):
@@ -326,23 +251,6 @@ def test_listing_and_dry_runs_never_load_torch():
     assert (
         subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True).returncode == 0
     )
-
-
-def test_without_weights_the_settings_that_learn_from_nothing_are_named(dmltool):
-    done = dmltool("train", "--dataset", "folder", "--weights", "none", "--dry-run")
-    assert done.exit_code == 0, done.output
-    assert "Settings of the preset photos-scratch-ce" in done.stderr
-    assert tomllib.loads(done.stdout)["network"]["backbone"] == "smallcnn"
-    done = dmltool("train", "--preset", "photos-ce", "--weights", "none", "--dry-run")
-    assert "--preset photos-scratch-ce" in done.stderr
-    done = dmltool("train", "--preset", "photos-ce", "--dry-run")
-    assert "photos-scratch-ce" not in done.stderr
-    Path("own.toml").write_text(done.stdout)
-    for args in (["--config", "own.toml"], ["--dataset", "cub"]):
-        done = dmltool("train", *args, "--set", "network.weights=none", "--dry-run")
-        assert "--preset photos-scratch-ce" in done.stderr
-    done = dmltool("train", "--preset", "glyphs-ce", "--weights", "none", "--dry-run")
-    assert "photos-scratch-ce" not in done.stderr
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -1,15 +1,21 @@
-"""Options of losses and miners: wrong types, monitors and phases are errors before training."""
+"""Settings are checked before training: keys, types, names, options, monitors and phases."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 
 from retrieval.errors import DmlError
+from tests.conftest import call
+from tests.trainer.conftest import small_config
 from trainer import losses
-from trainer.config import Batches, Config, Loss, Phase, Schedule
-from trainer.losses import LOSSES, build, pml
+from trainer.config import Batches, Config, Loss, Phase
+from trainer.losses import LOSSES, pml
 from trainer.losses.miners import MINERS
-from trainer.validate import check_names
+from trainer.resolve import resolve
+from trainer.run.setup import balanced, open_data
+from trainer.run.watch import Watch
+from trainer.validate import check_names, from_dict
 
 
 def numbers(parameters):
@@ -76,12 +82,6 @@ def test_an_unknown_option_names_the_miner_as_typed():
         losses.check("triplet", {}, "semihard", {"marginn": 1})
 
 
-@pytest.mark.parametrize("entry", LOSSES, ids=lambda entry: entry.name)
-def test_the_table_knows_which_losses_have_weights_of_their_own(entry):
-    loss = build(entry.name, 4, 8)
-    assert entry.own_weights == any(not n.startswith("head.") for n, _ in loss.named_parameters())
-
-
 @pytest.mark.parametrize("name", ["nonsense", "proxy_anchor", "proxy_nca"])
 def test_a_wrong_monitor_names_the_option_and_losses_that_can_be_one(name):
     with pytest.raises(DmlError) as error:
@@ -111,7 +111,101 @@ def test_anchors_leave_an_image_to_refine():
     assert "--batch 4x5" in error.value.fix
 
 
-def test_a_phase_longer_than_the_training_says_what_to_change():
-    with pytest.raises(DmlError) as error:
-        Config(phase=Phase(epochs=10), schedule=Schedule(epochs=1))
-    assert error.value.fix == "Use --set phase.epochs=0, or --epochs 11 or more."
+def test_classification_epochs_of_older_files_are_those_of_the_phase():
+    old = {"loss": {"name": "group", "classification_epochs": 3}}
+    assert from_dict(old, "it").phase == Phase(3)
+    assert from_dict(old | {"phase": {"batch": 8}}, "it").phase == Phase(3, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["optimizer.lrr=1"], "did you mean optimizer.lr?"),
+        (["optimiser.lr=1"], "did you mean optimizer?"),
+        (["optimizer.zzz=1"], "there is no key optimizer.zzz; there are name, lr"),
+        (["network.lr=1"], "did you mean optimizer.lr?"),
+        (["optimizer.lr=fast"], "a number belongs here"),
+        (["schedule.epochs=1.5"], "a whole number belongs here"),
+        (["run.compile=1"], "true or false belongs here"),
+        (["schedule.epochs=true"], "a whole number belongs here"),
+        (["input.scale=[0.1]"], "a list of 2 belongs here"),
+        (["input.scale=0.1"], "a list belongs here"),
+        (["loss.options=3"], "a table of keys belongs here"),
+        (["optimizer.lr=-1"], "optimizer.lr = -1.0: from 0"),
+        (["optimizer.lr=nan"], "optimizer.lr = nan: from 0"),
+        (["optimizer.name=sdg"], "one of sgd, adam, radam, adamw"),
+        (["input.scale=[0.9, 0.1]"], "the smaller number comes first"),
+        (["batches.classes=4"], "go together"),
+        (["loss.length=-1"], "loss.length = -1.0: from 0"),
+        (["loss.miner_options.epsilon=0.1"], "loss.miner names no miner"),
+        (["phase.epochs=99"], "more than schedule.epochs"),
+        (["phase.optimizer.lrr=1"], "there is no key phase.optimizer.lrr"),
+        (["phase.optimizer.problems=1"], "there is no key phase.optimizer.problems"),
+        (["phase.optimizer.lr=fast"], "phase.optimizer.lr = 'fast': a number belongs here"),
+        (["phase.optimizer.lr=-1"], "phase.optimizer.lr = -1.0: from 0"),
+        (["optimizer.decoupled=true", "optimizer.name=sgd"], "sgd has no such weight decay"),
+        (["batches.sampling=evenly"], "one of images, classes"),
+        (["lr=1"], "did you mean optimizer.lr?"),
+        (["optimizer.lr"], "table.key=value"),
+        (["data.root.x=1", "data.root.x.y=2"], "is not a table"),
+    ],
+)
+def test_what_is_wrong_with_a_setting_is_said(settings, told):
+    with pytest.raises(DmlError) as caught:
+        resolve("glyphs-ce", None, {}, settings)
+    assert told in str(caught.value)
+
+
+def test_all_problems_are_told_together():
+    with pytest.raises(DmlError) as caught:
+        resolve("glyphs-ce", None, {}, ["optimizer.lr=-1", "schedule.epochs=0", "data.cache=x"])
+    assert all(part in str(caught.value) for part in ("optimizer.lr", "schedule.epochs", "cache"))
+    with pytest.raises(DmlError) as caught:
+        from_dict({"lr": 1, "data": {"rot": "x"}, "loss": 3}, "it")
+    assert all(part in str(caught.value) for part in ("optimizer.lr", "data.root", "loss = 3"))
+
+
+def test_wrong_keys_types_and_values_are_told_together():
+    tables = {
+        "optimizer": {"lr": "fast"},
+        "run": {"sed": 1, "select": "best"},
+        "input": {"crop": 9e9},
+    }
+    with pytest.raises(DmlError) as caught:
+        from_dict(tables | {"schedule": {"epochs": 0}}, "The file")
+    lines = caught.value.why.splitlines()
+    keys = ("optimizer.lr", "run.sed", "input.crop", "schedule.epochs", "run.select")
+    assert [key for key in keys if sum(key in line for line in lines) == 1] == list(keys)
+    assert caught.value.what == "The file cannot be used."
+
+
+def test_several_wrong_names_are_told_together():
+    wrong = ["loss.name=grup", "network.backbone=resnet5", "data.dataset=foldr"]
+    config, _ = resolve("glyphs-ce", None, {}, wrong)
+    with pytest.raises(DmlError) as caught:
+        check_names(config)
+    assert all(name in caught.value.why for name in ("'group'", "'resnet50'", "'folder'"))
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_number_beyond_all_floats_is_explained(digits):
+    with pytest.raises(DmlError, match=r"optimizer\.lr = .*a smaller number belongs here"):
+        from_dict({"optimizer": {"lr": 10**digits}}, "x.toml")
+
+
+def test_anchors_that_leave_nothing_to_refine_are_refused_also_if_they_are_the_default(pictures):
+    with pytest.raises(DmlError, match="anchors = 2 with 2 images"):
+        check_names(Config(loss=Loss("group"), batches=Batches(classes=4, images=2)))
+    check_names(Config(loss=Loss("group"), batches=Batches(classes=4, images=3)))
+    config = small_config(pictures)
+    config = replace(config, loss=Loss("group", {"anchors": 4}), batches=Batches(16, balance=True))
+    source = open_data(config, Watch())
+    with pytest.raises(DmlError, match="anchors = 4 with 4 images"):
+        balanced(config, source.data, 1, Watch())
+
+
+def test_the_setting_of_earlier_versions_still_means_tensorboard():
+    assert from_dict({"run": {"tensorboard": True}}, "It").run.log == ("tensorboard",)
+    assert from_dict({"run": {"tensorboard": False}}, "It").run.log == ()
+    done = call("train", "--set", "run.tensorboard=true", "--dry-run")
+    assert 'log = ["tensorboard"]' in done.stdout

@@ -34,3 +34,16 @@ def data(tmp_path, rng):
 def squares():
     rows = [(str(n), str(n % 5), "train" if n % 5 < 3 else "test") for n in range(30)]
     return build("squares", None, rows, Squares())
+
+
+@pytest.fixture
+def picture(rng):
+    """(H, W, 3) with structure at several sizes and no symmetry."""
+
+    def make(width, height):
+        coarse = rng.integers(0, 256, (7, 9, 3), dtype=np.uint8)
+        smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.BICUBIC))
+        noise = rng.integers(-20, 21, smooth.shape)
+        return np.clip(smooth + noise, 0, 255).astype(np.uint8)
+
+    return make

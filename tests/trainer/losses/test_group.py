@@ -1,6 +1,7 @@
-"""The Group Loss: its anchors, its dynamics, and that nothing makes it NaN."""
+"""The Group Loss: Algorithm 1 by loops, its anchors and dynamics, and that nothing makes it NaN."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -9,19 +10,18 @@ from hypothesis import strategies as st
 from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances, rbf_kernel
 
 from retrieval.errors import DmlError
-from trainer.losses import build
-from trainer.losses.group import (
-    SIMILARITIES,
-    draw_anchors,
-    non_negative_,
-    similarities,
-    step_,
+from tests.trainer.losses.references import (
+    LABELS,
+    C,
+    distance,
+    dot,
+    head_logits,
+    loop_cross_entropy,
+    made,
+    softmax,
 )
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
+from trainer.losses import build
+from trainer.losses.group import SIMILARITIES, draw_anchors, non_negative_, similarities, step_
 
 
 def similar(z, negatives="clamp", kind="pearson", diagonal=0.0):
@@ -249,3 +249,143 @@ def test_impossible_option_values_are_named(option, value):
         build("group", 3, 4, **{option: value})
     assert option in caught.value.what
     assert repr(value) in caught.value.what
+
+
+def pearson(a, b):
+    ma, mb = sum(a) / len(a), sum(b) / len(b)
+    cov = sum((x - ma) * (y - mb) for x, y in zip(a, b, strict=True))
+    va, vb = sum((x - ma) ** 2 for x in a), sum((y - mb) ** 2 for y in b)
+    return cov / math.sqrt(va * vb)
+
+
+def cosine(a, b):
+    return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
+
+
+def loop_similarity(z, kind, bandwidth):
+    n = len(z)
+    if kind == "gaussian":
+        squares = [distance(z[i], z[j]) ** 2 for i in range(n) for j in range(n) if i != j]
+        scale = bandwidth**2 if bandwidth else sum(squares) / len(squares)
+        return [[math.exp(-(distance(a, b) ** 2) / (2 * scale)) for b in z] for a in z]
+    return [[{"pearson": pearson, "cosine": cosine}[kind](a, b) for b in z] for a in z]
+
+
+def loop_group(
+    z,
+    labels,
+    logits,
+    anchors,
+    *,
+    temperature,
+    iterations,
+    classes,
+    negatives="clamp",
+    similarity="pearson",
+    bandwidth=0.0,
+    diagonal=0.0,
+    tolerance=0.0,
+):
+    """X(T) over the given classes, eqs. 1 to 4."""
+    n = len(z)
+    w = loop_similarity(z, similarity, bandwidth)
+    low = 0.0
+    if negatives == "shift":
+        low = min(0.0, *(w[i][j] for i in range(n) for j in range(n) if i != j))
+    w = [[diagonal if i == j else max(w[i][j] - low, 0.0) for j in range(n)] for i in range(n)]
+    x = [softmax([row[k] / temperature for k in classes]) for row in logits]
+    for i in range(n):
+        if anchors[i]:
+            x[i] = [1.0 if k == labels[i] else 0.0 for k in classes]
+    for _ in range(iterations):
+        support = [
+            [sum(w[i][j] * x[j][c] for j in range(n)) for c in range(len(classes))]
+            for i in range(n)
+        ]
+        new = [[a * b for a, b in zip(x[i], support[i], strict=True)] for i in range(n)]
+        before = x
+        x = [[v / sum(row) for v in row] if sum(row) > 0 else x[i] for i, row in enumerate(new)]
+        pairs = zip(before, x, strict=True)
+        change = max(abs(a - b) for p, q in pairs for a, b in zip(p, q, strict=True))
+        if tolerance and change <= tolerance:
+            break
+    return x
+
+
+def kl(p, q):
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+
+
+@pytest.mark.parametrize("anchors", [[], [1, 3, 7], [0, 1, 2, 3]])
+@pytest.mark.parametrize("iterations", [0, 1, 4])
+@pytest.mark.parametrize("negatives", ["clamp", "shift"])
+@pytest.mark.parametrize("batch_classes", [False, True])
+@pytest.mark.parametrize("objective", ["ce", "kl"])
+def test_group_is_algorithm_1(exact, anchors, iterations, negatives, batch_classes, objective):
+    z, labels = exact
+    loss = made(
+        "group",
+        temperature=2.5,
+        iterations=iterations,
+        negatives=negatives,
+        batch_classes=batch_classes,
+        objective=objective,
+        ce_weight=0.25,
+    )
+    mask = [i in anchors for i in range(len(LABELS))]
+    logits = head_logits(loss, z)
+    classes = sorted(set(LABELS)) if batch_classes else list(range(C))
+    x = loop_group(
+        z.tolist(),
+        LABELS,
+        logits,
+        mask,
+        temperature=2.5,
+        iterations=iterations,
+        negatives=negatives,
+        classes=classes,
+    )
+    if objective == "ce":
+        expected = -sum(math.log(x[i][classes.index(y)]) for i, y in enumerate(LABELS)) / len(x)
+    else:
+        pairs = [
+            kl(x[i], x[j])
+            for i, y in enumerate(LABELS)
+            for j in range(len(x))
+            if i != j and LABELS[j] == y and not mask[j]
+        ]
+        expected = sum(pairs) / len(pairs)
+    parts = loss.parts(z, labels, anchors=torch.tensor(mask))
+    assert parts["refined"].item() == pytest.approx(expected, rel=1e-9)
+    entropy = loop_cross_entropy(logits, LABELS)
+    assert parts["ce"].item() == pytest.approx(0.25 * entropy, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"diagonal": 1.0},
+        {"diagonal": 0.3, "negatives": "shift"},
+        {"similarity": "cosine"},
+        {"similarity": "cosine", "negatives": "shift", "diagonal": 1.0},
+        {"similarity": "gaussian"},
+        {"similarity": "gaussian", "bandwidth": 0.7, "diagonal": 1.0},
+        {"tolerance": 0.05},
+        {"tolerance": 0.01, "similarity": "gaussian"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_options_of_group_are_those_of_loops(exact, options, bias):
+    z, labels = exact
+    iterations = 50 if "tolerance" in options else 3
+    settings = {"temperature": 2.5, "iterations": iterations, **options}
+    loss = made("group", ce_weight=0.0, bias=bias, **settings)
+    mask = [i in (1, 3) for i in range(len(LABELS))]
+    x = loop_group(z.tolist(), LABELS, head_logits(loss, z), mask, classes=range(C), **settings)
+    found, _ = loss.refined(z, labels, torch.tensor(mask))
+    for row, expected in zip(found.tolist(), x, strict=True):
+        assert row == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    expected = -sum(math.log(max(x[i][y], 1e-30)) for i, y in enumerate(LABELS)) / len(x)
+    parts = loss.parts(z, labels, anchors=torch.tensor(mask))
+    assert parts["refined"].item() == pytest.approx(expected, rel=1e-9)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from retrieval.errors import DmlError
-from tests.trainer.losses.test_reference import loop_multi_similarity, unit
+from tests.trainer.losses.references import loop_multi_similarity, unit
 from trainer.losses import build, check
 from trainer.losses.miners import MINERS, add_miner
 from trainer.losses.pml import classes

@@ -1,4 +1,4 @@
-"""The curves of a run: which lines are drawn, and that every kind of record can be drawn."""
+"""The curves of a run: which lines are drawn; and the environment that is recorded."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from trainer.run.metrics_log import draw_curves, versions
+from trainer.run.metrics_log import draw_curves, environment, versions
 
 START = {
     "epoch": 0,
@@ -69,3 +69,9 @@ def test_a_run_without_epochs_has_no_curves(tmp_path):
 
 def test_versions_name_python_and_torch():
     assert json.loads(json.dumps(versions())).keys() >= {"python", "torch", "dmltool"}
+
+
+def test_passwords_are_left_out_of_notes_and_of_the_command_that_is_recorded(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["dmltool", "--storage", "postgresql://me:s3cret@host/x"])
+    found = environment("cpu", 1)["command"]
+    assert found == ["dmltool", "--storage", "postgresql://host/x"]

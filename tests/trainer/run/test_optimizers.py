@@ -3,18 +3,14 @@
 import math
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch import nn, optim
 
 from retrieval.errors import DmlError
-from trainer.config import Batches, Config, Optimizer, Phase, Schedule
+from trainer.config import Optimizer, Schedule
 from trainer.losses import build as build_loss
-from trainer.run.epoch import epoch_plan, steps_of_phase
 from trainer.run.optimizers import build, rate, set_rate
-from trainer.run.setup import tell_unused
-from trainer.run.watch import Watch
 
 
 @pytest.fixture
@@ -265,45 +261,3 @@ def test_warmup_takes_a_tenth_of_a_short_run_at_most():
     assert rates(Schedule(epochs=20, name="constant", warmup=50), 1)[:3] == [0.5, 1, 1]
     assert rates(Schedule(epochs=1, warmup=10), 3)[0] == 1
     assert rate(Schedule(epochs=1, warmup=3), 3, 3) == 0
-
-
-@pytest.mark.parametrize(("phase_batch", "batch"), [(4, 16), (16, 4)])
-def test_warmup_counts_the_steps_of_a_phase_with_other_batches(phase_batch, batch):
-    """64 images: epochs of 16 and 4 steps, and a warm-up that reaches past the first two."""
-    targets = np.repeat(np.arange(8), 8)
-    config = Config(
-        batches=Batches(size=batch),
-        phase=Phase(epochs=2, batch=phase_batch),
-        schedule=Schedule(epochs=60, name="constant", warmup=40),
-    )
-    found = []
-    for epoch in range(12):
-        steps = len(epoch_plan(config, targets, epoch))
-        others = steps_of_phase(config, targets, epoch)
-        first = epoch * steps
-        found += [rate(config.schedule, first + n, steps, others) for n in range(steps)]
-    warmup = min(40, (2 * 64 // phase_batch + 58 * 64 // batch) // 10)
-    expected = [min(1.0, (n + 1) / warmup) for n in range(len(found))]
-    assert found == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        (Config(optimizer=Optimizer("adam", momentum=0.9)), True),
-        (Config(optimizer=Optimizer("adam")), False),
-        (Config(optimizer=Optimizer("sgd", momentum=0.9)), False),
-        (
-            Config(
-                optimizer=Optimizer("adam", momentum=0.9),
-                phase=Phase(epochs=1, optimizer={"name": "sgd"}),
-            ),
-            False,
-        ),
-    ],
-)
-def test_a_momentum_that_no_optimiser_uses_is_noted(config, told):
-    watch = Watch()
-    watch.note = (notes := []).append
-    tell_unused(config, watch)
-    assert bool(notes) == told

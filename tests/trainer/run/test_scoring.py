@@ -1,11 +1,12 @@
-"""Scores of a network: the device that counts ranks during training."""
+"""Scores of a network: the device that counts ranks, and the verdict on the best epoch."""
 
 import pytest
 import torch
 
 from retrieval.ranking import ranks
 from retrieval.ranking.backends import trial
-from trainer.run.scoring import counting_device, recall
+from tests.trainer.run.runs import fit, told_by
+from trainer.run.scoring import counting_device, recall, verdict
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,22 @@ def test_recall_is_counted_on_the_device_of_the_training(clustered, monkeypatch)
     found = recall(*clustered, device=torch.device("cuda:2"))
     assert found == recall(*clustered)
     assert asked == ["cuda:2", "cpu"]
+
+
+def test_a_run_that_learns_nothing_says_so(change, tmp_path):
+    texts = []
+    config = change(optimizer={"lr": 1e-7}, schedule={"epochs": 1})
+    result = fit(config, tmp_path / "run", told_by(texts))
+    assert result["scores"]["cos"] < result["baselines"]["pixels"]["cos"]
+    assert any(text.startswith("No epoch is better than raw images of 8 x 8") for text in texts)
+
+
+def test_a_best_epoch_that_is_the_first_is_told():
+    scores = {"cos": 0.5, "l2": 0.5}
+    best = {"epoch": 1, "scores": scores}
+    assert "is the first" in verdict(best, {"pixels": scores, "untrained": scores}, 3)
+    assert verdict(best, {"pixels": scores, "untrained": scores}, 1) == ""
+    assert verdict(best | {"epoch": 2}, {"pixels": scores, "untrained": scores}, 3) == ""
+    better = {"cos": 0.6, "l2": 0.4}
+    told = verdict(best | {"epoch": 2}, {"pixels": scores, "untrained": better}, 3)
+    assert "No epoch is better than the network before training: Recall@1 50.00" in told

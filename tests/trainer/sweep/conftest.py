@@ -1,4 +1,4 @@
-"""A plan whose runs take a second each."""
+"""A plan whose runs take a second each, and a watch that kills them."""
 
 import time
 from types import SimpleNamespace
@@ -7,9 +7,28 @@ import pytest
 
 from tests.trainer.conftest import SMALL
 from trainer.sweep.plan import Plan
+from trainer.sweep.runs import SweepWatch
 from trainer.sweep.space import cells, from_grid
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
+
+LR = "optimizer.lr=0.0001,0.003"
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of ours catches it."""
+
+
+class KilledAt(SweepWatch):
+    """Raises at the so-many-th epoch."""
+
+    def __init__(self, epochs):
+        self.left = epochs
+
+    def epoch(self, record):
+        self.left -= 1
+        if not self.left:
+            raise Killed
 
 
 @pytest.fixture(autouse=True)

@@ -15,29 +15,11 @@ from retrieval.errors import DmlError
 from tests.conftest import call
 from tests.forks import Forked
 from tests.trainer.conftest import SMALL
+from tests.trainer.sweep.conftest import LR, Killed, KilledAt
 from trainer.run.checkpoint import load
-from trainer.sweep.runs import SweepWatch
 from trainer.sweep.space import Range
 from trainer.sweep.study import GRACE, Trials
 from trainer.sweep.sweep import sweep
-
-LR = "optimizer.lr=0.0001,0.003"
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing of ours catches it."""
-
-
-class KilledAt(SweepWatch):
-    """Raises at the so-many-th epoch."""
-
-    def __init__(self, epochs):
-        self.left = epochs
-
-    def epoch(self, record):
-        self.left -= 1
-        if not self.left:
-            raise Killed
 
 
 def table(folder):
@@ -171,26 +153,6 @@ def test_a_sweep_whose_settings_all_fail_ends_with_the_reason(plan, tmp_path):
     assert table(tmp_path / "sweep").count("batches.images") > 2  # both, with the reason
 
 
-def test_random_settings_are_drawn_by_number_and_stay_in_their_ranges(plan, tmp_path):
-    space = {"optimizer.lr": Range(1e-4, 1e-2, log=True), "network.dim": Range(4, 8)}
-    random = plan(space=space, method="random", trials=2, seeds=1)
-    with pytest.raises(Killed):
-        sweep(random, tmp_path / "killed", watch=KilledAt(3))  # of the second setting
-    found = [sweep(random, tmp_path / name) for name in ("killed", "whole")]
-    values = [{row["trial"]: row["values"] for row in one["rows"]} for one in found]
-    assert values[0] == values[1]
-    assert len({tuple(each.values()) for each in values[0].values()}) == 2
-    for each in values[0].values():
-        assert 1e-4 <= float(each["optimizer.lr"]) <= 1e-2
-        assert each["network.dim"] in "45678"
-
-
-def test_tpe_trains_as_many_settings_as_asked(plan, tmp_path):
-    space = {"optimizer.lr": Range(1e-4, 1e-2, log=True)}
-    tpe = plan(space=space, method="tpe", trials=2, seeds=1)
-    assert len(sweep(tpe, tmp_path / "sweep")["rows"]) == 2
-
-
 def command(pictures, out, *more):
     small = (word for word in SMALL if "--workers" not in word)  # here those that train
     words = (
@@ -265,22 +227,3 @@ def until(happened, process, polls=15_000):
         assert process.running()
         time.sleep(0.02)
     raise AssertionError("it has not happened")
-
-
-def test_a_sweep_names_what_varies():
-    assert call("sweep").exit_code == 2
-    assert call("sweep", "--grid", "optimizer.lr=1", "--space", "x.toml").exit_code == 2
-
-
-def test_a_sweep_of_a_version_without_some_setting_goes_on(plan, tmp_path):
-    """What it did not write down has its default; another value is another sweep."""
-    folder = tmp_path / "sweep"
-    folder.mkdir()
-    trials = Trials(plan(LR), folder, None)
-    known = trials.study.user_attrs["definition"]
-    del known["settings"]["run.train_recall"]
-    trials.study.set_user_attr("definition", known)
-    Trials(plan(LR), folder, None)
-    with pytest.raises(DmlError, match="another sweep") as error:
-        Trials(plan(LR, settings=(*plan(LR).settings, "run.train_recall=9")), folder, None)
-    assert "run.train_recall" in error.value.why

@@ -1,0 +1,30 @@
+"""Build networks without drawing weights, replace downloads, compare weights."""
+
+import urllib.error
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Weights of any value: to draw the random ones of large networks takes longest."""
+    names = ("kaiming_uniform_", "kaiming_normal_", "trunc_normal_", "normal_", "uniform_")
+    for name in names:
+        monkeypatch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty folder for downloads, and no network."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.setattr(torch.hub, "urlopen", refuse)
+    return tmp_path / "hub" / "checkpoints"
+
+
+def refuse(*_, **__):
+    raise urllib.error.URLError("Name or service not known")
+
+
+def same(module, state) -> bool:
+    return all(torch.equal(value, state[key]) for key, value in module.state_dict().items())

@@ -1,0 +1,101 @@
+"""Checkpoints are written whole or not at all, and hold all that an export needs."""
+
+import errno
+import os
+
+import pytest
+import torch
+
+from retrieval import files
+from retrieval.errors import DmlError
+from tests.forks import Forked
+from tests.trainer.run.runs import assert_same_bits, fit, weights
+from trainer.run import checkpoint, train
+from trainer.run.setup import load_embedder
+
+
+def test_a_checkpoint_is_all_that_an_export_needs(config, finished):
+    state = checkpoint.load(finished / "best.pt")
+    assert state["config"] == config.to_dict()
+    assert len(state["label_names"]) == 6  # 10 classes, 2 for test, 2 for validation
+    assert state["preprocessing"].keys() >= {"mean", "std", "resize", "crop", "interpolation"}
+    assert state["preprocessing"]["draft"] == 2
+    assert state["preprocessing"]["background"] == [255, 255, 255]
+    embedder = load_embedder(state)
+    assert not embedder.training
+    assert embedder(torch.zeros(1, 3, 16, 16)).shape == (1, 16)
+    del state["config"]["input"]["draft"], state["version"], state["format"]
+    checkpoint.save(finished, state, best=True)  # as before there was this setting
+    assert checkpoint.load_config(finished).input.draft == 1
+
+
+def test_a_full_disk_is_told_and_earlier_checkpoints_stay(config, whole, tmp_path, monkeypatch):
+    save, calls = torch.save, []
+
+    def full(state, file):
+        calls.append(state["epoch"])
+        if state["epoch"] == 2:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(DmlError) as caught:
+        train.train(config, tmp_path / "run")
+    assert "No space left on device" in str(caught.value)
+    assert "--resume" in caught.value.fix
+    assert calls == [0, 1, 2]
+    assert checkpoint.load(tmp_path / "run")["epoch"] == 1
+    assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
+    monkeypatch.undo()
+    fit(config, tmp_path / "run", resume=True)
+    assert_same_bits(weights(whole), weights(tmp_path / "run"))
+
+
+def test_a_disk_that_really_fills_up_leaves_no_half_checkpoint(tmp_path):
+    code = """
+import resource, signal, sys, torch
+from pathlib import Path
+from trainer.run import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+empty = {key: kind() for key, kind in checkpoint.KEYS.items()}
+folder = Path(sys.argv[1])
+checkpoint.save(folder, empty, best=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    checkpoint.save(folder, empty | {"epoch": 7, "loss": {"a": torch.zeros(10**6)}}, best=True)
+except Exception as error:
+    print(error)
+"""
+    ended, told, errors = Forked("-c", code, tmp_path).end()
+    assert ended == 0, errors
+    assert "checkpoint of epoch 7 cannot be written" in told
+    assert "File too large. Earlier checkpoints are intact." in told
+    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", "last.pt"}
+    assert checkpoint.load(tmp_path)["epoch"] == 0
+
+
+def test_checkpoints_need_no_hard_links(change, tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(files.os, "link", refused)
+    fit(change(schedule={"epochs": 1}), tmp_path / "run")
+    assert checkpoint.load(tmp_path / "run" / "best.pt")["epoch"] >= 1
+    assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(config, tmp_path, monkeypatch):
+    save = torch.save
+
+    def interrupted(state, file):
+        class Interrupting:
+            def write(self, data):
+                raise KeyboardInterrupt
+
+        save(state, Interrupting() if state["epoch"] == 1 else file)
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(config, tmp_path / "run")
+    assert checkpoint.load(tmp_path / "run")["epoch"] == 0

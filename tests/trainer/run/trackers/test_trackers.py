@@ -1,0 +1,134 @@
+"""Trackers: what they get, once each, also of resumed runs, and that none of them ends a run.
+
+MLflow and W&B are large (50 packages), so `make test` does not install them: with them,
+pip install -c constraints.txt ".[trackers]", test_mlflow.py and test_wandb.py run too.
+"""
+
+import json
+
+import pytest
+
+from retrieval.errors import DmlError
+from tests.conftest import call
+from tests.trainer.run.trackers.logs import opened
+from trainer.run import trackers
+from trainer.run.metrics_log import read_metrics
+from trainer.run.trackers import TRACKERS
+from trainer.run.train import train
+from trainer.run.watch import Watch
+
+HERE = "tests.trainer.run.trackers.test_trackers"
+MEMORY, FULL, GONE = (f"{HERE}:{name}" for name in ("Memory", "Full", "Gone"))
+
+
+class Memory:
+    """Writes what it gets to a file of the run folder, by the id of its run."""
+
+    def __init__(self, folder, config, run):
+        self.run, self.place = run or f"{folder.name}-id", "in a file"
+        self.file = folder / f"{self.run}.jsonl"
+
+    def add(self, values, epoch):
+        with self.file.open("a") as file:
+            print(json.dumps([epoch, values]), file=file)
+
+    def close(self, finished):
+        with self.file.open("a") as file:
+            print(json.dumps(["finished", finished]), file=file)
+
+
+class Full(Memory):
+    """Its disk is full from epoch 1 on, until the file `room` is there."""
+
+    def add(self, values, epoch):
+        if epoch and not (self.file.parent / "room").exists():
+            raise OSError(28, "No space left on device")
+        super().add(values, epoch)
+
+
+class Gone:
+    """Its server does not answer."""
+
+    def __init__(self, *given):
+        raise ConnectionError("connection refused")
+
+
+class Notes(Watch):
+    """Keeps the notes; with `stop`, interrupts at the end of that epoch."""
+
+    def __init__(self, stop=None):
+        self.notes, self.stop = [], stop
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def epoch(self, record):
+        if record["epoch"] == self.stop:
+            raise KeyboardInterrupt
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+def test_a_resumed_run_goes_on_in_the_tracker_and_sends_each_epoch_once(change, runs):
+    folder, config = runs / "run", change(run={"log": (MEMORY, FULL, GONE)})
+    first, second = Notes(stop=1), Notes()
+    with pytest.raises(KeyboardInterrupt):
+        train(config, folder, first)
+    (folder / "room").touch()
+    result = train(config, folder, second, resume=True)
+    got = lines(folder / "run-id.jsonl")
+    records = read_metrics(folder)
+    by_epoch = [(epoch, values) for epoch, values in got if isinstance(epoch, int)]
+    # Memory and Full write to the same file: Full lacks epoch 1, and gets it when it is resumed.
+    assert sorted(e for e, v in by_epoch if "test/cos recall@1" not in v) == [
+        e for e in range(4) for _ in range(2)
+    ]
+    for epoch, values in by_epoch:
+        if "loss" in values:
+            assert values["loss"] == pytest.approx(records[epoch]["loss"])
+            assert values["scores/cos"] == records[epoch]["scores"]["cos"]
+    tested = [(e, v["test/cos recall@1"]) for e, v in by_epoch if "test/cos recall@1" in v]
+    score = result["test"]["distances"]["cos"]["recall"]["1"]
+    assert tested == [(result["best_epoch"], score)] * 2
+    assert [ended for name, ended in got if name == "finished"] == [False, True, True]
+    for name, count in ((FULL, 1), (GONE, 1), (MEMORY, 0)):  # one warning each
+        assert sum(note.startswith(f"{name} failed") for note in first.notes) == count
+    assert "No space left" in "".join(first.notes)
+    state = json.loads((folder / trackers.STATE).read_text())
+    assert state[MEMORY] == {"run": "run-id", "epoch": 3}
+
+
+def test_a_tracker_that_cannot_end_its_run_does_no_harm(tmp_path, monkeypatch):
+    monkeypatch.setattr(Memory, "close", lambda *_: 1 / 0)
+    notes = []
+    opened(MEMORY, tmp_path, notes).close(finished=True)
+    assert "ZeroDivisionError" in notes[-1]
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"mlflow": 3}', "{"])
+def test_a_damaged_state_file_starts_a_new_run_in_the_tracker(tmp_path, text):
+    (tmp_path / trackers.STATE).write_text(text)
+    assert opened(MEMORY, tmp_path).open[MEMORY].run == f"{tmp_path.name}-id"
+
+
+@pytest.mark.parametrize("name", TRACKERS.names())
+def test_a_missing_package_is_named_with_the_line_that_installs_it(name, monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    with pytest.raises(DmlError) as error:
+        trackers.check([name])
+    assert f"--log {name} needs" in error.value.what
+    extra = "extras" if name == "tensorboard" else "trackers"
+    assert f'pip install -c constraints.txt ".[{extra}]"' in error.value.fix
+
+
+def test_an_unknown_tracker_is_refused_before_anything_is_trained():
+    done = call("train", "--log", "tensorbord", "--dry-run")
+    assert done.exit_code == 1
+    assert "--log tensorboard" in done.stderr
