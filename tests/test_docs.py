@@ -367,13 +367,16 @@ def is_there(name):
     """A path from the root, or the bare name of a file of the packages."""
     if "/" in name:
         return (ROOT / name).exists()
-    folders = [ROOT / package for package in ("retrieval", "trainer", "exporter")]
+    folders = [ROOT / package for package in ("retrieval", "trainer", "exporter", "tests")]
     return (ROOT / name).exists() or any(any(folder.rglob(name)) for folder in folders)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_source_files_named_in_the_text_exist(page):
-    assert [name for name in named_files(page.read_text()) if not is_there(name)] == []
+    text = page.read_text()
+    shown = re.findall(r"^```python\n# (\S+)/(\w+\.py)$", text, re.M)  # files to be written
+    tests = {f"tests/{folder}/test_{name}" for folder, name in shown}
+    assert [name for name in named_files(text) if name not in tests and not is_there(name)] == []
 
 
 def test_a_source_file_that_does_not_exist_would_be_noticed():

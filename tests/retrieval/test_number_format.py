@@ -58,3 +58,8 @@ def test_scores_are_percent_and_differences_are_signed_points():
 @pytest.mark.parametrize("form", ["percent", "interval", "points_interval", "p_value"])
 def test_a_number_that_is_missing_is_shown_as_nothing(form):
     assert getattr(number_format, form)(None) == ""
+
+
+def test_numbers_and_nouns_agree():
+    assert number_format.counted(1, "epoch") == "1 epoch"
+    assert number_format.counted(2000, "class", "classes") == "2,000 classes"

@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from retrieval.distances import DISTANCES
-from retrieval.number_format import counted
 from trainer.tables import Display, result_table
 
 SCORES = {"cos": 0.25, "l2": 0.75}
@@ -120,11 +119,6 @@ def test_the_baselines_are_named():
 def test_a_log_says_how_long_it_will_take():
     lines = shown(80, PARTS["spce"], terminal=False, quiet=-1.0)
     assert any(re.match(r"epoch 2/30: 6%, about \d+ s left, loss 1.235 · ", line) for line in lines)
-
-
-def test_numbers_and_nouns_agree():
-    assert counted(1, "epoch") == "1 epoch"
-    assert counted(2000, "class", "classes") == "2,000 classes"
 
 
 def test_the_result_says_of_how_many_classes_its_scores_are():

@@ -1,4 +1,4 @@
-"""The run folder: who gets it, what a stopped run leaves in it, and how a run goes on."""
+"""The run folder: who gets it, and what a stopped run leaves in it."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from retrieval import files
 from retrieval.errors import DmlError
 from tests.forks import Forked
 from tests.trainer.conftest import RUN_FILES
-from tests.trainer.run.runs import Interrupting, Interruption, fit
+from tests.trainer.run.runs import fit
 from trainer.run import checkpoint, train
 from trainer.run import folder as run_folder
 
@@ -129,27 +129,6 @@ def test_a_start_killed_while_it_writes_does_not_block_the_folder(name, config, 
         assert not left.exists()
 
 
-@pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
-def test_a_run_whose_metrics_are_damaged_goes_on(line, config, trained, finished):
-    metrics = finished / "metrics.jsonl"
-    sound = metrics.read_bytes()
-    metrics.write_bytes(sound + line + b"\n")
-    found = fit(config, finished, resume=True)
-    assert found == trained[1] | {"run": str(finished), "test": None}
-    assert metrics.read_bytes() == sound
-
-
 def test_a_run_is_trained_by_one_process_at_a_time(config, finished):
     with run_folder.locked(finished), pytest.raises(DmlError, match="by another process"):
         train.train(config, finished, resume=True)
-
-
-def test_what_a_kill_left_behind_is_removed(change, tmp_path):
-    config = change(schedule={"epochs": 1})
-    with pytest.raises(Interruption):
-        fit(config, tmp_path / "run", Interrupting(1))
-    names = ("curves.png", "metrics.jsonl", "config.toml", "environment.json", "result.json")
-    for name in (*names, "last.pt", "best.pt"):
-        (tmp_path / "run" / f".{name}.ab3d0f7e.tmp").write_bytes(b"half")
-    fit(config, tmp_path / "run", resume=True)
-    assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]

@@ -1,28 +1,35 @@
-"""A checkpoint is restored to the data that it was trained on, and other threads are told."""
+"""What a checkpoint keeps of a run."""
 
-import json
 from dataclasses import replace
 
-import pytest
+import numpy as np
+import torch
 
-from retrieval.errors import DmlError
-from tests.trainer.run.runs import Interrupting, Interruption, fit, told_by
-from trainer.run import train
-
-
-def test_resuming_with_other_data_is_refused(change, finished):
-    other = change(data={"options": {"seed": 3}})
-    with pytest.raises(DmlError, match="not the one"):
-        train.train(other, finished, resume=True)
+from trainer.data.datasets.records import DataSet, FileReader
+from trainer.run import checkpoint, state
 
 
-def test_another_number_of_threads_is_told(change, tmp_path, monkeypatch):
-    monkeypatch.setattr("retrieval.resources.processors", lambda: 2)
-    texts, config = [], change(schedule={"epochs": 1})
-    with pytest.raises(Interruption):
-        fit(config, tmp_path / "run", Interrupting(1))
-    two = replace(config, run=replace(config.run, threads=2))
-    fit(two, tmp_path / "run", told_by(texts), resume=True)
-    assert any(text.startswith("1 thread before, 2 now") for text in texts)
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert environment["resumed"][0]["threads"] == 2
+def data_set(root):
+    labels, splits = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1], np.int8)
+    return DataSet("x", root, ("a", "b", "c", "d"), labels, ("u", "v"), splits, FileReader("/"))
+
+
+def test_the_fingerprint_of_a_data_set_is_of_its_columns_and_not_of_its_place(tmp_path):
+    data = data_set(tmp_path)
+    assert state.fingerprint(data) == state.fingerprint(data_set(tmp_path / "elsewhere"))
+    others = [
+        replace(data, paths=("a", "b", "c", "e")),
+        replace(data, label_names=("u", "w")),
+        replace(data, labels=np.array([0, 1, 1, 1])),
+        replace(data, splits=np.array([0, 0, 0, 1], np.int8)),
+    ]
+    assert len({state.fingerprint(each) for each in (data, *others)}) == 5
+
+
+def test_a_checkpoint_keeps_what_the_preprocessing_of_images_needs(config, finished):
+    saved = checkpoint.load(finished)
+    expected = state.preprocessing(config)
+    assert expected.items() <= saved["preprocessing"].items()
+    assert {"mean", "std"} <= saved["preprocessing"].keys()
+    assert saved["threads"] == torch.get_num_threads()
+    assert saved["epoch"] == config.schedule.epochs

@@ -1,0 +1,49 @@
+"""A run is resumed on the data that it was trained on; leftovers go, and other threads are told."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from retrieval.errors import DmlError
+from tests.trainer.run.runs import Interrupting, Interruption, fit, told_by
+from trainer.run import train
+
+
+def test_resuming_with_other_data_is_refused(change, finished):
+    other = change(data={"options": {"seed": 3}})
+    with pytest.raises(DmlError, match="not the one"):
+        train.train(other, finished, resume=True)
+
+
+def test_another_number_of_threads_is_told(change, tmp_path, monkeypatch):
+    monkeypatch.setattr("retrieval.resources.processors", lambda: 2)
+    texts, config = [], change(schedule={"epochs": 1})
+    with pytest.raises(Interruption):
+        fit(config, tmp_path / "run", Interrupting(1))
+    two = replace(config, run=replace(config.run, threads=2))
+    fit(two, tmp_path / "run", told_by(texts), resume=True)
+    assert any(text.startswith("1 thread before, 2 now") for text in texts)
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["resumed"][0]["threads"] == 2
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
+def test_a_run_whose_metrics_are_damaged_goes_on(line, config, trained, finished):
+    metrics = finished / "metrics.jsonl"
+    sound = metrics.read_bytes()
+    metrics.write_bytes(sound + line + b"\n")
+    found = fit(config, finished, resume=True)
+    assert found == trained[1] | {"run": str(finished), "test": None}
+    assert metrics.read_bytes() == sound
+
+
+def test_what_a_kill_left_behind_is_removed(change, tmp_path):
+    config = change(schedule={"epochs": 1})
+    with pytest.raises(Interruption):
+        fit(config, tmp_path / "run", Interrupting(1))
+    names = ("curves.png", "metrics.jsonl", "config.toml", "environment.json", "result.json")
+    for name in (*names, "last.pt", "best.pt"):
+        (tmp_path / "run" / f".{name}.ab3d0f7e.tmp").write_bytes(b"half")
+    fit(config, tmp_path / "run", resume=True)
+    assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
