@@ -24,7 +24,7 @@ from retrieval.console import (
 from retrieval.options import device_option, json_option, labels_option, whole_option
 
 DMLTOOL = (sys.executable, "-P", "-m", "cli")  # -P: no module of the current folder is imported
-TO_GO_ON = "To go on, run the demo again: what is finished is kept."
+TO_GO_ON = "To continue, run the demo again: finished steps are kept."
 
 
 @click.command()

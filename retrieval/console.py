@@ -29,7 +29,7 @@ from retrieval.world import ALONE, from_environment
 if TYPE_CHECKING:
     from rich.console import Console
 
-GOES_ON = "the same command goes on"
+GOES_ON = "run the same command again to continue"
 OWN_OPTIONS = ("threads", "device", "provider")  # of which each process has its own
 FILES = ("FILE", "FOLDER", "PATH")  # what the help calls the values of options that name files
 
@@ -203,7 +203,7 @@ def resumable(*files: Path, resume: bool) -> Callable[[], str]:
 
     def left() -> str:
         written = any(now and now != was for now, was in zip(state(), before, strict=True))
-        return "add --resume to go on" if written else signals.NOTHING
+        return "add --resume to continue" if written else signals.NOTHING
 
     return left
 

@@ -63,6 +63,9 @@ def pytest_collection_finish():
         traces.share()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(
+        50_000, 20, 50
+    )  # looking after every 700 objects takes a twentieth of the time
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -79,7 +79,7 @@ def train(
             "--resume continues a run as it was: no --preset, --config or --out."
         )
     if resume and seeds:
-        raise click.UsageError("--seeds goes on by itself: repeat the command without --resume.")
+        raise click.UsageError("--seeds needs no --resume: repeat the command, and it continues.")
     if resume:
         config, folder = _resumed(Path(resume), start)
         name = folder.name

@@ -37,7 +37,7 @@ def test_interval_agrees_with_a_slow_loop_over_drawn_classes():
 
 
 def test_interval_covers_the_true_mean_as_often_as_it_says():
-    C, trials = 60, 300
+    C, trials = 60, 150
     covered = narrow = 0
     for seed in range(trials):
         rng = np.random.default_rng(seed)

@@ -136,7 +136,7 @@ with signals.raised(), on_interrupt(resumable(partial, resume=False)):
     began = time.monotonic()
     told = process.communicate(timeout=60)[1]
     assert time.monotonic() - began < 10  # a second where nothing else runs
-    assert (process.returncode, told) == (130, "\nInterrupted: add --resume to go on.\n")
+    assert (process.returncode, told) == (130, "\nInterrupted: add --resume to continue.\n")
 
 
 def test_ctrl_c_inside_an_import_is_raised_at_its_end(tmp_path):

@@ -65,7 +65,7 @@ def sweep(
     if space and not (random or tpe):
         raise click.UsageError("--space is for --random N or --tpe N.")
     if not grid and not space:
-        raise click.UsageError("Name what varies: --grid KEY=V,V,... or --space FILE.")
+        raise click.UsageError("Name the settings to vary: --grid KEY=V,V,... or --space FILE.")
     from retrieval.resources import processors
     from trainer.sweep import space as spaces
     from trainer.sweep.plan import GRID, RANDOM, TPE, Plan

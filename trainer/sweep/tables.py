@@ -70,7 +70,7 @@ def sweep_table(found: dict[str, Any]) -> Group:
     title = f"{found['name']}: {settings}, {seeds} each, scores of {found['split']}"
     values = [Column(last(key), overflow="fold") for key in found["parameters"]]
     scored = [f"{title_of(name)} {d} %" for d, name in COLUMNS]
-    table = Table("", *values, *scored, "less the best", "p", box=box.SIMPLE_HEAD)
+    table = Table("", *values, *scored, "vs. best", "p", box=box.SIMPLE_HEAD)
     for column in table.columns:
         column.justify = "right"
     for rank, row in enumerate(found["rows"][:SHOWN], 1):
