@@ -63,9 +63,7 @@ def pytest_collection_finish():
         traces.share()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(
-        50_000, 20, 50
-    )  # looking after every 700 objects takes a twentieth of the time
+    gc.set_threshold(50_000, 20, 50)  # collecting after every 700 objects takes longer
 
 
 @pytest.fixture(autouse=True, scope="session")
