@@ -73,9 +73,23 @@ def _nearness(row, l2, shift, factor, norms, squares, out):
 
 
 @compiled
+def _row_reaching(row, l2, shift, factor, norms, squares, threshold):
+    """How many items of a row reach the threshold: mostly none, so that nothing is written."""
+    count = np.float32(0)  # a counter of the same width keeps the loop in vector registers
+    if l2:
+        for j in range(len(row)):
+            near = (row[j] + shift) * (factor * norms[j]) - squares[j]
+            count += np.float32(near >= threshold)
+    else:
+        for j in range(len(row)):
+            count += np.float32(row[j] >= threshold)
+    return np.int64(count)
+
+
+@compiled
 def _reaching(values, threshold):
     """How many values reach the threshold."""
-    count = np.float32(0)  # a counter of the same width keeps the loop in vector registers
+    count = np.float32(0)
     for j in range(len(values)):
         count += np.float32(values[j] >= threshold)
     return np.int64(count)
@@ -132,10 +146,11 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
         if active[i] == 0:
             continue
         row, done = product[i], max(0, first - i * B)  # so many have been looked at
-        _nearness(row, l2, margin, twice[i], norm, below, high)
-        near = _reaching(high, possible[base[i] + active[i] - 1])
+        last = possible[base[i] + active[i] - 1]
+        near = _row_reaching(row, l2, margin, twice[i], norm, below, last)
         if near == 0:
             continue
+        _nearness(row, l2, margin, twice[i], norm, below, high)
         if held[i] + near > room[i]:
             _nearness(row, l2, -margin, twice[i], norm, above, low)
             _without_positives(low, done, item_codes, codes[i])
