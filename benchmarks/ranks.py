@@ -182,13 +182,14 @@ def versus(title, ks, goal, data, repeats, libraries=True):
         title,
         f"{machine(*PACKAGES)}; {blas()}. Both distances, K = {', '.join(map(str, ks))}. dmltool, "
         f"the product and FAISS run alternately, {repeats} times, and the table shows their "
-        f"medians; other libraries run once. Goal: {goal}.\n\n{table(head, rows)}\n"
+        f"medians{'; other libraries run once' * libraries}. Goal: {goal}.\n\n{table(head, rows)}\n"
         f"The product runs at {2e-9 * pairs * G.shape[1] / bare:.0f} GFLOPS (multiplications and "
         "additions, half of all pairs for leave-one-out). "
         f"The largest difference from FAISS in any Recall@K is {100 * worst:.4f} points. "
-        "pytorch-metric-learning leaves queries without positives out of the mean. Memory is the "
-        "peak above the value at the start of each run. dmltool runs first; memory that an earlier "
-        "run has allocated and a later one uses again is not included.",
+        + "pytorch-metric-learning leaves queries without positives out of the mean. "
+        * libraries
+        + "Memory is the peak above the value at the start of each run. dmltool runs first; memory "
+        "that an earlier run has allocated and a later one uses again is not included.",
     )
 
 
@@ -259,12 +260,10 @@ def like(X: np.ndarray, labels: np.ndarray, N: int, D: int, C: int):
 
     def drawn(rows: np.ndarray, count: int) -> np.ndarray:
         """Normal vectors with the covariance of the rows, which may be fewer than the axes."""
-        centred = (rows - rows.mean(axis=0)) / np.sqrt(len(rows) - 1)
-        return rng.standard_normal((count, len(rows))) @ centred
+        root = np.linalg.qr((rows - rows.mean(axis=0)) / np.sqrt(len(rows) - 1), mode="r")
+        return rng.standard_normal((count, len(root))) @ root
 
-    new = means.mean(axis=0) + drawn(means, C)[own]
-    for part in np.array_split(np.arange(N), max(1, N // 10_000)):
-        new[part] += drawn(Y - means[code], len(part))
+    new = means.mean(axis=0) + drawn(means, C)[own] + drawn(Y - means[code], N)
     rotation = np.linalg.qr(rng.standard_normal((new.shape[1],) * 2))[0]
     return (new @ rotation).astype(np.float32), own
 
@@ -273,12 +272,15 @@ def spectrum(name: str, file: str):
     """The shape of SOP with the spectrum of an embedding file."""
     from retrieval import load
 
-    split = load(file).splits["test"]
+    split = load(file).splits.get("test")
+    if split is None:
+        sys.exit(f"{file} has no split `test`")
+    data = like(split.vectors, split.labels, rows_of(60502), 512, rows_of(11316))
     versus(
-        f"SOP shape with the spectrum of {name}: 60,502 x 512",
+        f"SOP shape with the spectrum of {name}: {len(data[0]):,} x {data[0].shape[1]}",
         (1, 10, 100, 1000),
         "8 times the speed of FAISS",
-        like(split.vectors, split.labels, rows_of(60502), 512, rows_of(11316)),
+        data,
         2,
         libraries=False,
     )

@@ -12,7 +12,7 @@ import click
 
 from retrieval import signals
 from retrieval.console import (
-    GOES_ON,
+    RUN_AGAIN,
     ProgressBar,
     given_options,
     next_step,
@@ -194,7 +194,7 @@ def demo(ctx: click.Context, quick: bool, epochs: int | None, out: str) -> None:
 
     folder, losses = Path(out), LOSSES[: 1 if quick else None]
     open_folder(folder, epochs)
-    with on_interrupt(lambda: GOES_ON):
+    with on_interrupt(lambda: RUN_AGAIN):
         for step in steps(folder, losses, epochs):
             if step.finished():
                 click.secho(f"kept: {step.made}", dim=True, err=True)

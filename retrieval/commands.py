@@ -10,7 +10,7 @@ import click
 
 from retrieval import signals
 from retrieval.console import (
-    GOES_ON,
+    RUN_AGAIN,
     ProgressBar,
     given_options,
     next_step,
@@ -291,7 +291,7 @@ def merge(files: tuple[str, ...], out: str, force: bool) -> None:
     """
     from retrieval.merging import merge as join
 
-    with on_interrupt(lambda: GOES_ON), ProgressBar() as report:
+    with on_interrupt(lambda: RUN_AGAIN), ProgressBar() as report:
         found = join(files, out, force, report)
     rows = ", ".join(f"{n:,} {split}" for split, n in found.splits.items())
     click.echo(f"{found.path}: {rows} rows of {' + '.join(map(str, found.dims))} dimensions")

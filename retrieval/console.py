@@ -29,7 +29,7 @@ from retrieval.world import ALONE, from_environment
 if TYPE_CHECKING:
     from rich.console import Console
 
-GOES_ON = "run the same command again to continue"
+RUN_AGAIN = "run the same command again to continue"
 OWN_OPTIONS = ("threads", "device", "provider")  # of which each process has its own
 FILES = ("FILE", "FOLDER", "PATH")  # what the help calls the values of options that name files
 

@@ -48,7 +48,7 @@ def merge(
     force: bool = False,
     progress: StageProgress | None = None,
 ) -> Merged:
-    """Items, splits and labels must agree. A killed merge goes on when it is called again."""
+    """Items, splits and labels must agree. A killed merge continues when it is called again."""
     if len(paths) < 2:
         raise DmlError(
             f"{len(paths)} file cannot be merged.",

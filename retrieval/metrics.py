@@ -167,7 +167,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "map_at_r",
         "MAP@R",
-        "Mean average precision over the R nearest, which also depends on their order.",
+        "Mean average precision over the R nearest; unlike R-precision, it depends on order.",
         map_at_r,
         "positions",
     ),

@@ -14,7 +14,7 @@ import click
 
 from retrieval import signals
 from retrieval.console import (
-    GOES_ON,
+    RUN_AGAIN,
     ProgressBar,
     indented,
     next_step,
@@ -139,7 +139,7 @@ def _run_seeds(start: Start, seeds: int, folder: Path, as_json: bool) -> None:
     """Train several seeds, and show their mean and spread."""
     from trainer.tables import Display
 
-    with on_interrupt(lambda: GOES_ON), Display(safe_console(stderr=True)) as watch:
+    with on_interrupt(lambda: RUN_AGAIN), Display(safe_console(stderr=True)) as watch:
         from trainer.sweep.plan import Plan
         from trainer.sweep.runs import train_all_seeds
         from trainer.sweep.tables import seeds_table

@@ -38,7 +38,10 @@ class LeadingAxes:
     def product(
         self, q: slice, g: slice, margin: np.float32, reaches: Reaches, out: np.ndarray
     ) -> None:
-        """Write (A, B) cosines; -2 for pairs that reach nothing in these rows and columns."""
+        """Write (A, B) cosines; -2 for pairs that reach nothing in these rows and columns.
+
+        The thresholds are read after the product: other threads may have tightened them meanwhile.
+        """
         np.matmul(self.queries.heads[q], self.gallery.heads[g].T, out=out)
         kernels.complete_product(
             out, margin, self.queries.tails(q), self.gallery.tails(g), *reaches(q, g)
@@ -70,7 +73,7 @@ def leading_axes(
 ) -> LeadingAxes | None:
     """Multiply `count` axes first; None if that would not pay, as a sample of the pairs shows.
 
-    `reaches` says what matters to queries, and what items bring. Without `count`, the sample
+    `reaches` gives the thresholds of queries and the norms of items. Without `count`, the sample
     chooses it.
     """
     work = len(prepared.queries) * len(prepared.gallery) * prepared.gallery.dim

@@ -20,7 +20,7 @@ _QUERIES = 512  # queries of a large class looked at together
 _MEMBERS = 2048  # items of such a class looked at together
 _SMALL = 1 << 28  # multiplications that one thread does sooner than several
 _TOGETHER = 1 << 18  # pairs of large classes looked at in one go, at most
-_SHARES = 4  # tasks of large classes for each thread
+_TASKS = 16  # of large classes, at least: the same in all processes, whatever their threads
 _PAIR_BYTES = 200
 _CHUNK = 1 << 26  # bytes of rows looked at in one go
 
@@ -91,12 +91,9 @@ def nearest_positives(
             q, g = (np.concatenate([part[d][side] for part in found]) for side in (0, 1))
             _pick(prepared, q, g, {d: out[d]})
 
-    # Many small steps on several threads wait for each other more than they work.
-    work = np.sum(classes.size, dtype=np.float64) * classes.dim
-    threads = prepared.threads if work > _SMALL else 1
     small, large = classes.by_size()
     tasks = [partial(small_classes, q) for q in classes.chunks(small)]
-    together = min(_TOGETHER, int(classes.size[large].sum()) // (_SHARES * threads))
+    together = min(_TOGETHER, int(classes.size[large].sum()) // _TASKS)
     parts, size = [], 0
     for queries, members in classes.products(large):
         members = _two_of_each(members, prepared.groups["l2"])
@@ -107,6 +104,9 @@ def nearest_positives(
                 tasks.append(partial(large_classes, parts))
                 parts, size = [], 0
     tasks += [partial(large_classes, parts)] if parts else []
+    # Many small steps on several threads wait for each other more than they work.
+    work = np.sum(classes.size, dtype=np.float64) * classes.dim
+    threads = prepared.threads if work > _SMALL else 1
     run_all(call, world.share(tasks), threads)
     for found in out.values():
         found.index[:] += 1  # zero: not found by this rank
@@ -131,9 +131,7 @@ def nearest_listed(
     """The nearest positive of every query, where all of them have been measured."""
     counts, out = prepared.positive_counts, _unknown(prepared)
     start, owner = np.cumsum(counts) - counts, np.repeat(np.arange(len(counts)), counts)
-
-    def pick(d: str) -> None:
-        found = listed[d]
+    for d, found in listed.items():
         marks = np.empty(len(owner), np.bool_)
         position_kernels.mark_nearest(start, counts, found.squared, found.error, marks)
         near = np.flatnonzero(marks)
@@ -148,8 +146,6 @@ def nearest_listed(
         q, g = q[order], g[order]
         for part in _query_runs(q):
             _pick(prepared, q[part], g[part], {d: out[d]})
-
-    run_all(pick, listed, prepared.threads)
     return out
 
 

@@ -74,7 +74,10 @@ def _nearness(row, l2, shift, factor, norms, squares, out):
 
 @compiled
 def _row_reaching(row, l2, shift, factor, norms, squares, threshold):
-    """How many items of a row reach the threshold: mostly none, so that nothing is written."""
+    """Count the items of a row that reach the threshold, without writing their nearness.
+
+    It may round otherwise than `_nearness`: the margins cover both.
+    """
     count = np.float32(0)  # a counter of the same width keeps the loop in vector registers
     if l2:
         for j in range(len(row)):

@@ -50,14 +50,10 @@ class TileCounter:
         Q = len(prepared.queries)
         self.counts = {d: np.zeros(Q, np.int64) for d in prepared.distances}
         self.ties = {d: np.zeros(Q, np.int64) for d in prepared.distances}
-        found: dict[str, Positions] = {}
-
-        def add_positions(d: str) -> None:
-            found[d] = Positions(prepared, d, listed[d], limits.nearness)
-
-        run_all(add_positions, listed, prepared.threads)
-        self.positions = {d: found[d] for d in listed}  # in one order in all processes
-        limits.last = {d: each.lists.last for d, each in self.positions.items()}
+        self.positions = {
+            d: Positions(prepared, d, found, limits.nearness) for d, found in listed.items()
+        }
+        limits.last = {d: found.lists.last for d, found in self.positions.items()}
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self._centres: dict[str, np.ndarray] = {}

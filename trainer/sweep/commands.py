@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from retrieval.console import GOES_ON, on_interrupt, print_json, say_next, stdout_console
+from retrieval.console import RUN_AGAIN, on_interrupt, print_json, say_next, stdout_console
 from retrieval.options import json_option, whole_option
 from trainer.options import resolved, settings_options, start_of
 
@@ -83,7 +83,7 @@ def sweep(
         test_all=test_all,
     )
     folder = Path(out) if out else Path("runs") / f"{name}-sweep"
-    with on_interrupt(lambda: GOES_ON):
+    with on_interrupt(lambda: RUN_AGAIN):
         from trainer.sweep.sweep import sweep as run_sweep
         from trainer.sweep.tables import SweepDisplay, sweep_table
 

@@ -60,7 +60,7 @@ class Plan(Start):
         check_splits(load_data(config), config.run.select)
 
     def definition(self) -> dict[str, Any]:
-        """What a sweep that goes on must have in common with how it began."""
+        """The settings that a continued sweep must share with its start."""
         return {
             "settings": comparable(self.config()),
             "space": spaces.to_json(self.space),

@@ -35,7 +35,7 @@ def sweep(
 ) -> dict[str, Any]:
     """Train all trials of a plan, score the chosen setting on the test set, write the results.
 
-    A sweep that was killed goes on. make_watch: a function at the top of a module that gives each
+    A sweep that was killed continues. make_watch: a function at the top of a module that gives each
     further worker process its own watch.
     """
     watch = watch or SweepWatch()

@@ -121,8 +121,9 @@ def assert_same(found, wanted):
     for d in wanted:
         for name in ("rank", "ties", "nearest"):
             assert np.array_equal(getattr(found[d], name), getattr(wanted[d], name)), (d, name)
-        for a, b in zip(found[d].positions, wanted[d].positions, strict=True):
-            assert np.array_equal(a, b), d
+        if wanted[d].positions is not None:
+            for a, b in zip(found[d].positions, wanted[d].positions, strict=True):
+                assert np.array_equal(a, b), d
 
 
 @pytest.fixture
@@ -151,6 +152,20 @@ def test_ranks_of_several_processes_are_those_of_one(name, sort, small_chunks):
 
         for found in in_threads(size, counted):
             assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_processes_with_other_numbers_of_threads_share_the_same_tasks(
+    positions, small_chunks, monkeypatch
+):
+    monkeypatch.setattr(nearest_positive, "_SMALL", 0)
+    problem = from_arrays(*few_large_classes())
+    options = {"positions": positions, "sort": False, "block": 64}
+    wanted = count_ranks(problem, threads=1, **options)
+    for found in in_threads(
+        3, lambda world: count_ranks(problem, threads=1 + world.rank, world=world, **options)
+    ):
+        assert_same(found, wanted)
 
 
 def test_lists_that_do_not_fit_the_memory_are_shared_run_by_run(small_chunks):

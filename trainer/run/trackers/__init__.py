@@ -142,7 +142,7 @@ class Trackers:
         self.open.pop(name, None)
         text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         self.note(
-            f"{name} failed, and the run goes on without it ({without_secrets(text)}); "
+            f"{name} failed, and the run continues without it ({without_secrets(text)}); "
             "metrics.jsonl has everything, and --resume sends what is missing"
         )
 
