@@ -14,7 +14,7 @@ import numpy as np
 from retrieval.resources import compiled
 
 ANY, NONE = -2, -3  # groups that every item, or no item, belongs to
-CHUNK = 64  # columns that are looked at together
+_NUMBER_OF_BYTE = np.uint64(0x0001020304050607)  # times 256^k, its first byte is k
 
 
 class Tile(NamedTuple):
@@ -103,24 +103,33 @@ class PairRows(NamedTuple):
 
 
 @compiled
-def _mattering(row, margin, row_length, lengths, rows, columns, i, matters, sums):
-    """Mark the pairs of row i that a query may need, and make the others -2; sums by CHUNK."""
+def list_marked(marks, listed):
+    """List the places of all marks that are 1, eight marks at a glance; returns how many."""
+    words, count = marks.view(np.uint64), 0
+    for word in range(len(words)):
+        left = words[word]
+        while left != 0:
+            mark = left & (~left + np.uint64(1))  # the lowest one
+            left ^= mark
+            listed[count] = 8 * word + np.int64((mark * _NUMBER_OF_BYTE) >> np.uint64(56))
+            count += 1
+    return count
+
+
+@compiled
+def _mark_mattering(row, margin, row_length, lengths, rows, columns, i, marks):
+    """Mark the pairs of row i that a query may need, and make all of them -2."""
     cos, l2, twice = rows.cos[i], rows.l2[i], rows.twice[i]
     norm, square = rows.norm[i], rows.square[i]
     for j in range(len(row)):
         most = row[j] + row_length * lengths[j]  # what the cosine can be
         high = most + margin
-        # Sums, not `or`: a branch would keep the loop out of the vector registers.
-        count = np.float32(most >= cos) + np.float32(most >= columns.cos[j])
-        count += np.float32(high * (twice * columns.norm[j]) >= columns.square[j] - l2)
-        count += np.float32(high * (columns.twice[j] * norm) >= square - columns.l2[j])
-        matters[j] = count
-        row[j] = np.float32(-2)
-    for n in range(len(sums)):
-        total = np.float32(0)
-        for j in range(n * CHUNK, min((n + 1) * CHUNK, len(row))):
-            total += matters[j]
-        sums[n] = total
+        # |, not `or`: a branch would keep the loop out of the vector registers.
+        near = (most >= cos) | (most >= columns.cos[j])
+        near |= high * (twice * columns.norm[j]) >= columns.square[j] - l2
+        near |= high * (columns.twice[j] * norm) >= square - columns.l2[j]
+        marks[j] = near
+    row[:] = np.float32(-2)
 
 
 @compiled
@@ -131,20 +140,16 @@ def complete_product(product, margin, row_tails, column_tails, rows, columns):
     its column. -2 is less than any cosine, so it reaches none.
     """
     A, B = product.shape
-    matters, sums = np.empty(B, np.float32), np.empty((B + CHUNK - 1) // CHUNK, np.float32)
-    lengths = column_tails.length
+    marks, listed = np.zeros((B + 7) // 8 * 8, np.uint8), np.empty(B, np.int64)
+    lengths, row_units, column_units = column_tails.length, row_tails.units, column_tails.units
     for i in range(A):
-        row, unit = product[i], row_tails.units[i]
-        _mattering(row, margin, row_tails.length[i], lengths, rows, columns, i, matters, sums)
-        for n in range(len(sums)):
-            if sums[n] == 0:
-                continue
-            for j in range(n * CHUNK, min((n + 1) * CHUNK, B)):
-                if matters[j] > 0:
-                    other, cosine = column_tails.units[j], np.float32(0)
-                    for k in range(len(unit)):
-                        cosine += unit[k] * other[k]
-                    row[j] = cosine
+        row, unit = product[i], row_units[i]
+        _mark_mattering(row, margin, row_tails.length[i], lengths, rows, columns, i, marks)
+        for j in listed[: list_marked(marks, listed)]:
+            other, cosine = column_units[j], np.float32(0)
+            for k in range(len(unit)):
+                cosine += unit[k] * other[k]
+            row[j] = cosine
 
 
 @compiled

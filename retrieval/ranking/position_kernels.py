@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.ranking.kernels import NONE
+from retrieval.ranking.kernels import NONE, list_marked
 from retrieval.resources import compiled
 
 
@@ -53,9 +53,6 @@ class Kept(NamedTuple):
     high: np.ndarray
     item: np.ndarray  # int32 gallery rows
 
-
-# Times 256^k, its first byte is k.
-_NUMBER_OF_BYTE = np.uint64(0x0001020304050607)
 
 # The short functions take arrays that the loops have taken out of named tuples once: each use of an
 # array inside a named tuple counts it in and out.
@@ -105,16 +102,7 @@ def _list_reaching(values, threshold, first, marks, listed):
         marks[j] = values[j] >= threshold
     for j in range(first):
         marks[j] = 0
-    count = 0
-    words = marks.view(np.uint64)  # eight marks at a glance: most are zero
-    for word in range(len(words)):
-        left = words[word]
-        while left != 0:
-            mark = left & (~left + np.uint64(1))  # the lowest one
-            left ^= mark
-            listed[count] = 8 * word + np.int64((mark * _NUMBER_OF_BYTE) >> np.uint64(56))
-            count += 1
-    return count
+    return list_marked(marks, listed)
 
 
 @compiled
