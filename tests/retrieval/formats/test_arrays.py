@@ -65,7 +65,7 @@ def test_compressed_files_larger_than_memory_are_read(tmp_path, monkeypatch):
 
 def test_no_room_for_a_large_array_is_told(monkeypatch):
     monkeypatch.setattr(arrays, "available_memory", lambda: 0)
-    with pytest.raises(Exception, match="TMPDIR"):
+    with pytest.raises(DmlError, match="TMPDIR"):
         arrays.allocate((1 << 40, 1 << 14), "f8")
 
 

@@ -27,8 +27,6 @@ from tests.retrieval.formats.conftest import (
     run_fix,
 )
 
-pytestmark = pytest.mark.usefixtures("tried")
-
 
 @ROUND
 @given(item=items(), index=st.booleans())

@@ -10,8 +10,6 @@ from retrieval.errors import DmlError
 from retrieval.loading import load
 from tests.retrieval.formats.conftest import ROUND, items
 
-pytestmark = pytest.mark.usefixtures("tried")
-
 
 @ROUND
 @given(item=items(finite=True))

@@ -21,8 +21,6 @@ from tests.retrieval.formats.conftest import (
     same,
 )
 
-pytestmark = pytest.mark.usefixtures("tried")
-
 HUGE = 10**12
 
 

@@ -14,8 +14,6 @@ from retrieval.formats import arrays
 from retrieval.loading import load
 from tests.retrieval.formats.conftest import BIG_X, BIG_Y, ROUND, items, npy_header, refused, same
 
-pytestmark = pytest.mark.usefixtures("tried")
-
 
 @ROUND
 @given(

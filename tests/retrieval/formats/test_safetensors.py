@@ -10,8 +10,6 @@ from hypothesis import given
 from retrieval.loading import load
 from tests.retrieval.formats.conftest import ROUND, items, refused, same
 
-pytestmark = pytest.mark.usefixtures("tried")
-
 HUGE = 10**12
 
 

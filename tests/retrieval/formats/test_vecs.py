@@ -9,8 +9,6 @@ from hypothesis import given
 from retrieval.loading import load
 from tests.retrieval.formats.conftest import ROUND, items, refused, same
 
-pytestmark = pytest.mark.usefixtures("tried")
-
 
 @ROUND
 @given(item=items(["float32", "uint8"], text=False))
