@@ -12,7 +12,7 @@ from retrieval.formats import arrays
 from retrieval.formats.arrays import Growing
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import X, only, refused
+from tests.retrieval.formats.samples import X, only, refused
 
 pytestmark = pytest.mark.usefixtures("tried")
 

@@ -11,9 +11,10 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import (
+from tests.retrieval.formats.samples import (
     BIG_X,
     BIG_Y,
+    HUGE,
     NAMES,
     ZEROS,
     X,
@@ -23,8 +24,6 @@ from tests.retrieval.formats.conftest import (
     only,
     refused,
 )
-
-HUGE = 10**12
 
 
 def test_groups_and_soft_links_inside_hdf5_are_followed(tmp_path):
