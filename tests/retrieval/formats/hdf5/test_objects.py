@@ -44,6 +44,14 @@ def test_big_endian_numbers_are_converted(tmp_path):
     assert only(found).vectors.dtype.isnative
 
 
+def test_bfloat16_becomes_float32(tmp_path):
+    bits = (X.view(np.uint32) >> 16).astype(np.uint16)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = bits.view("V2")
+    found = only(load(tmp_path / "x.h5")).vectors
+    np.testing.assert_array_equal(found, (bits.astype(np.uint32) << 16).view(np.float32))
+
+
 @pytest.mark.usefixtures("tried")
 @pytest.mark.parametrize("layout", ["contiguous", "chunked", "compressed", "partly"])
 def test_hdf5_that_claims_rows_it_does_not_store(tmp_path, layout):
