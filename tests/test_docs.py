@@ -3,7 +3,7 @@ somewhere.
 
 ```bash and ```python blocks of a page run in order, in one folder that holds photos and the files
 of a demo. ```sh lines need a data set, a GPU or minutes: they are parsed only, as are the former,
-by the command line itself. The ```py block of docs/onnx.md has
+by the command line itself. The ```py block of docs/onnx.md is tested in
 tests/exporter/onnx/test_metadata.py.
 """
 

@@ -45,7 +45,6 @@ def unit(embedder, tmp_path_factory):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """Two runs of a few seconds on the same pictures, and the pictures."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("trained")
     pictures = draw_pictures(folder / "pictures", classes=12)
     for seed in (0, 1):

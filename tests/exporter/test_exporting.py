@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
-from cli import main
 from exporter import parity
 from exporter.exporting import EMBEDDINGS, MODEL, Settings, export
 from exporter.image_samples import comparison_images
@@ -21,6 +19,7 @@ from exporter.onnx.model import describe
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.loading import load
+from tests.conftest import call
 from tests.forks import Forked
 from tests.ranks import run_commands
 from tests.trainer.conftest import draw_pictures, small_config
@@ -28,10 +27,6 @@ from trainer.data import datasets
 from trainer.run import train
 from trainer.run.device import CHOSEN
 from trainer.run.setup import load_data
-
-
-def invoke(*args):
-    return CliRunner().invoke(main, [str(arg) for arg in args])
 
 
 def test_an_export_from_python_leaves_the_threads_of_torch_as_they_were(run, monkeypatch):
@@ -43,12 +38,12 @@ def test_an_export_from_python_leaves_the_threads_of_torch_as_they_were(run, mon
 
 
 def test_train_export_eval_is_one_chain(run):
-    done = invoke("export", run, "--json")
+    done = call("export", run, "--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert result["model"]["parity"]["agreement"] == 1.0
     assert result["embeddings"]["splits"] == {"test": 24}
-    scored = invoke("eval", run / EMBEDDINGS, "--distance", "cos", "--no-nmi", "--json")
+    scored = call("eval", run / EMBEDDINGS, "--distance", "cos", "--no-nmi", "--json")
     assert scored.exit_code == 0, scored.output
     at_export = json.loads((run / "result.json").read_text())["test"]["distances"]["cos"]
     recall = json.loads(scored.stdout)["distances"]["cos"]["recall"]
@@ -135,7 +130,7 @@ def test_several_runs_become_one_model(trained, tmp_path):
         alone = alone / np.linalg.norm(alone, axis=1, keepdims=True)
         np.testing.assert_allclose(joined[:, 16 * place : 16 * place + 16], alone, atol=1e-4)
     files = [tmp_path / "0" / EMBEDDINGS, tmp_path / "1" / EMBEDDINGS]
-    done = invoke("merge", *files, "--out", tmp_path / "merged.h5")
+    done = call("merge", *files, "--out", tmp_path / "merged.h5")
     assert done.exit_code == 0, done.output
     merged = load(tmp_path / "merged.h5").splits["test"].vectors
     np.testing.assert_allclose(merged, joined, atol=1e-4)
@@ -146,11 +141,11 @@ def test_several_runs_become_one_model(trained, tmp_path):
 def test_existing_files_are_kept_without_force(run):
     export([run])
     before = (run / MODEL).read_bytes(), (run / EMBEDDINGS).read_bytes()
-    done = invoke("export", run)
+    done = call("export", run)
     assert done.exit_code == 1
     assert "exists already" in done.stderr
     assert ((run / MODEL).read_bytes(), (run / EMBEDDINGS).read_bytes()) == before
-    assert invoke("export", run, "--force").exit_code == 0
+    assert call("export", run, "--force").exit_code == 0
 
 
 def test_an_image_that_vanished_is_named_or_left_out(trained, run, tmp_path):
@@ -161,10 +156,10 @@ def test_an_image_that_vanished_is_named_or_left_out(trained, run, tmp_path):
     export([run], settings=Settings(embeddings=False))
     lost.write_bytes(b"no image")
     args = ("export", run, "--no-onnx", "--data", pictures)
-    done = invoke(*args)
+    done = call(*args)
     assert done.exit_code == 1
     assert lost.name in done.stderr
-    done = invoke(*args, "--skip-bad", "--json", "--force")
+    done = call(*args, "--skip-bad", "--json", "--force")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["embeddings"]["splits"] == {"test": 23}
     assert lost.name in done.stderr
@@ -202,16 +197,16 @@ def test_settings_refuse_what_does_not_exist(name):
 
 
 def test_an_export_of_nothing_is_an_error(run):
-    done = invoke("export", run, "--no-onnx", "--no-embeddings")
+    done = call("export", run, "--no-onnx", "--no-embeddings")
     assert done.exit_code == 1
     assert "nothing to export" in done.stderr
 
 
 def test_an_export_that_cannot_begin_leaves_no_folder(run, tmp_path):
-    done = invoke("export", run, "--out", tmp_path / "new" / "er", "--data", tmp_path / "nowhere")
+    done = call("export", run, "--out", tmp_path / "new" / "er", "--data", tmp_path / "nowhere")
     assert done.exit_code == 1
     assert not (tmp_path / "new").exists()
-    done = invoke("export", run, "--out", run / "best.pt")
+    done = call("export", run, "--out", run / "best.pt")
     assert done.exit_code == 1
     assert "is a file" in done.stderr
 

@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import helper
 
-from cli import main
 from exporter.exporting import MODEL, Settings, export
 from exporter.inspection import check_model, inspect_model
 from exporter.onnx.model import describe
 from retrieval import neighbours
 from retrieval.errors import DmlError
 from retrieval.ranking.backends.choice import VARIABLE
+from tests.conftest import call
 from tests.exporter.models import FLOAT, PROPERTIES, UINT8, mean_model, model_of
 from tests.trainer.conftest import draw_pictures, small_config
 from trainer.run import train
@@ -31,17 +30,13 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
-def invoke(*args):
-    return CliRunner().invoke(main, [str(arg) for arg in args])
-
-
 def save(path, model):
     onnx.save(model, path)
     return path
 
 
 def test_a_model_shows_what_it_says_of_itself(run):
-    done = invoke("inspect", run / MODEL)
+    done = call("inspect", run / MODEL)
     assert done.exit_code == 0, done.stderr
     told = " ".join(done.stdout.split())
     model = describe(run / MODEL)
@@ -56,14 +51,14 @@ def test_a_model_shows_what_it_says_of_itself(run):
     for words in (model.sha256, model.metadata.checkpoint_sha256, "same nearest neighbour"):
         assert words in told
     assert done.stderr.splitlines()[-1] == f"Next: dmltool inspect {run / MODEL} --check"
-    found = json.loads(invoke("inspect", run / MODEL, "--json").stdout)
+    found = json.loads(call("inspect", run / MODEL, "--json").stdout)
     assert found["dmltool"]["parity"] == model.metadata.parity
     assert found["preprocessing"]["crop"] == 16
     assert found["output"]["dim"] == model.dim
 
 
 def test_given_the_run_the_comparison_of_the_export_is_repeated(run, monkeypatch):
-    done = invoke("inspect", run / MODEL, "--run", run, "--json")
+    done = call("inspect", run / MODEL, "--run", run, "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert all(found["check"]["passed"].values())
@@ -73,7 +68,7 @@ def test_given_the_run_the_comparison_of_the_export_is_repeated(run, monkeypatch
     monkeypatch.setenv(VARIABLE, "torch")
     real, used = neighbours._on, []
     monkeypatch.setattr(neighbours, "_on", lambda devices: used.append(devices) or real(devices))
-    done = invoke("inspect", run / MODEL, "--run", run, "--device", "cpu")
+    done = call("inspect", run / MODEL, "--run", run, "--device", "cpu")
     assert "Checked now" in done.stdout
     assert used == [("cpu",)] * 2  # network and model
 
@@ -85,20 +80,20 @@ def test_the_device_of_the_comparison_is_that_of_the_options(run, tmp_path):
         (Settings(provider="cpu", device="cuda:1"), "cuda:1"),
     ):
         assert settings.ranking_device == wanted
-    done = invoke("export", run, "--out", tmp_path, "--no-embeddings", "--device", "cuda:99")
+    done = call("export", run, "--out", tmp_path, "--no-embeddings", "--device", "cuda:99")
     assert done.exit_code == 1
     assert "device cuda:99" in done.stderr
     assert not (tmp_path / MODEL).exists()
     out = tmp_path / "photos.h5"
-    done = invoke("embed", run / MODEL, "glyphs", "--out", out, "--device", "cuda:99")
+    done = call("embed", run / MODEL, "glyphs", "--out", out, "--device", "cuda:99")
     assert done.exit_code == 1
     assert "device cuda:99" in done.stderr
-    done = invoke("inspect", run / MODEL, "--run", run, "--device", "cuda:99")
+    done = call("inspect", run / MODEL, "--run", run, "--device", "cuda:99")
     assert done.exit_code == 1
     assert "device cuda:99" in done.stderr
-    assert invoke("inspect", run / MODEL, "--device", "cpu").exit_code == 2
+    assert call("inspect", run / MODEL, "--device", "cpu").exit_code == 2
     file = ("inspect", "x.h5", "--entropy", "--run", run)
-    done = invoke(*file, "--device", "cpu")
+    done = call(*file, "--device", "cpu")
     assert done.exit_code == 2
     assert "--device are for models" in done.stderr
 
@@ -117,7 +112,7 @@ def test_a_model_that_was_tampered_with_is_found_out(run, tmp_path):
 
 def test_a_model_of_another_run_is_not_compared(run, tmp_path):
     path = save(tmp_path / "m.onnx", mean_model(properties=PROPERTIES))
-    done = invoke("inspect", path, "--run", run)
+    done = call("inspect", path, "--run", run)
     assert done.exit_code == 1
     assert "is not the model of" in done.stderr
     assert "dmltool export" in done.stderr  # a whole command
@@ -125,7 +120,7 @@ def test_a_model_of_another_run_is_not_compared(run, tmp_path):
 
 def test_a_foreign_model_is_shown_and_checked(tmp_path):
     path = save(tmp_path / "foreign.onnx", mean_model(("batch", 3, 8, 8), FLOAT, axes=(2, 3)))
-    done = invoke("inspect", path, "--check")
+    done = call("inspect", path, "--check")
     assert done.exit_code == 0, done.stderr
     assert "a model of another program" in done.stdout
     assert "same result alone and in a batch" in done.stdout
@@ -138,10 +133,10 @@ def test_a_model_that_cannot_embed_is_shown_with_the_reason(tmp_path):
     outputs = [("a", FLOAT, shape), ("b", FLOAT, shape)]
     path = save(tmp_path / "two.onnx", model_of(nodes, [("images", UINT8, shape)], outputs))
     assert "2 outputs" in inspect_model(path)["problem"]["what"]
-    done = invoke("inspect", path)
+    done = call("inspect", path)
     assert done.exit_code == 0
     assert "2 outputs" in done.stdout
-    assert invoke("inspect", path, "--check").exit_code == 1
+    assert call("inspect", path, "--check").exit_code == 1
 
 
 def batch_mean(properties):
@@ -187,7 +182,7 @@ def random(properties):
 def test_models_that_do_not_embed_soundly_fail_the_check(tmp_path, make, failed):
     path = save(tmp_path / "m.onnx", make(PROPERTIES))
     assert not check_model(path)["passed"][failed]
-    done = invoke("inspect", path, "--check")
+    done = call("inspect", path, "--check")
     assert done.exit_code == 1
     assert "NO" in done.stdout
 
@@ -207,7 +202,7 @@ def test_inspecting_a_model_loads_no_torch_and_no_h5py(tmp_path):
 
 def test_the_next_step_for_a_foreign_model_names_what_it_does_not_say(tmp_path):
     path = save(tmp_path / "net.onnx", mean_model(("batch", 3, 8, 8), FLOAT, axes=(2, 3)))
-    done = invoke("inspect", path, "--check")
+    done = call("inspect", path, "--check")
     assert done.exit_code == 0, done.output
     assert done.stderr.splitlines()[-1].endswith("--mean R,G,B --std R,G,B")
     assert re.search(r"size +\d+ B, \d+ nodes", done.stdout)

@@ -107,7 +107,7 @@ def test_kernels_compile_where_no_folder_can_be_written(files):
         "import numba.core.caching as c\n"
         "c.CompileResultCacheImpl._locator_classes = []\n"
         "from cli import main\n"
-        f"main(['eval', {str(files / 'a.h5')!r}, '--no-nmi', '--no-map', '--json'])"
+        f"main(['eval', {str(files / 'a.h5')!r}, '--no-nmi', '--json'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,7 @@ import pytest
 
 from retrieval import compare
 from retrieval.embeddings import Embeddings, Split
-from retrieval.evaluation import Settings
-from tests.retrieval.made import file
-
-SETTINGS = Settings(nmi=False, map_at_r=False, distances=("l2",))
+from tests.retrieval.made import SETTINGS, file
 
 
 def test_a_file_does_not_differ_from_itself(items):

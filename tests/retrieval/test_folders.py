@@ -1,10 +1,14 @@
 """Which files of a folder hold its embeddings."""
 
+import json
+
 import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
+from retrieval.loading import load
 from retrieval.sources import locate
+from tests.retrieval.shards import NAMES, PARTS, X, Y, write
 
 
 def named(place):
@@ -30,3 +34,56 @@ def test_other_files_in_a_folder_are_passed_over_and_other_formats_an_error(tmp_
     with pytest.raises(DmlError, match=r"several formats: \.csv, \.npy") as error:
         locate(tmp_path)
     assert f"'{tmp_path}/*.csv'" in error.value.fix
+
+
+def test_a_folder_that_save_to_disk_wrote(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    files = []
+    for n, rows in enumerate(PARTS):
+        # As datasets names them; the order is that of state.json, not of the names.
+        files.append({"filename": f"data-{(n + 3) % 12:05}-of-00012.arrow"})
+        write(folder / files[-1]["filename"], rows)
+    (folder / "dataset_info.json").write_text("{}")
+    (folder / "state.json").write_text(json.dumps({"_data_files": files, "_split": None}))
+    found = load(folder).splits["test"]
+    np.testing.assert_array_equal(found.vectors, X)
+    np.testing.assert_array_equal(found.labels, NAMES)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../x.arrow"}]}))
+    with pytest.raises(DmlError, match="does not list the files"):
+        load(folder)
+
+
+def test_a_dict_of_data_sets_gives_splits(tmp_path):
+    for split, rows in (("train", slice(0, 20)), ("test", slice(20, 60))):
+        (tmp_path / split).mkdir()
+        write(tmp_path / split / "data-00000-of-00001.arrow", rows)
+        listed = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+        (tmp_path / split / "state.json").write_text(json.dumps(listed))
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    found = load(tmp_path).splits
+    np.testing.assert_array_equal(found["train"].vectors, X[:20])
+    np.testing.assert_array_equal(found["test"].vectors, X[20:])
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["validation"]}))
+    with pytest.raises(DmlError, match="splits validation"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vectors.tsv", "tensors.tsv"])
+def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
+    rows = ["\t".join(map(repr, row)) for row in X.astype(float).tolist()]
+    (tmp_path / name).write_text("\n".join(rows) + "\n")
+    one = "\n".join(NAMES)  # a single column has no header there
+    several = "\n".join(["label\tnumber", *(f"{label}\t{n}" for n, label in enumerate(NAMES))])
+    for metadata in (one, several):
+        (tmp_path / "metadata.tsv").write_text(metadata + "\n")
+        found = load(tmp_path).splits["test"]
+        np.testing.assert_array_equal(found.vectors, X.astype(float))
+        np.testing.assert_array_equal(found.labels, NAMES)
+        assert found.taken["labels"] == str(tmp_path / "metadata.tsv")
+    np.save(tmp_path / "y.npy", Y)
+    given = load(tmp_path, labels=tmp_path / "y.npy").splits["test"]
+    np.testing.assert_array_equal(given.labels, Y)
+    (tmp_path / "metadata.tsv").write_text("a\nb\n")
+    with pytest.raises(DmlError, match="2 labels for 60 vectors"):
+        load(tmp_path)

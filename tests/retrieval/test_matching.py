@@ -8,10 +8,7 @@ import pytest
 
 from retrieval import DmlError, compare
 from retrieval.embeddings import Embeddings, Split
-from retrieval.evaluation import Settings
-from tests.retrieval.made import file
-
-SETTINGS = Settings(nmi=False, map_at_r=False, distances=("l2",))
+from tests.retrieval.made import SETTINGS, file
 
 
 def test_rows_are_matched_by_path(items, rng):

@@ -14,6 +14,7 @@ from retrieval.evaluation import evaluate
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 from retrieval.merging import merge
+from tests.retrieval.shards import D, sharded, write
 
 N = 30
 LABELS = np.arange(N) % 5
@@ -245,3 +246,11 @@ def test_an_ensemble_can_be_evaluated(tmp_path):
         found = evaluate(part.vectors, part.labels, nmi=False, distances="cos")
         scores[name] = found["distances"]["cos"]["map_at_r"]
     assert scores["c"] > max(scores["a"], scores["b"])
+
+
+def test_merging_takes_sets(tmp_path):
+    folder = sharded(tmp_path / "shards", ".npz")
+    write(tmp_path / "whole.npz", slice(None))
+    merge([folder, tmp_path / "whole.npz"], tmp_path / "merged.h5")
+    halves = load(tmp_path / "merged.h5").splits["test"].vectors
+    np.testing.assert_array_equal(halves[:, :D], halves[:, D:])

@@ -42,19 +42,27 @@ def pair(ended):
     board = Board()
     with ThreadPoolExecutor(2) as pool:
         dogs = list(pool.map(lambda rank: start(board, rank), range(2)))
+    threads = watching()
     yield dogs
-    close(*dogs)
+    close(dogs, threads)
 
 
-def close(*dogs):
+def watching():
+    """The threads of both watchdogs. They run until a connection ends or a rank is done."""
+    threads = [each for each in threading.enumerate() if "(_watch)" in each.name]
+    assert len(threads) == 2, threading.enumerate()
+    return threads
+
+
+def close(dogs, threads):
     """End the connections, then the threads that watch them."""
     peers = [peer for dog in dogs for peer in dog.peers]
     for peer in peers:
         with suppress(OSError):  # ended at the other side
             peer.shutdown(socket.SHUT_RDWR)
-    for thread in threading.enumerate():
-        if "(_watch)" in thread.name:
-            thread.join(20)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
     for peer in peers:
         peer.close()
 
@@ -91,6 +99,7 @@ def test_a_stranger_is_not_taken_for_a_rank(ended):
             assert stranger.recv(1) == b""  # closed
             second = start(board, 1)
         first = waiting.result(20)
+    threads = watching()
     assert list(first.peers.values()) == [f"rank 1 on {socket.gethostname()}"]
     assert first.stop(done=True) == second.stop(done=True) == ""
-    close(first, second)
+    close([first, second], threads)

@@ -10,15 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
+from tests.retrieval.made import file
 from trainer.data import datasets
 from trainer.reporting import pictures_of, run_view
-
-
-def file(vectors, labels, paths=None, name="a.h5", **more):
-    split = Split(np.asarray(vectors), np.asarray(labels), paths)
-    return Embeddings(Path(name), "hdf5", {"test": split}, **more)
 
 
 @pytest.fixture

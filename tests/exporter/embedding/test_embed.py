@@ -8,22 +8,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from cli import main
 from exporter.embedding.embed import embed, find_data
 from exporter.exporting import MODEL, Settings, export
 from exporter.onnx.model import describe
 from retrieval.errors import DmlError
 from retrieval.loading import load
+from tests.conftest import call
 from tests.exporter.models import PROPERTIES, mean_model
 from trainer.data import datasets
 from trainer.reporting import pictures_of
-
-
-def invoke(*args):
-    return CliRunner().invoke(main, [os.fspath(arg) for arg in args])
 
 
 @pytest.fixture
@@ -45,7 +40,7 @@ def draw(folder, classes=("cat", "dog", "hen"), each=4):
 
 def report(file, *options):
     page = file.with_name("page.html")
-    done = invoke("report", file, "--out", page, "--force", "--no-nmi", "--map", "none", *options)
+    done = call("report", file, "--out", page, "--force", "--no-nmi", "--map", "none", *options)
     assert done.exit_code == 0, done.stderr
     return done.stderr, page.read_text().count("data:image/webp")
 
@@ -54,7 +49,7 @@ def test_a_report_finds_the_images_that_were_embedded(model, tmp_path, monkeypat
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     draw(tmp_path / "project" / "photos")
-    assert invoke("embed", model, "photos", "--out", "x.h5").exit_code == 0
+    assert call("embed", model, "photos", "--out", "x.h5").exit_code == 0
     monkeypatch.chdir(tmp_path)  # the given name leads nowhere from here
     told, images = report(tmp_path / "project" / "x.h5")
     assert images == 12
@@ -80,7 +75,7 @@ def test_a_file_records_how_to_get_its_images_again(model, tmp_path, monkeypatch
     )
     assert said["options"]["test_fraction"] == 0
     shutil.copy("x.h5", "y.h5")
-    assert invoke("merge", "x.h5", "y.h5", "--out", "both.h5").exit_code == 0
+    assert call("merge", "x.h5", "y.h5", "--out", "both.h5").exit_code == 0
     said.pop("root")  # as it was typed, from another folder perhaps
     assert json.loads(load("both.h5").attrs["images"]) == said
 
@@ -129,21 +124,21 @@ def test_images_without_labels_can_be_embedded(model, tmp_path, kind, options):
     if kind == "table":
         data = tmp_path / "list.csv"
         data.write_text("file,camera\n" + "".join(f"flat/{name},3\n" for name in names))
-    done = invoke("embed", model, data, "--out", tmp_path / "x.h5", *options)
+    done = call("embed", model, data, "--out", tmp_path / "x.h5", *options)
     assert done.exit_code == 0, done.stderr
     assert done.stderr.splitlines()[-1].endswith("--labels labels.txt")
     split = load(tmp_path / "x.h5").splits["test"]
     assert split.labels is None
     assert [os.path.basename(path) for path in split.paths] == [n for n in names if n != "bad.png"]
-    done = invoke("eval", tmp_path / "x.h5")
+    done = call("eval", tmp_path / "x.h5")
     assert done.exit_code == 1
     assert "no labels" in done.stderr
     assert "--labels" in done.stderr
     (tmp_path / "labels.txt").write_text("0\n0\n0\n1\n1\n1\n")
     labels = ("--labels", tmp_path / "labels.txt")
-    assert invoke("eval", tmp_path / "x.h5", *labels, "--no-nmi").exit_code == 0
+    assert call("eval", tmp_path / "x.h5", *labels, "--no-nmi").exit_code == 0
     assert report(tmp_path / "x.h5", *labels)[1] == 6
-    done = invoke("embed", model, data, "--out", tmp_path / "x.h5", "--resume")
+    done = call("embed", model, data, "--out", tmp_path / "x.h5", "--resume")
     other = "--half" in options  # the finished file holds float16, and float32 is wanted
     assert done.exit_code == int(other), done.stderr
     assert ("x.h5 exists." in done.stderr) == other
@@ -154,7 +149,7 @@ def test_files_that_are_no_images_are_told(model, tmp_path):
     draw(tmp_path / "photos")
     (tmp_path / "photos" / "cat" / "IMG_1.heic").write_bytes(b"x")
     (tmp_path / "photos" / "empty").mkdir()
-    done = invoke("embed", model, tmp_path / "photos", "--out", tmp_path / "x.h5")
+    done = call("embed", model, tmp_path / "photos", "--out", tmp_path / "x.h5")
     assert "1 folder without images left out: empty." in done.stderr
     assert "left out because of their suffix: 1 .heic." in done.stderr
 
@@ -165,10 +160,10 @@ def test_images_that_are_listed_and_missing_are_left_out_on_request(model, tmp_p
     rows = "".join(f"photos/cat/{n}.png,cat\n" for n in range(6))
     (tmp_path / "list.csv").write_text(f"{header}\n{rows}")
     given = ("embed", model, tmp_path / "list.csv", "--out", tmp_path / "x.h5")
-    done = invoke(*given)
+    done = call(*given)
     assert done.exit_code == 1
     assert "--skip-bad" in done.stderr
-    done = invoke(*given, "--skip-bad")
+    done = call(*given, "--skip-bad")
     assert done.exit_code == 0, done.stderr
     assert "2 of 6 files that" in done.stderr
     assert len(load(tmp_path / "x.h5").splits["test"].vectors) == 4
@@ -201,21 +196,21 @@ def test_names_that_are_not_utf8_go_through_embed_eval_and_report(model, tmp_pat
         os.fsencode(tmp_path) + b"/photos/caf\xe9/0.png",
         os.fsencode(tmp_path) + b"/photos/caf\xe9/\xff\xfe.png",
     )
-    done = invoke("embed", model, tmp_path / "photos", "--out", tmp_path / "x.h5")
+    done = call("embed", model, tmp_path / "photos", "--out", tmp_path / "x.h5")
     assert done.exit_code == 0, done.stderr
     found = load(tmp_path / "x.h5")
     assert os.fsencode(found.splits["test"].paths[3]) == b"caf\xe9/\xff\xfe.png"
     out, classes = tmp_path / "r.json", tmp_path / "c.csv"
-    done = invoke("eval", tmp_path / "x.h5", "--no-nmi", "--out", out, "--per-class", classes)
+    done = call("eval", tmp_path / "x.h5", "--no-nmi", "--out", out, "--per-class", classes)
     assert done.exit_code == 0, done.stderr
     assert json.loads(out.read_text())["classes"] == 3
     assert b"caf" in classes.read_bytes()
-    assert invoke("inspect", tmp_path / "x.h5").exit_code == 0
-    assert invoke("compare", tmp_path / "x.h5", tmp_path / "x.h5", "--json").exit_code == 0
+    assert call("inspect", tmp_path / "x.h5").exit_code == 0
+    assert call("compare", tmp_path / "x.h5", tmp_path / "x.h5", "--json").exit_code == 0
     told, images = report(tmp_path / "x.h5")
     assert images == 12
     assert "could not be read" not in told
-    done = invoke("merge", tmp_path / "x.h5", tmp_path / "x.h5", "--out", tmp_path / "two.h5")
+    done = call("merge", tmp_path / "x.h5", tmp_path / "x.h5", "--out", tmp_path / "two.h5")
     assert done.exit_code == 0, done.stderr
 
 
@@ -248,7 +243,7 @@ def test_what_embed_reads_is_never_overwritten(trained, run, tmp_path):
         (pictures, pictures / "class0" / "0.png"),
     ):
         before = target.read_bytes()
-        done = invoke("embed", run / MODEL, data, "--out", target, "--force")
+        done = call("embed", run / MODEL, data, "--out", target, "--force")
         assert done.exit_code == 1
         assert "read and written at once" in done.stderr
         assert target.read_bytes() == before

@@ -18,7 +18,6 @@ from tests.exporter.embedding.toy import (
     ATTRS,
     PREPARED,
     D,
-    Killed,
     N,
     call,
     contents,
@@ -28,6 +27,7 @@ from tests.exporter.embedding.toy import (
 )
 from tests.exporter.models import PROPERTIES, mean_model
 from tests.forks import Forked
+from tests.kills import Killed
 from trainer.data.source import Source
 
 ROOT = Path(__file__).parents[3]

@@ -7,6 +7,7 @@ from PIL import Image
 from exporter.embedding.engine import Engine
 from exporter.embedding.writing import EmbedSettings, embed
 from exporter.onnx.metadata import Preprocessing
+from tests.kills import Killed
 from trainer.data.datasets.records import build
 
 PREPARED = Preprocessing(12, True, 8, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -53,10 +54,6 @@ def contents(path):
             )
         )
     return found
-
-
-class Killed(BaseException):
-    pass
 
 
 def stop_after(rows):

@@ -12,7 +12,7 @@ from retrieval.formats import arrays
 from retrieval.formats.arrays import Growing
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import X, only, refused
+from tests.retrieval.formats.samples import X, only, refused
 
 pytestmark = pytest.mark.usefixtures("tried")
 
@@ -65,7 +65,7 @@ def test_compressed_files_larger_than_memory_are_read(tmp_path, monkeypatch):
 
 def test_no_room_for_a_large_array_is_told(monkeypatch):
     monkeypatch.setattr(arrays, "available_memory", lambda: 0)
-    with pytest.raises(Exception, match="TMPDIR"):
+    with pytest.raises(DmlError, match="TMPDIR"):
         arrays.allocate((1 << 40, 1 << 14), "f8")
 
 

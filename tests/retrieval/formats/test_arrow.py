@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from retrieval.errors import DmlError
 from retrieval.formats import arrays
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import (
+from tests.retrieval.formats.samples import (
     BIG_X,
     BIG_Y,
     LONG,

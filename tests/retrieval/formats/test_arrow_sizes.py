@@ -9,7 +9,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import BIG_X, BIG_Y, ROWS, arrow_table, measure
+from tests.retrieval.formats.samples import BIG_X, BIG_Y, ROWS, arrow_table, measure
 
 pytestmark = pytest.mark.usefixtures("tried")
 

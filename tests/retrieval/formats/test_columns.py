@@ -9,7 +9,7 @@ import pytest
 from retrieval.errors import DmlError
 from retrieval.loading import load, read
 from retrieval.sources import locate
-from tests.retrieval.formats.conftest import NAMES, X64, X, Y, check, equal, frame, refused
+from tests.retrieval.formats.samples import NAMES, X64, X, Y, check, equal, frame, refused
 
 
 def test_a_split_column_makes_splits(tmp_path):

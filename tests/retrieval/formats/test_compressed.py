@@ -14,7 +14,7 @@ import pytest
 
 from retrieval.formats import compressed
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import refused
+from tests.retrieval.formats.samples import refused
 
 X = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
 Y = np.arange(30) // 3

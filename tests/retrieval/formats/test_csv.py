@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retrieval.errors import DmlError
 from retrieval.formats import csv as csv_format
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import (
+from tests.retrieval.formats.samples import (
     BIG_X,
     BIG_Y,
     NAMES,
@@ -26,8 +26,6 @@ from tests.retrieval.formats.conftest import (
     refused,
     run_fix,
 )
-
-pytestmark = pytest.mark.usefixtures("tried")
 
 
 @ROUND

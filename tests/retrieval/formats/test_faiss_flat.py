@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import follow, refused
+from tests.retrieval.formats.samples import follow, refused
 
 X = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
 Y = np.arange(30) // 3

@@ -23,7 +23,7 @@ from retrieval.errors import DmlError
 from retrieval.formats import FORMATS, sniff
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import (
+from tests.retrieval.formats.samples import (
     BIG_X,
     BIG_Y,
     LONG,

@@ -8,9 +8,7 @@ from hypothesis import given
 
 from retrieval.errors import DmlError
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import ROUND, items
-
-pytestmark = pytest.mark.usefixtures("tried")
+from tests.retrieval.formats.samples import ROUND, items
 
 
 @ROUND

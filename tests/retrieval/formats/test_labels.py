@@ -12,7 +12,7 @@ import torch
 
 from retrieval.errors import DmlError
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import BIG_X, X, check, only, refused
+from tests.retrieval.formats.samples import BIG_X, X, check, only, refused
 
 
 def test_csv_labels_keep_leading_zeros_and_huge_numbers_apart(tmp_path):

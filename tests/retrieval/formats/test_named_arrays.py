@@ -6,7 +6,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import X, Y, check
+from tests.retrieval.formats.samples import X, Y, check
 
 
 @pytest.mark.parametrize("names", [("X", "y"), ("feats", "targets"), ("foo", "bar")])

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from retrieval.errors import DmlError
 from retrieval.formats import arrays
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import (
+from tests.retrieval.formats.samples import (
+    HUGE,
     ROUND,
     Payload,
     X,
@@ -20,10 +21,6 @@ from tests.retrieval.formats.conftest import (
     refused,
     same,
 )
-
-pytestmark = pytest.mark.usefixtures("tried")
-
-HUGE = 10**12
 
 
 @ROUND

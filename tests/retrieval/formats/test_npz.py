@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from retrieval.formats import arrays
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import BIG_X, BIG_Y, ROUND, items, npy_header, refused, same
-
-pytestmark = pytest.mark.usefixtures("tried")
+from tests.retrieval.formats.samples import BIG_X, BIG_Y, ROUND, items, npy_header, refused, same
 
 
 @ROUND

@@ -12,7 +12,7 @@ import pytest
 import scipy.io
 
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import BIG_X, BIG_Y, X, follow, refused, run_fix
+from tests.retrieval.formats.samples import BIG_X, BIG_Y, X, follow, refused, run_fix
 
 
 @pytest.mark.parametrize("name", ["x.pkl", "x.pickle", "it's 1.pkl"])

@@ -8,11 +8,7 @@ import safetensors.numpy
 from hypothesis import given
 
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import ROUND, items, refused, same
-
-pytestmark = pytest.mark.usefixtures("tried")
-
-HUGE = 10**12
+from tests.retrieval.formats.samples import HUGE, ROUND, items, refused, same
 
 
 @ROUND

@@ -7,7 +7,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import NAMES, X64, X, check, frame, refused
+from tests.retrieval.formats.samples import NAMES, X64, X, check, frame, refused
 
 
 def test_text_labels_from_lines(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from retrieval.formats import arrays
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import (
+from tests.retrieval.formats.samples import (
     BIG_X,
     NAMES,
     ROUND,

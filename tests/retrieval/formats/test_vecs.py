@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import ROUND, items, refused, same
-
-pytestmark = pytest.mark.usefixtures("tried")
+from tests.retrieval.formats.samples import ROUND, items, refused, same
 
 
 @ROUND

@@ -1,15 +1,12 @@
 """A cache for each test, and fsspec's memory as a server."""
 
-import io
-import os
-
 import fsspec
-import numpy as np
 import pytest
 
 from retrieval.formats.arrays import copies
 from retrieval.remote import room
 from retrieval.remote.store import Store
+from tests.retrieval.remote.copies import forget_use
 
 
 @pytest.fixture(autouse=True)
@@ -18,13 +15,6 @@ def folder(tmp_path, monkeypatch):
     yield tmp_path / "cache"
     forget_use()
     copies.clear()
-
-
-def forget_use():
-    """As if the process that used the copies had ended."""
-    for descriptor in room._held.values():
-        os.close(descriptor)
-    room._held.clear()
 
 
 @pytest.fixture
@@ -45,9 +35,3 @@ def downloads(monkeypatch):
 
     monkeypatch.setattr(Store, "download", download)
     return found
-
-
-def npy(array):
-    out = io.BytesIO()
-    np.save(out, array)
-    return out.getvalue()

@@ -13,7 +13,7 @@ from retrieval.remote.address import parse
 from retrieval.remote.cache import Entry
 from retrieval.remote.store import Found, Store
 from retrieval.sources import Sources, locate
-from tests.retrieval.remote.conftest import npy
+from tests.retrieval.remote.copies import npy
 
 
 def test_a_file_is_downloaded_again_only_if_it_has_changed(server, downloads):

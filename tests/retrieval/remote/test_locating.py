@@ -13,7 +13,7 @@ from retrieval.formats.hdf5.writing import write
 from retrieval.loading import load
 from retrieval.sources import Sources
 from tests.conftest import call
-from tests.retrieval.remote.conftest import npy
+from tests.retrieval.remote.copies import npy
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from retrieval.loading import load
 from retrieval.remote import room
 from retrieval.remote.room import hold, room_for
 from retrieval.sources import locate
-from tests.retrieval.remote.conftest import forget_use, npy
+from tests.retrieval.remote.copies import forget_use, npy
 
 MOST = 640_000
 

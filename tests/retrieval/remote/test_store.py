@@ -22,7 +22,7 @@ from retrieval.remote import room
 from retrieval.remote.address import parse
 from retrieval.remote.store import Store
 from retrieval.sources import locate
-from tests.retrieval.remote.conftest import npy
+from tests.retrieval.remote.copies import npy
 
 
 def test_a_transfer_that_is_cut_short_leaves_no_copy(server, folder, monkeypatch):

@@ -4,16 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from cli import main
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
-
-
-def call(*args):
-    return CliRunner().invoke(main, [str(arg) for arg in args], catch_exceptions=False)
+from tests.conftest import call
 
 
 @pytest.fixture

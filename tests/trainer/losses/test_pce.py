@@ -13,9 +13,8 @@ from tests.trainer.losses.batches import CLASSES, DIM, batch
 from tests.trainer.losses.references import LABELS, dot, head_logits, made, softmax
 from trainer.losses import build
 
-pytestmark = pytest.mark.usefixtures("quiet")
 
-
+@pytest.mark.usefixtures("quiet")
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 6),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.kills import Killed
 from tests.trainer.conftest import SMALL
 from trainer.sweep.plan import Plan
 from trainer.sweep.runs import SweepWatch
@@ -13,10 +14,6 @@ from trainer.sweep.space import cells, from_grid
 pytest.importorskip("optuna", reason="Optuna is not installed")
 
 LR = "optimizer.lr=0.0001,0.003"
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing of ours catches it."""
 
 
 class KilledAt(SweepWatch):

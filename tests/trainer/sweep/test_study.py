@@ -3,7 +3,8 @@
 import pytest
 
 from retrieval.errors import DmlError
-from tests.trainer.sweep.conftest import LR, Killed, KilledAt
+from tests.kills import Killed
+from tests.trainer.sweep.conftest import LR, KilledAt
 from trainer.sweep.space import Range
 from trainer.sweep.study import Trials
 from trainer.sweep.sweep import sweep

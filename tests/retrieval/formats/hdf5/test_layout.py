@@ -10,7 +10,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
-from tests.retrieval.formats.hdf5.conftest import ATTRS, PATHS, X, Y, stop_early, writer
+from tests.retrieval.formats.hdf5.rows import ATTRS, PATHS, X, Y, stop_early, writer
 
 
 def test_the_layout_is_the_documented_one(tmp_path):

@@ -11,9 +11,10 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import (
+from tests.retrieval.formats.samples import (
     BIG_X,
     BIG_Y,
+    HUGE,
     NAMES,
     ZEROS,
     X,
@@ -23,8 +24,6 @@ from tests.retrieval.formats.conftest import (
     only,
     refused,
 )
-
-HUGE = 10**12
 
 
 def test_groups_and_soft_links_inside_hdf5_are_followed(tmp_path):
@@ -36,13 +35,21 @@ def test_groups_and_soft_links_inside_hdf5_are_followed(tmp_path):
     check(load(f"{tmp_path / 'x.h5'}::deep"), NAMES)
 
 
-def test_big_endian_and_bfloat16_hdf5_are_converted(tmp_path):
+def test_big_endian_numbers_are_converted(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=X, dtype=">f4")
         file.create_dataset("y", data=Y, dtype=">i8")
     found = load(tmp_path / "x.h5")
     check(found)
     assert only(found).vectors.dtype.isnative
+
+
+def test_bfloat16_becomes_float32(tmp_path):
+    bits = (X.view(np.uint32) >> 16).astype(np.uint16)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = bits.view("V2")
+    found = only(load(tmp_path / "x.h5")).vectors
+    np.testing.assert_array_equal(found, (bits.astype(np.uint32) << 16).view(np.float32))
 
 
 @pytest.mark.usefixtures("tried")

@@ -11,7 +11,7 @@ from retrieval.errors import DmlError
 from retrieval.formats import arrays
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
-from tests.retrieval.formats.conftest import ROUND, X, Y, items, same
+from tests.retrieval.formats.samples import ROUND, X, Y, items, same
 
 
 @pytest.mark.usefixtures("tried")

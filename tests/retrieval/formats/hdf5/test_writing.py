@@ -22,8 +22,8 @@ from retrieval.formats import arrays
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 from tests.forks import Forked
-from tests.retrieval.formats.conftest import ROUND, items
-from tests.retrieval.formats.hdf5.conftest import PATHS, X, Y, stop_early, writer
+from tests.retrieval.formats.hdf5.rows import PATHS, X, Y, stop_early, writer
+from tests.retrieval.formats.samples import ROUND, items
 
 ROOT = Path(__file__).parents[4]
 
