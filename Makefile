@@ -16,7 +16,7 @@ demo: $(STAMP)
 # One thread each: most tests are too small to gain from threads. Three processes, because many wait.
 test: $(STAMP)
 	$(MAKE) -j2 lint compiled
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
