@@ -62,6 +62,7 @@ def main(folder):
     with processes.joined() as world:  # once more
         found = of_rank(world)
         (folder / f"{world.rank}.json").write_text(json.dumps(found))
+        processes.agree(False, world)  # all have written
         if world.rank == world.size - 1:
             (folder / "killed").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
