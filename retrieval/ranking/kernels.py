@@ -14,6 +14,7 @@ import numpy as np
 from retrieval.resources import compiled
 
 ANY, NONE = -2, -3  # groups that every item, or no item, belongs to
+_ULP32, _LEAST = 2.0**-24, 2.0**-148  # of float32: unit roundoff, above its least number
 _NUMBER_OF_BYTE = np.uint64(0x0001020304050607)  # times 256^k, its first byte is k
 
 
@@ -92,6 +93,27 @@ class ClassItems(NamedTuple):
 
     rows: np.ndarray  # (B,)
     norm: np.ndarray  # (B,) float32: |x|
+
+
+class ClassRows(NamedTuple):
+    """Queries or gallery items of a class, measured in float64."""
+
+    row: np.ndarray  # (A,) gallery rows; -1 for a query that is none
+    square: np.ndarray  # (A,) |x|^2
+    inverse: np.ndarray  # (A,) 1 / |x|, 0 for a zero row
+
+
+class Nearness(NamedTuple):
+    """How a squared distance becomes the nearness that a product in float32 is compared with.
+
+    The nearness is base - squared * scales[0] * scales[1]; it may be off by slack, and by
+    `relative` times itself.
+    """
+
+    base: np.ndarray  # (Q,)
+    slack: np.ndarray  # (Q,)
+    scales: tuple[float, float]  # their product may leave the range of float64
+    relative: float
 
 
 class PairRows(NamedTuple):
@@ -279,6 +301,51 @@ def near_members(cosines, l2, margin, queries, items, best):
                 found += 1
         best[i] = top
     return rows[:found], columns[:found], highs[:found]
+
+
+@compiled(fastmath=False)
+def nearness_bounds(form, q, near, far, sure, possible):
+    """Bounds of the nearness of items between the squared distances near and far from queries q.
+
+    Surely at least as near is what reaches `sure`, possibly what reaches `possible`: both are
+    rounded outward to float32.
+    """
+    base, slack, (first, second), relative = form
+    for n in range(len(q)):
+        most = base[q[n]] - near[n] * first * second
+        least = base[q[n]] - far[n] * first * second
+        size = max(abs(most), abs(least))
+        off = slack[q[n]] + relative * size
+        off += 2 * _ULP32 * (size + off) + _LEAST
+        sure[n], possible[n] = np.float32(most + off), np.float32(least - off)
+
+
+@compiled(fastmath=False)
+def class_distances(dots, queries, items, cos_unit, l2_unit, limit, out):
+    """Squared distances of a class and their errors, from dot products in float64.
+
+    The errors are 2 cos_unit for cos, and l2_unit times the squared lengths for l2. Fills `out`:
+    distance and error for cos and for l2, all (A, B), and where an error is above `limit` times
+    its distance, or a row is zero. A query is infinitely far from itself.
+    """
+    cos, cos_error, l2, l2_error, near = out
+    A, B = dots.shape
+    row, square, inverse = items.row, items.square, items.inverse
+    for i in range(A):
+        own, q_square, q_inverse = queries.row[i], queries.square[i], queries.inverse[i]
+        for j in range(B):
+            size = q_square + square[j]
+            cos[i, j] = 2 - 2 * dots[i, j] * q_inverse * inverse[j]
+            cos_error[i, j] = 2 * cos_unit
+            l2[i, j] = size - 2 * dots[i, j]
+            l2_error[i, j] = l2_unit * size + 1e-290 * (l2_unit > 0)
+            open_ = (q_inverse == 0) | (inverse[j] == 0)
+            open_ |= cos_error[i, j] > limit * cos[i, j]
+            near[i, j] = open_ | (l2_error[i, j] > limit * l2[i, j])
+        for j in range(B):
+            if row[j] == own:
+                cos[i, j] = l2[i, j] = np.inf
+                near[i, j] = False
 
 
 @compiled

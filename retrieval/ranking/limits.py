@@ -17,6 +17,8 @@ class Limits:
         self.prepared = prepared
         self.margin = np.float32((prepared.gallery.dim + 16) * ULP32)
         """How far a cosine may be off."""
+        self.forms = {d: self._form(d) for d in prepared.distances}
+        """distance -> how squared distances become nearness."""
         self.thresholds = self._thresholds(nearest)
         """(5, Q) float32, as `kernels.TileQueries` has them."""
         self.norms = self._norms()
@@ -47,26 +49,31 @@ class Limits:
         return queries, gallery
 
     def nearness(
-        self, d: str, q: np.ndarray, squared: np.ndarray, error: np.ndarray
+        self, d: str, q: np.ndarray, near: np.ndarray, far: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The nearness of items at squared distance squared +- error from queries q, float32.
+        """Float32 bounds of the nearness of items between two squared distances from queries q.
 
         Nearness is what the kernels compute: the cosine, or 2 |q| |x| cos - |x|^2 for l2, which
         grows as the distance shrinks. Surely at least as near is what reaches the first bound,
         possibly what reaches the second: rounded outward, with every error of the product.
-        Lengths are scaled by a power of two so that float32 can hold their squares; what is lost
-        below 2^-100 is slack, not error.
         """
+        sure, possible = np.empty(len(q), np.float32), np.empty(len(q), np.float32)
+        kernels.nearness_bounds(self.forms[d], q, near, far, sure, possible)
+        return sure, possible
+
+    def _form(self, d: str) -> kernels.Nearness:
+        """Lengths are scaled by a power of two so that float32 can hold their squares.
+
+        What is lost below 2^-100 is slack, not error.
+        """
+        queries = self.prepared.queries
         if d == "cos":
-            middle, slack = 1 - squared / 2, error / 2 + 4 * ULP64 + self.margin
-        else:
-            scale = self.prepared.scale  # its square may leave the range of float64
-            length = self.prepared.queries.square[q] * scale * scale
-            middle = length - squared * scale * scale
-            slack = error * scale * scale + (self.prepared.gallery.dim + 8) * ULP64 * length
-            slack += 4 * ULP32 * np.abs(middle) + 2.0**-100
-        sure, possible = (middle + slack).astype(np.float32), (middle - slack).astype(np.float32)
-        return np.nextafter(sure, np.float32(np.inf)), np.nextafter(possible, np.float32(-np.inf))
+            ones = np.ones(len(queries))
+            return kernels.Nearness(ones, ones * (8 * ULP64 + self.margin), (1.0, 0.5), 0.0)
+        scale = self.prepared.scale
+        length = queries.square * scale * scale
+        slack = (self.prepared.gallery.dim + 8) * ULP64 * length + 2.0**-100
+        return kernels.Nearness(length, slack, (scale, scale), 4 * ULP32)
 
     def reaches(self, q: slice, g: slice) -> tuple[kernels.Reach, kernels.Reach]:
         """What matters to these queries, and to these gallery items where they are queries too."""
@@ -93,7 +100,8 @@ class Limits:
         thresholds = self._unreachable()
         for d, nearest in nearest_positives.items():
             some = np.flatnonzero(nearest.index >= 0)
-            bounds = self.nearness(d, some, nearest.squared[some], nearest.error[some])
+            squared, error = nearest.squared[some], nearest.error[some]
+            bounds = self.nearness(d, some, squared - error, squared + error)
             if d == "cos":
                 thresholds[0, some], thresholds[1, some] = bounds
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from operator import call
 
 import numpy as np
@@ -22,6 +23,7 @@ _SMALL = 1 << 28  # multiplications that one thread does sooner than several
 _TOGETHER = 1 << 18  # pairs of large classes looked at in one go, at most
 _TASKS = 16  # of large classes, at least: the same in all processes, whatever their threads
 _PAIR_BYTES = 200
+_SHARP = 1e-9  # the relative error up to which a listed distance serves as a threshold
 _CHUNK = 1 << 26  # bytes of rows looked at in one go
 
 
@@ -93,17 +95,11 @@ def nearest_positives(
 
     small, large = classes.by_size()
     tasks = [partial(small_classes, q) for q in classes.chunks(small)]
-    together = min(_TOGETHER, int(classes.size[large].sum()) // _TASKS)
-    parts, size = [], 0
+    products = []
     for queries, members in classes.products(large):
         members = _two_of_each(members, prepared.groups["l2"])
-        for part in slices(len(queries), _QUERIES):
-            parts.append((queries[part], members))
-            size += len(queries[part]) * len(members)
-            if size > together:
-                tasks.append(partial(large_classes, parts))
-                parts, size = [], 0
-    tasks += [partial(large_classes, parts)] if parts else []
+        products += [(queries[part], members) for part in slices(len(queries), _QUERIES)]
+    tasks += [partial(large_classes, parts) for parts in together(products)]
     # Many small steps on several threads wait for each other more than they work.
     work = np.sum(classes.size, dtype=np.float64) * classes.dim
     threads = prepared.threads if work > _SMALL else 1
@@ -115,14 +111,29 @@ def nearest_positives(
     return out
 
 
+def together(parts: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[list]:
+    """Split queries with the items of their class into tasks with about as many pairs each."""
+    pairs = np.cumsum([len(queries) * len(members) for queries, members in parts], dtype=np.int64)
+    most = min(_TOGETHER, int(pairs[-1]) // _TASKS) if parts else 0
+    task = pairs // max(1, most)
+    ends = [0, *(np.flatnonzero(np.diff(task)) + 1).tolist(), len(parts)]
+    return (parts[start:end] for start, end in pairwise(ends) if start < end)
+
+
 @dataclass(frozen=True)
 class ListedPositives:
     """All positives of every query with their distances, nearest first within a query."""
 
-    index: np.ndarray  # (P,) gallery rows
-    squared: np.ndarray  # (P,)
-    error: np.ndarray  # (P,)
-    l2: np.ndarray  # (P,) squared l2 distance, used where it is exact: on a lattice
+    index: np.ndarray  # (P,) int32 gallery rows
+    nearest: np.ndarray  # (P,) bounds of the squared distance
+    farthest: np.ndarray  # (P,)
+    l2: np.ndarray  # (P,) squared l2 distance where that is exact: on a lattice; else (0,)
+
+    @classmethod
+    def of_size(cls, P: int, lattice: bool) -> ListedPositives:
+        """Room for P positives, all zero."""
+        numbers = (np.zeros(P), np.zeros(P), np.zeros(P if lattice else 0))
+        return cls(np.zeros(P, np.int32), *numbers)
 
 
 def nearest_listed(
@@ -130,12 +141,17 @@ def nearest_listed(
 ) -> dict[str, NearestPositives]:
     """The nearest positive of every query, where all of them have been measured."""
     counts, out = prepared.positive_counts, _unknown(prepared)
-    start, owner = np.cumsum(counts) - counts, np.repeat(np.arange(len(counts)), counts)
+    ends = np.cumsum(counts)
     for d, found in listed.items():
-        marks = np.empty(len(owner), np.bool_)
-        position_kernels.mark_nearest(start, counts, found.squared, found.error, marks)
+        marks = np.empty(len(found.index), np.bool_)
+        position_kernels.mark_nearest(ends - counts, counts, found.nearest, found.farthest, marks)
         near = np.flatnonzero(marks)
-        q, g = owner[near], found.index[near]
+        q = np.searchsorted(ends, near, "right")
+        change = np.r_[True, q[1:] != q[:-1], True]
+        sharp = found.farthest[near] * (1 - _SHARP) <= found.nearest[near]
+        alone = change[1:] & change[:-1] & sharp
+        _write_nearest(out[d], q[alone], found, near[alone])
+        q, g = q[~alone], found.index[near[~alone]]
         # One of each group is enough: rows of a group are equally near.
         group = prepared.groups[d][g]
         order = np.lexsort((g, group, q))
@@ -147,6 +163,15 @@ def nearest_listed(
         for part in _query_runs(q):
             _pick(prepared, q[part], g[part], {d: out[d]})
     return out
+
+
+def _write_nearest(
+    out: NearestPositives, q: np.ndarray, found: ListedPositives, r: np.ndarray
+) -> None:
+    """Write the listed positives r as the nearest ones of the queries q."""
+    near, far = found.nearest[r], found.farthest[r]
+    out.index[q], out.squared[q], out.error[q] = found.index[r], (near + far) / 2, (far - near) / 2
+    out.l2[q] = found.l2[r] if len(found.l2) else np.nan
 
 
 def _query_runs(owner: np.ndarray) -> Iterator[slice]:

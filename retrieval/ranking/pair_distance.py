@@ -57,22 +57,27 @@ def measure_class(
     query itself is infinitely far.
     """
     queries, gallery = prepared.queries, prepared.gallery
-    items = gallery.vectors[g].astype(np.float64)
+    # Unlike an index, `take` lets other threads work meanwhile.
+    items = gallery.vectors.take(g, axis=0).astype(np.float64)
     same = prepared.symmetric and np.array_equal(q, g)  # half of the product serves both sides
-    dots = (items if same else queries.vectors[q].astype(np.float64)) @ items.T  # (A, B)
-    own = prepared.self_ids[q, None] == g
-    size = queries.square[q, None] + gallery.square[g]
+    rows = items if same else queries.vectors.take(q, axis=0).astype(np.float64)
+    dots = rows @ items.T  # (A, B)
     unit = (2 * gallery.dim + 32) * ULP64  # the error of a product, as in `sorted_rows`
-    error = np.zeros_like(size) if prepared.lattice else unit * size + 1e-290
-    cos = 2 - 2 * dots * queries.inverse(q)[:, None] * gallery.inverse(g)
-    found = {"cos": (cos, np.full_like(cos, 2 * unit)), "l2": (size - 2 * dots, error)}
-    near = (queries.norm[q, None] == 0) | (gallery.norm[g] == 0)
-    for squared, error in found.values():
-        near = near | (error > _NEAR * squared)
-    row, column = np.nonzero(near & ~own)
-    for d, (squared, error) in found.items():
-        squared[row, column], error[row, column] = measure(prepared, q[row], g[column], d)
-        squared[own] = np.inf
+    found = {d: (np.empty_like(dots), np.empty_like(dots)) for d in ("cos", "l2")}
+    near = np.empty(dots.shape, np.bool_)
+    kernels.class_distances(
+        dots,
+        kernels.ClassRows(prepared.self_ids[q], queries.square[q], queries.inverse(q)),
+        kernels.ClassRows(g, gallery.square[g], gallery.inverse(g)),
+        unit,
+        0.0 if prepared.lattice else unit,
+        _NEAR,
+        (*found["cos"], *found["l2"], near),
+    )
+    if near.any():
+        row, column = np.nonzero(near)
+        for d, (squared, error) in found.items():
+            squared[row, column], error[row, column] = measure(prepared, q[row], g[column], d)
     return found
 
 

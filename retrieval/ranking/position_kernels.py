@@ -43,6 +43,14 @@ class MeasuredPairs(NamedTuple):
     square: np.ndarray  # squared length of the negative
 
 
+class Lattice(NamedTuple):
+    """What decides between items of one length where l2 distances have no error."""
+
+    l2: np.ndarray  # (P,) squared l2 distances of the positives
+    row: np.ndarray  # (P,) their gallery rows
+    square: np.ndarray  # (G,) squared lengths
+
+
 class Kept(NamedTuple):
     """Negatives of each query that may stand before an active positive, from start[q] on."""
 
@@ -70,19 +78,25 @@ def _nearness(row, l2, shift, factor, norms, squares, out):
 
 
 @compiled
-def _row_reaching(row, l2, shift, factor, norms, squares, threshold):
-    """Count the items of a row that reach the threshold, without writing their nearness.
+def _mark_reaching(row, l2, shift, factor, norms, squares, threshold, first, marks):
+    """Mark the items of a row, from number `first` on, that reach the threshold; returns how many.
 
     It may round otherwise than `_nearness`: the margins cover both.
     """
     count = np.float32(0)  # a counter of the same width keeps the loop in vector registers
     if l2:
         for j in range(len(row)):
-            near = (row[j] + shift) * (factor * norms[j]) - squares[j]
-            count += np.float32(near >= threshold)
+            reaches = (row[j] + shift) * (factor * norms[j]) - squares[j] >= threshold
+            marks[j] = reaches
+            count += np.float32(reaches)
     else:
         for j in range(len(row)):
-            count += np.float32(row[j] >= threshold)
+            reaches = row[j] >= threshold
+            marks[j] = reaches
+            count += np.float32(reaches)
+    for j in range(first):
+        count -= np.float32(marks[j])
+        marks[j] = 0
     return np.int64(count)
 
 
@@ -93,16 +107,6 @@ def _reaching(values, threshold):
     for j in range(len(values)):
         count += np.float32(values[j] >= threshold)
     return np.int64(count)
-
-
-@compiled
-def _list_reaching(values, threshold, first, marks, listed):
-    """List the values from number `first` on that reach the threshold; returns how many."""
-    for j in range(len(values)):
-        marks[j] = values[j] >= threshold
-    for j in range(first):
-        marks[j] = 0
-    return list_marked(marks, listed)
 
 
 @compiled
@@ -130,26 +134,26 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
     base, start, room, held = lists.start, kept.start, kept.room, kept.held
     kept_low, kept_high, kept_item = kept.low, kept.high, kept.item
     A, B = product.shape
-    low, high = np.empty(B, np.float32), np.empty(B, np.float32)
+    low = np.empty(B, np.float32)
     marks, listed = np.zeros((B + 7) // 8 * 8, np.uint8), np.empty(B, np.int64)
     found = 0
     for i in range(first // B, A):
         if active[i] == 0:
             continue
         row, done = product[i], max(0, first - i * B)  # so many have been looked at
-        last = possible[base[i] + active[i] - 1]
-        near = _row_reaching(row, l2, margin, twice[i], norm, below, last)
+        factor, last = twice[i], possible[base[i] + active[i] - 1]
+        near = _mark_reaching(row, l2, margin, factor, norm, below, last, done, marks)
         if near == 0:
             continue
-        _nearness(row, l2, margin, twice[i], norm, below, high)
         if held[i] + near > room[i]:
-            _nearness(row, l2, -margin, twice[i], norm, above, low)
+            _nearness(row, l2, -margin, factor, norm, above, low)
             _without_positives(low, done, item_codes, codes[i])
             _cut(i, l2, lists, kept, low)
             if active[i] == 0:
                 continue
-        near = _list_reaching(high, possible[base[i] + active[i] - 1], done, marks, listed)
-        for j in listed[:near]:
+            last = possible[base[i] + active[i] - 1]
+            _mark_reaching(row, l2, margin, factor, norm, below, last, done, marks)
+        for j in listed[: list_marked(marks, listed)]:
             if codes[i] == item_codes[j]:
                 continue
             if held[i] == room[i]:
@@ -158,11 +162,10 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
                 found = _make_room(i, l2, lists, kept, groups, pairs, found)
                 if active[i] == 0:
                     break
-            n = start[i] + held[i]
-            kept_low[n] = kept_high[n] = high[j]
+            n, scale = start[i] + held[i], factor * norm[j]
+            kept_low[n] = (row[j] - margin) * scale - above[j] if l2 else row[j]
+            kept_high[n] = (row[j] + margin) * scale - below[j] if l2 else row[j]
             kept_item[n] = moved + j
-            if l2:
-                kept_low[n] = (row[j] - margin) * (twice[i] * norm[j]) - above[j]
             held[i] += 1
     return A * B, found
 
@@ -308,11 +311,11 @@ def _first_rising(rising, base, count, value):
 
 
 @compiled
-def straighten(lists, ends):
+def straighten(lists, ends, index, item_groups):
     """Make the bounds monotone along each list, wider where rounding has bent them; in place.
 
-    Fills `soonest`. A group is unset where a positive may be as near as one of another group: a
-    tie with it then says nothing of the next.
+    Fills all other columns. A group is unset where a positive may be as near as one of another
+    group: a tie with it then says nothing of the next.
     """
     sure, possible, nearest, farthest = lists.sure, lists.possible, lists.nearest, lists.farthest
     soonest, groups = lists.soonest, lists.groups
@@ -325,6 +328,7 @@ def straighten(lists, ends):
             possible[r] = min(possible[r], possible[r - 1])
             farthest[r] = max(farthest[r], farthest[r - 1])
         for r in range(start, end):
+            lists.negatives[r], groups[r] = 0, item_groups[index[r]]
             near = r > start and nearest[r] <= farthest[r - 1]
             soonest[r] = soonest[r - 1] if near else r - start + 1
         first = start
@@ -336,7 +340,7 @@ def straighten(lists, ends):
 
 
 @compiled
-def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
+def credit_pairs(pairs, l2, lists, lattice, tied, unsure):
     """Add measured pairs to the positives, or move them from where they had been added.
 
     Returns how many (pair, m) are left in `unsure`.
@@ -353,8 +357,9 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
         a = min(end, _first_rising(lists.nearest, base, M, far))
         for m in range(b, min(a, M)):
             r = base + m
-            if pairs.square[n] == positive_square[r] and pairs.l2[n] == pairs.l2[n]:
-                tied[r] += pairs.l2[n] <= positive_l2[r]
+            exact = pairs.l2[n] == pairs.l2[n]
+            if exact and pairs.square[n] == lattice.square[lattice.row[r]]:
+                tied[r] += pairs.l2[n] <= lattice.l2[r]
             else:
                 unsure[left, 0] = n
                 unsure[left, 1] = m
@@ -370,28 +375,30 @@ def credit_pairs(pairs, l2, lists, positive_l2, positive_square, tied, unsure):
 
 
 @compiled
-def list_rows(order, squared, error, l2, items, start, counts, index, listed):
+def list_rows(order, squared, error, l2, items, start, counts, listed):
     """Write the first counts[i] items of each row i in their order, from start[i] on.
 
-    `listed` has the arrays for the squared distance, its error and the l2 distance of each.
+    `listed` has the columns of `ListedPositives`.
     """
-    listed_squared, listed_error, listed_l2 = listed
+    index, nearest, farthest, listed_l2 = listed
     for i in range(len(squared)):
         for m in range(counts[i]):
             r, j = start[i] + m, order[i, m]
-            index[r], listed_l2[r] = items[j], l2[i, j]
-            listed_squared[r], listed_error[r] = squared[i, j], error[i, j]
+            index[r] = items[j]
+            nearest[r], farthest[r] = squared[i, j] - error[i, j], squared[i, j] + error[i, j]
+            if len(listed_l2):
+                listed_l2[r] = l2[i, j]
 
 
 @compiled
-def mark_nearest(start, counts, squared, error, marks):
+def mark_nearest(start, counts, nearest, farthest, marks):
     """Mark the positives of each query that may be its nearest one."""
     for q in range(len(start)):
         bound = np.inf
         for r in range(start[q], start[q] + counts[q]):
-            bound = min(bound, squared[r] + error[r])
+            bound = min(bound, farthest[r])
         for r in range(start[q], start[q] + counts[q]):
-            marks[r] = squared[r] - error[r] <= bound
+            marks[r] = nearest[r] <= bound
 
 
 @compiled

@@ -17,7 +17,7 @@ import numpy as np
 
 from retrieval.metrics import PositivePositions
 from retrieval.ranking import position_kernels
-from retrieval.ranking.nearest_positive import Classes, ListedPositives
+from retrieval.ranking.nearest_positive import Classes, ListedPositives, together
 from retrieval.ranking.pair_distance import compare_exactly, exact_l2, measure, measure_class
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import run_all, slices
@@ -27,8 +27,8 @@ _PAIRS, _NUMBERS = 1 << 18, 1 << 23  # of a class measured by one product: pairs
 _QUERIES = 256  # whose positives are prepared at a time: they stay in the cache
 _COMPARED = 1 << 20  # pairs of a negative and a positive compared at a time
 ROOM = 1 << 14  # the most negatives kept for a query
-KEPT = 2  # negatives that are kept for each positive of a query
-BYTES, QUERY_BYTES = 280, 400  # per pair of query and positive, and per query; both distances
+SPARE = 16  # negatives that are kept for a query beside one for each of its positives
+BYTES, QUERY_BYTES = 160, 400  # per pair of query and positive, and per query; both distances
 
 Bounds = Callable[[str, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -41,25 +41,20 @@ def memory_of(positive_counts: np.ndarray) -> np.ndarray:
 class Positions:
     """The positives of all queries for one distance, nearest first, and the negatives before them.
 
-    bounds(distance, query, squared, error) gives the float32 nearness that a negative needs to be
-    surely, or possibly, as near.
+    bounds(distance, query, near, far) gives the float32 nearness that a negative needs to be
+    surely, or possibly, as near as a positive between two squared distances. The arrays of `found`
+    become those of the lists.
     """
 
     def __init__(
         self, prepared: Prepared, distance: str, found: ListedPositives, bounds: Bounds
     ) -> None:
-        self.prepared, self.distance, self.index, self.l2 = (
-            prepared,
-            distance,
-            found.index,
-            found.l2,
-        )
+        self.prepared, self.distance = prepared, distance
+        self.index, self.l2 = found.index, found.l2
         self.lock = Lock()
         self.postponed: list[np.ndarray] = []  # pairs, as `postpone` takes them
         limit, P = prepared.positive_counts, len(found.index)
-        self.owner = np.repeat(np.arange(len(limit)), limit)  # (P,) queries
-        self.square = prepared.gallery.square[self.index]
-        self.tied = np.zeros(P, np.int64)  # negatives as near as this positive alone
+        self.tied = np.zeros(P, np.int32)  # negatives as near as this positive alone
         ends = np.cumsum(limit)
         self.lists = position_kernels.PositiveLists(
             start=ends - limit,
@@ -67,21 +62,24 @@ class Positions:
             active=limit.copy(),
             total=np.zeros_like(limit),
             last=np.full(len(limit), np.inf, np.float32),
-            negatives=np.zeros(P, np.int64),
-            soonest=np.empty(P, np.int64),
-            groups=prepared.groups[distance][self.index],
+            negatives=np.empty(P, np.int32),
+            soonest=np.empty(P, np.int32),
+            groups=np.empty(P, np.int32),
             sure=np.empty(P, np.float32),
             possible=np.empty(P, np.float32),
-            nearest=found.squared - found.error,
-            farthest=found.squared + found.error,
+            nearest=found.nearest,
+            farthest=found.farthest,
         )
         self.kept = _room_for_negatives(limit)
 
         def fill(q: slice) -> None:
             r = slice(ends[q.start] - limit[q.start], ends[q.stop - 1])
-            limits = bounds(distance, self.owner[r], found.squared[r], found.error[r])
+            owner = np.repeat(np.arange(q.start, q.stop), limit[q])
+            limits = bounds(distance, owner, found.nearest[r], found.farthest[r])
             self.lists.sure[r], self.lists.possible[r] = limits
-            position_kernels.straighten(self.lists_of(q)[0], ends[q])
+            position_kernels.straighten(
+                self.lists_of(q)[0], ends[q], found.index, prepared.groups[distance]
+            )
 
         run_all(fill, slices(len(limit), _QUERIES), prepared.threads)
         some = limit > 0
@@ -158,7 +156,12 @@ class Positions:
         unsure = np.empty((int((pairs.end - pairs.first).sum()), 2), np.int64)
         with lock:
             left = position_kernels.credit_pairs(
-                pairs, self.distance == "l2", self.lists, self.l2, self.square, self.tied, unsure
+                pairs,
+                self.distance == "l2",
+                self.lists,
+                position_kernels.Lattice(self.l2, self.index, self.prepared.gallery.square),
+                self.tied,
+                unsure,
             )
         pair, m = unsure[:left].T
         q = pairs.query[pair]
@@ -183,7 +186,7 @@ class Positions:
 
 def _room_for_negatives(positive_counts: np.ndarray) -> position_kernels.Kept:
     """Room for the negatives of each query that may stand before a positive within R."""
-    room = np.minimum(KEPT * positive_counts + 16, ROOM)
+    room = np.minimum(positive_counts + SPARE, ROOM)
     ends = np.cumsum(room)
     total = int(room.sum())
     return position_kernels.Kept(
@@ -209,10 +212,7 @@ def listed_positives(
     """Measure all positives of every query and sort them; the ranks share out the classes."""
     counts = prepared.positive_counts
     start, P = np.cumsum(counts) - counts, int(counts.sum())
-    out = {
-        d: ListedPositives(np.zeros(P, np.int64), np.zeros(P), np.zeros(P), np.zeros(P))
-        for d in prepared.distances
-    }
+    out = {d: ListedPositives.of_size(P, prepared.lattice) for d in prepared.distances}
 
     def pairwise_measured(queries: np.ndarray) -> None:
         q, g = classes.pairs(queries)
@@ -222,32 +222,39 @@ def listed_positives(
         for d, found in out.items():
             squared, error = measure(prepared, q, g, d)
             order = np.lexsort((squared, run))
-            found.index[to], found.l2[to] = g[order], l2[order]
-            found.squared[to], found.error[to] = squared[order], error[order]
-
-    def whole_class(queries: np.ndarray, members: np.ndarray) -> None:
-        measured = measure_class(prepared, queries, members)
-        for d, found in out.items():
-            position_kernels.list_rows(
-                np.argsort(measured[d][0], axis=1),
-                *measured[d],
-                measured["l2"][0],
-                members,
-                start[queries],
-                counts[queries],  # all but the query itself, which is infinitely far
-                found.index,
-                (found.squared, found.error, found.l2),
+            found.index[to] = g[order]
+            found.nearest[to], found.farthest[to] = (
+                (squared - error)[order],
+                (squared + error)[order],
             )
+            if prepared.lattice:
+                found.l2[to] = l2[order]
+
+    def whole_classes(parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        for queries, members in parts:
+            measured = measure_class(prepared, queries, members)
+            for d, found in out.items():
+                position_kernels.list_rows(
+                    np.argsort(measured[d][0], axis=1),
+                    *measured[d],
+                    measured["l2"][0],
+                    members,
+                    start[queries],
+                    counts[queries],  # all but the query itself, which is infinitely far
+                    (found.index, found.nearest, found.farthest, found.l2),
+                )
 
     small, large = classes.by_size()
     tasks = [partial(pairwise_measured, queries) for queries in classes.chunks(small)]
+    products = []
     for queries, members in classes.products(large):
         if len(members) * classes.dim > _NUMBERS:
             tasks += [partial(pairwise_measured, part) for part in classes.chunks(queries)]
         else:
             parts = slices(len(queries), max(1, _PAIRS // len(members)))
-            tasks += [partial(whole_class, queries[part], members) for part in parts]
+            products += [(queries[part], members) for part in parts]
+    tasks += [partial(whole_classes, some) for some in together(products)]
     run_all(call, world.share(tasks), prepared.threads)
     for found in out.values():
-        world.complete(found.index, found.squared, found.error, found.l2)
+        world.complete(found.index, found.nearest, found.farthest, found.l2)
     return out

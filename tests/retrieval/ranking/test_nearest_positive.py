@@ -1,9 +1,14 @@
 """The nearest positive, through the ranks that follow from it."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
+from retrieval.problem import from_arrays
 from retrieval.ranking import nearest_positive
+from retrieval.ranking.positions import listed_positives
+from retrieval.ranking.vectors import prepare
 from tests.retrieval.ranking.references import HARD, assert_exact, ranks_of
 
 
@@ -39,3 +44,22 @@ def test_parts_of_a_large_class_share_its_members(monkeypatch, rng):
     )
     ranks_of(rng.standard_normal((1500, 4)).astype(np.float32), np.arange(1500) % 2)
     assert len(calls) == 2  # of 750 items each, looked at in parts of 512
+
+
+def test_bounds_of_listed_positives_hold_the_exact_distance(rng):
+    X = rng.standard_normal((60, 40)).astype(np.float32)
+    prepared = prepare(from_arrays(X, np.arange(60) % 2), ("l2",), 1 << 20, 1)
+    classes = nearest_positive.Classes(prepared)
+    for large in (True, False):  # by products of classes, or pair by pair
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nearest_positive, "_LARGE", 0 if large else 1 << 40)
+            listed = listed_positives(prepared, classes)
+        found = nearest_positive.nearest_listed(prepared, listed)["l2"]
+        exact = [
+            sum((Fraction(float(a)) - Fraction(float(b))) ** 2 for a, b in zip(*pair, strict=True))
+            for pair in zip(X, X[found.index], strict=True)
+        ]
+        off = [abs(Fraction(near) - far) for near, far in zip(found.squared, exact, strict=True)]
+        assert any(off)
+        assert all(one <= bound for one, bound in zip(off, found.error, strict=True))
+        assert (found.error < 1e-11 * found.squared).all()

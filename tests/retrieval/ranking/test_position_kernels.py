@@ -50,7 +50,7 @@ def test_bounds_become_monotone_and_wider_only(rng):
     lists.sure[:], lists.possible[:] = 0.01 * rng.random(36) - near, -0.01 * rng.random(36) - near
     before = [array.copy() for array in (lists.sure, lists.possible, lists.nearest, lists.farthest)]
     ends = np.cumsum(limit)
-    position_kernels.straighten(lists, ends)
+    position_kernels.straighten(lists, ends, np.zeros(36, np.int32), np.array([7]))
     for start, end in zip(lists.start, ends, strict=True):
         part = slice(start, end)
         assert (np.diff(lists.sure[part]) <= 0).all()

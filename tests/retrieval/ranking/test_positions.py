@@ -52,6 +52,7 @@ def assert_exact_positions(*args, self_ids=None, **options):
         {"block": 16, "threads": 3, "sort": False, "postponed": 1, "large": 0},
         {"block": 16, "threads": 3, "sort": False, "room": 2},
         {"block": 64, "threads": 1, "sort": False, "room": 5, "large": 0},
+        {"block": 16, "threads": 1, "sort": False, "room": 5, "pairs": 1},
     ],
     ids=[
         "tiles",
@@ -61,12 +62,14 @@ def assert_exact_positions(*args, self_ids=None, **options):
         "nothing postponed, products of classes",
         "room for two negatives",
         "room for five negatives, products of classes",
+        "room for as many pairs in doubt as a tile has rows",
     ],
 )
 @pytest.mark.parametrize("name", HARD)
 def test_positions_of_positives_are_those_of_exact_arithmetic(name, options, rng, monkeypatch):
     options = dict(options)
     monkeypatch.setattr(tiles, "_POSTPONED", options.pop("postponed", tiles._POSTPONED))
+    monkeypatch.setattr(tiles, "_PAIRS", options.pop("pairs", tiles._PAIRS))
     monkeypatch.setattr(nearest_positive, "_LARGE", options.pop("large", nearest_positive._LARGE))
     monkeypatch.setattr(positions, "ROOM", options.pop("room", positions.ROOM))
     assert_exact_positions(HARD[name], rng.integers(0, 4, len(HARD[name])), **options)
