@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.onnx.model import printable
+from retrieval.console import short_path
 from retrieval.number_format import percent, size
 
 
@@ -18,7 +19,7 @@ def export_tables(result: dict[str, Any]) -> Group:
     parts: list[RenderableType] = []
     if "model" in result:
         model = result["model"]
-        title = f"{model['path']}: {size(model['bytes'])}, {model['dim']} dimensions"
+        title = f"{short_path(model['path'])}: {size(model['bytes'])}, {model['dim']} dimensions"
         parts += [_title(title), parity_table(model["parity"])]
         if len(model["precisions"]) > 1:
             parts += [_title("By precision, on the same images"), _precisions(model["precisions"])]
@@ -67,7 +68,8 @@ def embeddings_table(found: dict[str, Any]) -> Group:
         table.add_row(split, f"{rows:,}")
     for distance, (full, half) in (found["recall"] or {}).items():
         table.add_row(f"Recall@1 {distance}", f"{percent(full)} → {percent(half)} in float16")
-    return Group(_title(f"{found['path']}: {found['dim']} dimensions, {found['dtype']}"), table)
+    title = f"{short_path(found['path'])}: {found['dim']} dimensions, {found['dtype']}"
+    return Group(_title(title), table)
 
 
 def _title(text: str) -> Text:

@@ -16,6 +16,7 @@ from retrieval.console import (
     next_step,
     on_interrupt,
     several_processes,
+    short_path,
     stdout_console,
     tell,
     warn,
@@ -294,5 +295,7 @@ def merge(files: tuple[str, ...], out: str, force: bool) -> None:
     with on_interrupt(lambda: RUN_AGAIN), ProgressBar() as report:
         found = join(files, out, force, report)
     rows = ", ".join(f"{n:,} {split}" for split, n in found.splits.items())
-    click.echo(f"{found.path}: {rows} rows of {' + '.join(map(str, found.dims))} dimensions")
+    click.echo(
+        f"{short_path(found.path)}: {rows} rows of {' + '.join(map(str, found.dims))} dimensions"
+    )
     next_step("eval", out)

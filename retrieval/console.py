@@ -70,6 +70,12 @@ def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     return "".join(plain), error.end
 
 
+def short_path(path: str | Path) -> str:
+    """The path as seen from the current folder if it lies in it, else as it is."""
+    path = Path(path)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def folded(text: str, used: int = 0, stream: TextIO | None = None) -> str:
     """Break text between words to fit a terminal whose first `used` columns are taken.
 

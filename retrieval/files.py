@@ -27,34 +27,36 @@ def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> 
 
     What is read is never overwritten, not even by force.
     """
-    path = Path(path).resolve()  # through links: the file they lead to is replaced, not they
+    given, path = path, Path(path).resolve()  # the file that links lead to is replaced, not they
     if any(source.exists() and path.exists() and path.samefile(source) for source in inputs):
         raise DmlError(
-            f"{path} is read and written at once.",
+            f"{given} is read and written at once.",
             "The result would replace the data it was computed from.",
             "Choose another name for the output.",
         )
     if path.exists() and not path.is_file() and not path.is_dir():
         raise DmlError(
-            f"{path} is not a regular file.",
+            f"{given} is not a regular file.",
             "It would be replaced by one.",
             "Print to it instead: --json > FILE",
         )
     if path.is_dir():
-        raise DmlError(f"{path} is a folder.", "A file is to be written there.", "Name a file.")
+        raise DmlError(f"{given} is a folder.", "A file is to be written there.", "Name a file.")
     if path.exists() and not force:
         raise DmlError(
-            f"{path} exists already.", "It would be overwritten.", "Choose another name or --force."
+            f"{given} exists already.",
+            "It would be overwritten.",
+            "Choose another name or --force.",
         )
     if not path.parent.is_dir():
         raise DmlError(
-            f"{path} cannot be written.",
+            f"{given} cannot be written.",
             f"The folder {path.parent} does not exist.",
             f"Create it: mkdir -p {shlex.quote(str(path.parent))}",
         )
     if not os.access(path.parent, os.W_OK):
         raise DmlError(
-            f"{path} cannot be written.",
+            f"{given} cannot be written.",
             f"The folder {path.parent} is read-only.",
             "Choose another folder.",
         )

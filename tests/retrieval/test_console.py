@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from retrieval.console import ProgressBar, use_safe_encodings
+from retrieval.console import ProgressBar, short_path, use_safe_encodings
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
@@ -187,3 +187,10 @@ def test_ranks_compare_all_options_but_names_of_files(monkeypatch):
     assert seen["--nmi"] is False
     assert seen["own"] == "--threads, --device"
     assert not {"file", "--labels", "--gallery", "--per-class", "--out"} & set(seen)
+
+
+def test_paths_are_short_inside_the_current_folder_only(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path / "runs")
+    assert short_path(tmp_path / "runs/mine/model.onnx") == "mine/model.onnx"
+    assert short_path(tmp_path / "other.h5") == str(tmp_path / "other.h5")
