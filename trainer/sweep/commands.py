@@ -92,5 +92,6 @@ def sweep(
     if as_json:
         print_json(found)
         return
-    stdout_console().print(sweep_table(found))
+    console = stdout_console()
+    console.print(sweep_table(found, console))
     say_next(f"open {folder / 'sweep.html'} in a browser")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -17,6 +17,7 @@ from trainer.sweep.runs import SweepWatch
 from trainer.tables import OnStderr, by_distance
 
 SHOWN = 20  # settings in the table; the files have all
+SPREAD = len("100.00 ± 0.00")  # stays on one line
 COLUMNS = (("cos", "recall@1"), ("l2", "recall@1"), ("cos", "map_at_r"))
 
 
@@ -63,29 +64,41 @@ def with_spread(value: dict[str, float | None]) -> str:
     return percent(value["mean"]) + spread
 
 
-def sweep_table(found: dict[str, Any]) -> Group:
-    """The settings, best first; percent, as everywhere."""
+def sweep_table(found: dict[str, Any], console: Console) -> Group:
+    """The settings, best first, with as many scores as fit the console; percent, as everywhere."""
     count, seeds = len(found["rows"]), counted(len(found["seeds"]), "seed")
     settings = counted(count, "setting")
     title = f"{found['name']}: {settings}, {seeds} each, scores of {found['split']}"
-    values = [Column(last(key), overflow="fold") for key in found["parameters"]]
-    scored = [f"{title_of(name)} {d} %" for d, name in COLUMNS]
-    table = Table("", *values, *scored, "vs. best", "p", box=box.SIMPLE_HEAD)
-    for column in table.columns:
-        column.justify = "right"
-    for rank, row in enumerate(found["rows"][:SHOWN], 1):
-        cells = texts(row)
-        scores = cells["scores"] or ["failed", *[""] * (len(COLUMNS) - 1)]
-        difference = f"{cells['difference']} ({cells['span']})" if row["difference"] else ""
-        table.add_row(str(rank), *cells["values"], *scores, difference, cells["p"])
+    tables = [_settings_table(found, shown) for shown in range(len(COLUMNS), 0, -1)]
+    unlimited = console.options.update(max_width=1000)
+    least = [console.measure(table, options=unlimited).minimum for table in tables]
+    fitting = [t for t, width in zip(tables, least, strict=True) if width <= console.width]
+    table = (fitting or tables[-1:])[0]
     parts: list[Any] = [Text(title, style="bold", no_wrap=True), table]
     if count > SHOWN:
         parts.append(Text(f"{count - SHOWN} more settings in sweep.csv"))
+    if table is not tables[0]:
+        parts.append(Text("More scores in sweep.csv; a wider terminal shows them here."))
     best = found["rows"][0] if found["rows"] else None
     if best and best["test"]:
         parts.append(Text("Test set, the first setting:", style="bold"))
         parts.append(scores_table(best["test"]))
     return Group(*parts)
+
+
+def _settings_table(found: dict[str, Any], shown: int) -> Table:
+    """The settings with the first scores of COLUMNS."""
+    values = [Column(last(key), overflow="fold") for key in found["parameters"]]
+    scored = [Column(f"{title_of(name)} {d} %", min_width=SPREAD) for d, name in COLUMNS[:shown]]
+    table = Table("", *values, *scored, "vs. best", "p", box=box.SIMPLE_HEAD)
+    for column in table.columns:
+        column.justify = "right"
+    for rank, row in enumerate(found["rows"][:SHOWN], 1):
+        cells = texts(row)
+        scores = cells["scores"][:shown] or ["failed", *[""] * (shown - 1)]
+        difference = f"{cells['difference']} ({cells['span']})" if row["difference"] else ""
+        table.add_row(str(rank), *cells["values"], *scores, difference, cells["p"])
+    return table
 
 
 def seeds_table(found: dict[str, Any]) -> Group:
