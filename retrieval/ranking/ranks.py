@@ -5,7 +5,7 @@ rank = 1 + the number of negatives at least as near as the nearest positive; a t
 2. Tiles of one float32 product of unit vectors (`tiles`). With s = cos(q, x) it decides both
    distances: cos by s itself, l2 because |q - x|^2 <= T  <=>  2 |q| |x| s >= |x|^2 - (T - |q|^2).
    Each verdict has a margin that covers every rounding error; what lies outside is counted.
-   Pairs that the leading principal axes rule out are skipped (`leading_axes`).
+   Pairs that the leading principal axes rule out are skipped (`principal_axes`).
 3. What lies inside is decided pair by pair in float64 (`pair_distance`), and what float64 cannot
    tell apart in exact arithmetic. Tiles with too many open pairs (collapsed embeddings) first go
    through a float64 product of centred vectors.
@@ -66,7 +66,7 @@ def count_ranks(
     memory : bytes to work with, beyond the vectors themselves
     threads : how many threads to use; one for each processor if not given
     block : rows of a tile
-    axes : how many principal axes to multiply before pairs are skipped (`leading_axes`); 0 skips
+    axes : how many principal axes to multiply before pairs are skipped (`principal_axes`); 0 skips
         none, and without it a sample of the pairs decides
     sort : find positions by sorting all items (`sorted_rows`) rather than by counting; without it,
         what takes less time for the class of each query

@@ -12,10 +12,10 @@ import numpy as np
 from retrieval.ranking import kernels
 from retrieval.ranking.backends import Backend, Tile
 from retrieval.ranking.backends.numpy import NumpyBackend
-from retrieval.ranking.limits import Limits
 from retrieval.ranking.nearest_positive import Classes, nearest_listed, nearest_positives
 from retrieval.ranking.pair_distance import compare_exactly, exact_l2, measure
 from retrieval.ranking.positions import Positions, listed_positives
+from retrieval.ranking.thresholds import Thresholds
 from retrieval.ranking.vectors import ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices, slices_of
 from retrieval.world import ALONE, World
@@ -46,7 +46,7 @@ class TileCounter:
             if positions
             else nearest_positives(prepared, classes, world)
         )
-        self.limits = limits = Limits(prepared, self.nearest)
+        self.limits = limits = Thresholds(prepared, self.nearest)
         Q = len(prepared.queries)
         self.counts = {d: np.zeros(Q, np.int64) for d in prepared.distances}
         self.ties = {d: np.zeros(Q, np.int64) for d in prepared.distances}

@@ -154,3 +154,12 @@ def test_a_new_name_replaces_nothing_also_without_links(tmp_path, monkeypatch):
 
 def _fail(number):
     raise OSError(number, "no")
+
+
+def test_an_error_names_a_file_as_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text("{}")
+    for name in ("a.json", "no/such.json"):
+        with pytest.raises(DmlError) as error:
+            files.check_target(name, force=False)
+        assert str(error.value).startswith(f"{name} ")

@@ -1,6 +1,6 @@
 """The code that differs between devices: multiply two blocks of vectors and count pairs.
 
-Everything around it is shared: thresholds and margins (`limits`), and the exact decision of the
+Everything around it is shared: thresholds and margins (`thresholds`), and the exact decision of the
 pairs that float32 leaves open (`tiles`).
 """
 

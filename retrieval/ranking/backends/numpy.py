@@ -10,8 +10,8 @@ import numpy as np
 
 from retrieval.ranking import kernels, position_kernels
 from retrieval.ranking.backends import Tile
-from retrieval.ranking.leading_axes import leading_axes
-from retrieval.ranking.limits import Limits
+from retrieval.ranking.principal_axes import leading_axes
+from retrieval.ranking.thresholds import Thresholds
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import single_blas_thread, tile_rows
 
@@ -22,7 +22,7 @@ class NumpyBackend:
     """Products of NumPy arrays, counted by kernels; `axes` is that of `count_ranks`."""
 
     def __init__(
-        self, prepared: Prepared, limits: Limits, *, block: int | None, axes: int | None
+        self, prepared: Prepared, limits: Thresholds, *, block: int | None, axes: int | None
     ) -> None:
         self.prepared, self.limits = prepared, limits
         self.joint = joint_thresholds(limits) if len(prepared.distances) > 1 else None
@@ -134,7 +134,7 @@ class NumpyBackend:
         return np.ascontiguousarray(self.limits.norms[:, tile.g])
 
 
-def joint_thresholds(limits: Limits) -> np.ndarray | None:
+def joint_thresholds(limits: Thresholds) -> np.ndarray | None:
     """(5, Q) thresholds of cosines that decide both distances if all gallery norms are equal.
 
     A cosine that reaches the first is surely as near by either distance, one below the second by

@@ -21,7 +21,7 @@ from retrieval.errors import DmlError
 from retrieval.ranking import kernels, position_kernels
 from retrieval.ranking.backends import Tile
 from retrieval.ranking.backends.trial import ieee_products, multiply
-from retrieval.ranking.limits import Limits
+from retrieval.ranking.thresholds import Thresholds
 from retrieval.ranking.vectors import Prepared, Vectors
 from retrieval.resources import available_memory, blocks
 
@@ -51,7 +51,7 @@ class TorchBackend:
     """Products of tensors on one or several devices, which share out the tiles."""
 
     def __init__(
-        self, prepared: Prepared, limits: Limits, devices: tuple[str, ...], block: int | None
+        self, prepared: Prepared, limits: Thresholds, devices: tuple[str, ...], block: int | None
     ) -> None:
         self.prepared, self.limits = prepared, limits
         self.margin = float(limits.margin)

@@ -10,7 +10,7 @@ from retrieval.ranking.vectors import ULP32, ULP64, Prepared
 from retrieval.resources import slices
 
 
-class Limits:
+class Thresholds:
     """What the cosines of all queries and gallery items are compared with."""
 
     def __init__(self, prepared: Prepared, nearest: dict[str, NearestPositives]) -> None:
