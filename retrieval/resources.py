@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from pathlib import Path
+from itertools import product
+from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -63,33 +64,44 @@ def of_file(progress: StageProgress | None, file: str) -> StageProgress | None:
 
 
 CGROUP = Path("/sys/fs/cgroup")
-# The limit of a container, what is used of it, and its cached files: cgroup version 2, then 1.
+_CACHED = ("active", "inactive")
+# Of a control group: its folder, the limit, what is used of it, and how names of cached files begin
+# in memory.stat. Version 2, then version 1.
 _MEMORY_FILES = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
+    ("", "memory.max", "memory.current", ""),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
 
 
-def available_memory(cgroup: Path = CGROUP) -> int:
-    """Bytes that this process may still take: of the machine, or of its container if less.
+def available_memory(cgroup: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that this process may still take: of the machine, or of its container or job if less.
 
-    Cached files count as used in a container, but give way when memory is wanted.
+    Cached files count as used there, but give way when memory is wanted.
     """
     limits = []
     with suppress(OSError, ValueError):
         limits.append(1024 * _value_of(Path("/proc/meminfo"), "MemAvailable:"))
-    for most, used, details, cached in _MEMORY_FILES:
-        with suppress(OSError, ValueError):  # no container, or "max"
-            left = int((cgroup / most).read_text()) - int((cgroup / used).read_text())
-            limits.append(left + _value_of(cgroup / details, cached))
-    with suppress(OSError, ValueError, AttributeError):  # macOS
-        limits = limits or [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for group, (folder, most, used, prefix) in product(_groups(membership), _MEMORY_FILES):
+        at = cgroup / folder / group
+        with suppress(OSError, ValueError):  # no such group, or "max"
+            left = int((at / most).read_text()) - int((at / used).read_text())
+            cached = (_value_of(at / "memory.stat", f"{prefix}{kind}_file") for kind in _CACHED)
+            limits.append(left + sum(cached))
+    with suppress(OSError, ValueError, AttributeError):  # macOS, which tells the whole memory only
+        limits = limits or [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]
     return max(0, min(limits, default=1 << 31))
+
+
+def _groups(membership: Path) -> set[str]:
+    """The control groups of this process and all above them; a container shows its own as "."."""
+    groups = {"."}
+    with suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "memory" in controllers.split(","):
+                own = PurePosixPath(path.lstrip("/"))
+                groups |= {str(one) for one in (own, *own.parents)}
+    return groups
 
 
 def _value_of(file: Path, name: str) -> int:

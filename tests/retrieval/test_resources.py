@@ -59,17 +59,35 @@ def test_no_more_threads_than_processors(monkeypatch):
 
 
 def write_limits(folder, names, most="3000000000\n"):
-    limit, used, details, cached = names
-    (folder / limit).parent.mkdir(exist_ok=True)
+    group, limit, used, prefix = names
+    folder = folder / group
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / limit).write_text(most)
     (folder / used).write_text("2900000000\n")
-    (folder / details).write_text(f"anon 100000000\n{cached} 2700000000\nactive_file 1\n")
+    (folder / "memory.stat").write_text(
+        "anon 100000000\nactive_file 1\ninactive_file 2\n"
+        f"{prefix}inactive_file 1700000000\n{prefix}active_file 1000000000\n"
+        if prefix
+        else "anon 100000000\nactive_file 1000000000\ninactive_file 1700000000\n"
+    )
 
 
 @pytest.mark.parametrize("names", resources._MEMORY_FILES, ids=["version 2", "version 1"])
 def test_files_read_in_a_container_do_not_count_as_memory_in_use(names, tmp_path):
     write_limits(tmp_path, names)
     assert available_memory(tmp_path) == 2_800_000_000
+
+
+@pytest.mark.parametrize("names", resources._MEMORY_FILES, ids=["version 2", "version 1"])
+def test_the_limits_of_the_own_group_and_of_all_above_count(names, tmp_path):
+    version_1 = names[0] == "memory"
+    membership = tmp_path / "cgroup"
+    membership.write_text("1:cpu:/other\n" + ("4:memory:" if version_1 else "0::") + "/job/step\n")
+    for part, most in (("job/step", "max"), ("job", "2900000001"), ("other", "2900000000")):
+        write_limits(tmp_path / names[0] / part, ("", *names[1:]), f"{most}\n")
+    assert available_memory(tmp_path, membership) == 2_700_000_001
+    membership.write_text("0::/nothing\n")
+    assert available_memory(tmp_path, membership) > 2_700_000_001
 
 
 def test_a_container_without_a_limit_has_the_memory_of_the_machine(tmp_path):
@@ -131,6 +149,7 @@ def test_overlapping_calls_leave_blas_as_it_was(clustered):
 
     from threadpoolctl import threadpool_info
 
+    evaluate(*clustered, nmi=False)  # loads all libraries
     before = threadpool_info()
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: evaluate(*clustered, nmi=False), range(8)))
