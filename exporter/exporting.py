@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
 from retrieval.processes import agree
 from retrieval.ranking.backends.choice import require_device
-from retrieval.registry import unknown
 from retrieval.resources import StageProgress
+from retrieval.settings import one_of, within
 from retrieval.world import ALONE, World
-from trainer.config import one_of
 from trainer.data.datasets import DataSet
 from trainer.run.device import use_threads
 
@@ -50,17 +49,10 @@ class Settings(EmbedSettings):
     """Embeddings of length 1."""
     backend: str = one_of("onnx", "torch", default="onnx")
     """What computes embeddings.h5: onnx or torch."""
-    max_recall_drop: float | None = None
+    max_recall_drop: float | None = within(0, 100, default=None)
     """Points of Recall@1 that the model may lose; None: depends on the precision."""
-    data: str | None = None
+    data: str | Path | None = None
     """Where the data set is now, if it has moved."""
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            known = each.metadata.get("choices", [value])
-            if value not in known:
-                raise unknown(each.name, value, known)
 
 
 @dataclass(frozen=True)

@@ -114,14 +114,14 @@ def check_same_images(members: Sequence[Member]) -> None:
             )
 
 
-def load_training_data(member: Member, root: str | None) -> DataSet:
+def load_training_data(member: Member, root: str | Path | None) -> DataSet:
     """Load the data set of a member and check that its training classes are still the same.
 
     `root` is where the data set is now, if it has moved.
     """
     config = member.config
     if root is not None:
-        config = replace(config, data=replace(config.data, root=root))
+        config = replace(config, data=replace(config.data, root=str(root)))
     data = load_data(config)
     now = [data.label_names[c] for c in data.classes("train")]
     then = member.state["label_names"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,71 +24,60 @@ from retrieval.problem import (
     require_common_label,
     sample,
 )
-from retrieval.ranking.backends.choice import PATTERN
+from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.ranking.ranks import count_ranks
 from retrieval.resources import StageProgress, allowed, stage
+from retrieval.settings import Checked, Fault, accepting, one_of, within
 from retrieval.world import ALONE, World
 
 if TYPE_CHECKING:
     from retrieval.results import Result, Scores
 
 VERSION = 1
-LEAST = {"seeds": 1, "kmeans_iterations": 1, "kmeans_restarts": 1, "queries": 1, "threads": 1}
-LEAST |= {"seed": 0, "resamples": 1, "memory": 64 << 20}
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Checked):
     """How to evaluate; recorded in every result."""
 
-    distances: tuple[str, ...] = DISTANCES
-    recall_at: tuple[int, ...] = ()  # empty: those of the data set that the file names
-    map_at_r: bool = True  # R-precision and MAP@R
-    nmi: bool | None = None  # NMI and AMI; None: if k-means does not take long
-    seeds: int = 3  # k-means is run with seeds 0, 1, ...
-    kmeans_init: str = STARTS[0]  # or another of STARTS
-    kmeans_iterations: int = ITERATIONS  # at most
-    kmeans_restarts: int | None = None  # None: ten up to 1,000 clusters, else one
-    queries: int | None = None  # ask only so many, drawn at random
-    memory: int = 2 << 30  # bytes beyond the embeddings themselves
-    threads: int | None = None
-    device: str = "auto"  # that counts ranks: auto, cpu, cuda for all GPUs, or one such as cuda:1
-    resamples: int = 2000  # of the class bootstrap
-    level: float = 0.95
-    seed: int = 0  # of the bootstrap and of the sampled queries
+    distances: tuple[str, ...] = one_of(*DISTANCES, default=DISTANCES)
+    recall_at: tuple[int, ...] = within(1, default=())
+    """Empty: those of the data set that the file names."""
+    map_at_r: bool = True
+    """R-precision and MAP@R."""
+    nmi: bool | None = None
+    """NMI and AMI; None: if k-means does not take long."""
+    seeds: int = within(1, default=3)
+    """k-means is run with seeds 0, 1, ..."""
+    kmeans_init: str = one_of(*STARTS, default=STARTS[0])
+    kmeans_iterations: int = within(1, default=ITERATIONS)
+    """At most."""
+    kmeans_restarts: int | None = within(1, default=None)
+    """None: ten up to 1,000 clusters, else one."""
+    queries: int | None = within(1, default=None)
+    """Ask only so many, drawn at random."""
+    memory: int = within(64 << 20, default=2 << 30)
+    """Bytes beyond the embeddings themselves."""
+    threads: int | None = within(1, default=None)
+    device: str = accepting(PATTERN.fullmatch, DEVICES, default="auto")
+    """That counts ranks."""
+    resamples: int = within(1, default=2000)
+    """Of the class bootstrap."""
+    level: float = accepting(lambda level: 0 < level < 1, "above 0 and below 1", default=0.95)
+    seed: int = within(0, default=0)
+    """Of the bootstrap and of the sampled queries."""
 
     def __post_init__(self) -> None:
-        for name in ("distances", "recall_at"):  # one of them may be given alone, or a list
+        for name in ("distances", "recall_at"):  # one of them may be given alone
             given = getattr(self, name)
-            several = [given] if isinstance(given, str | int) else given
-            object.__setattr__(self, name, tuple(several))
-        known = set(self.distances) & {*DISTANCES}
-        ks = self.recall_at
-        whole = all(isinstance(k, int | np.integer) and k is not True and k >= 1 for k in ks)
-        starts = " or ".join(map(repr, STARTS))
-        rules = {
-            "distances": (0 < len(known) == len(self.distances), f"wants some of {DISTANCES}"),
-            "recall_at": (whole, "wants whole numbers from 1"),
-            "device": (
-                PATTERN.fullmatch(self.device),
-                "wants 'auto', 'cpu', 'cuda' or a GPU such as 'cuda:1'",
-            ),
-            "kmeans_init": (self.kmeans_init in STARTS, f"wants {starts}"),
-            "level": (
-                isinstance(self.level, int | float) and 0 < self.level < 1,
-                "wants a number between 0 and 1",
-            ),
-        }
-        for name, low in LEAST.items():
-            value = getattr(self, name)
-            rules[name] = (value is None or value >= low, f"wants at least {low:,}")
-        wrong = [
-            f"{name} = {getattr(self, name)!r}: {rule}"
-            for name, (good, rule) in rules.items()
-            if not good
-        ]
-        if wrong:
-            raise DmlError("These settings do not work.", "; ".join(wrong) + ".", "Change them.")
+            several = isinstance(given, Iterable) and not isinstance(given, str)
+            object.__setattr__(self, name, tuple(given) if several else (given,))
+        self.require_valid()
+
+    def conflicts(self) -> Iterator[Fault]:
+        if len(set(self.distances)) != len(self.distances) or not self.distances:
+            text = f"distances = {self.distances} is empty or names a distance twice."
+            yield Fault(("distances",), text)
 
     def of(self, data: Embeddings | None = None) -> Settings:
         """The settings with the usual K of the embeddings' data set, unless some are given."""

@@ -91,6 +91,16 @@ def pair_scores(
     return out
 
 
+class Lists(NamedTuple):
+    """Queries and the lists of their best items so far."""
+
+    halves: np.ndarray  # (A,) half of the squared length of each query
+    codes: np.ndarray  # (A,)
+    self_ids: np.ndarray  # (A,)
+    near: np.ndarray  # (A, 2, k) nearness, falling
+    ids: np.ndarray  # (A, 2, k) gallery index
+
+
 Multiply = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -131,10 +141,11 @@ def _scan(
         half = np.einsum("ij,ij->i", queries, queries) / 2
         if dtype is not np.float64:  # of float32, it costs digits
             half[:] = 0
-        rows = (half, problem.query_codes[part], problem.self_ids[part], near[part], ids[part])
+        own = problem.query_codes[part], problem.self_ids[part]
+        lists = Lists(half, *own, near[part], ids[part])
         for block in slices(len(items), COLUMNS):
-            columns = (offset[block], problem.gallery_codes, start + block.start)
-            _keep_best(multiply(queries, items[block]), *columns, *rows)
+            product, first = multiply(queries, items[block]), start + block.start
+            _keep_best(product, offset[block], problem.gallery_codes[first:], first, lists)
 
     for block in slices(G, max(1, memory // (np.dtype(dtype).itemsize * space.width))):
         items = space.points(problem.gallery, block, dtype=dtype)
@@ -153,26 +164,19 @@ def _scan(
 
 @compiled(fastmath=False)
 def _keep_best(
-    product: np.ndarray,
-    offset: np.ndarray,
-    codes: np.ndarray,
-    start: int,
-    own_offset: np.ndarray,
-    own_codes: np.ndarray,
-    self_ids: np.ndarray,
-    near: np.ndarray,
-    ids: np.ndarray,
+    product: np.ndarray, halves: np.ndarray, codes: np.ndarray, start: int, lists: Lists
 ) -> None:
-    """Insert the items of a tile into the lists of its queries, near and ids (A, 2, k).
+    """Insert the items of a tile, which are those of the gallery from `start` on, into the lists.
 
-    An offset is half of a squared length; codes are those of the gallery, from `start` on.
+    halves: half of the squared length of each item.
     """
+    near, ids = lists.near, lists.ids
     k = near.shape[2]
     for i in range(product.shape[0]):
         for j in range(product.shape[1]):
-            value = product[i, j] - (own_offset[i] + offset[j])
-            side = 0 if codes[start + j] == own_codes[i] else 1
-            if value > near[i, side, k - 1] and start + j != self_ids[i]:
+            value = product[i, j] - (lists.halves[i] + halves[j])
+            side = 0 if codes[j] == lists.codes[i] else 1
+            if value > near[i, side, k - 1] and start + j != lists.self_ids[i]:
                 m = k - 1
                 while m > 0 and near[i, side, m - 1] < value:
                     near[i, side, m] = near[i, side, m - 1]

@@ -73,10 +73,10 @@ class Device(click.ParamType):
     name = "DEVICE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from retrieval.ranking.backends.choice import PATTERN
+        from retrieval.ranking.backends.choice import DEVICES, PATTERN
 
         if not PATTERN.fullmatch(value):
-            self.fail(f"{value!r} is not auto, cpu, cuda, or a GPU such as cuda:1.", param, ctx)
+            self.fail(f"{value!r} is not {DEVICES}.", param, ctx)
         return value
 
 

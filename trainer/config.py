@@ -6,73 +6,20 @@ and types; the values are checked here. All problems are reported together.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from retrieval.errors import DmlError
 from retrieval.number_format import counted
+from retrieval.settings import BadSettings, Checked, Fault, one_of, within
 from trainer import toml
 
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 
 
-class Problem(NamedTuple):
-    """Something wrong with settings: their dotted keys, and a line about them."""
-
-    keys: tuple[str, ...]
-    text: str
-    fix: str = ""
-    """What to do about it, if that can be said."""
-
-
-class BadSettings(DmlError):
-    """All problems of a configuration, one per line.
-
-    fix: what to do, unless each problem says it.
-    """
-
-    def __init__(self, what: str, problems: list[Problem], fix: str) -> None:
-        fixes = [problem.fix for problem in problems]
-        why = "\n".join(problem.text for problem in problems)
-        super().__init__(what, why, "\n".join(fixes) if all(fixes) else fix)
-        self.problems = problems
-
-
-def within(low: float, high: float, *, default: object) -> Any:
-    """A field for numbers from low to high, or several of them."""
-    return field(default=default, metadata={"limits": (low, high)})
-
-
-def one_of(*choices: object, default: object) -> Any:
-    """A field for one of some values."""
-    return field(default=default, metadata={"choices": choices})
-
-
-def invalid(table: Any, prefix: str = "") -> Iterator[Problem]:
-    """Values of a dataclass that its fields do not take: see `within` and `one_of`."""
-    for each in fields(table):
-        key, value = f"{prefix}{each.name}", getattr(table, each.name)
-        choices = each.metadata.get("choices", (value,))
-        if value not in choices:
-            yield Problem((key,), f"{key} = {value!r}: one of {', '.join(map(str, choices))}")
-        if "limits" in each.metadata:
-            low, high = each.metadata["limits"]
-            for number in value if isinstance(value, tuple) else (value,):
-                if not low <= number <= high:  # NaN fails as well
-                    yield Problem((key,), f"{key} = {number}: from {low:g} to {high:g}")
-
-
-@dataclass(frozen=True)
-class Table:
+class Table(Checked):
     """A table of settings, which is called as its class."""
 
-    def problems(self) -> Iterator[Problem]:
-        """Values that their fields do not take, or that cannot be used together."""
-        yield from invalid(self, f"{type(self).__name__.lower()}.")
-        yield from self.conflicts()
-
-    def conflicts(self) -> Iterator[Problem]:
-        """Values that cannot be used together."""
-        yield from ()
+    def problems(self, prefix: str = "") -> Iterator[Fault]:
+        return super().problems(prefix or f"{type(self).__name__.lower()}.")
 
 
 @dataclass(frozen=True)
@@ -139,20 +86,20 @@ class Input(Table):
         """What the short side of a JPEG may be reduced to while it is decoded; None: nothing."""
         return self.resize * self.draft or None
 
-    def conflicts(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Fault]:
         if 0 < self.resize < self.crop:
-            yield Problem(
+            yield Fault(
                 ("input.crop", "input.resize"),
-                f"input.crop = {self.crop} does not fit into input.resize = {self.resize}",
+                f"input.crop = {self.crop} does not fit into input.resize = {self.resize}.",
             )
         for name in ("scale", "ratio", "zoom"):
             low, high = getattr(self, name)
             if low > high:
-                text = f"input.{name} = [{low}, {high}]: the smaller number comes first"
-                yield Problem((f"input.{name}",), text)
+                text = f"input.{name} = [{low}, {high}] does not begin with the smaller number."
+                yield Fault((f"input.{name}",), text)
         if self.jitter[3] > 0.5:
-            text = f"input.jitter = {list(self.jitter)}: the hue changes by 0.5 at most"
-            yield Problem(("input.jitter",), text)
+            text = f"input.jitter = {list(self.jitter)} changes the hue by more than 0.5."
+            yield Fault(("input.jitter",), text)
 
 
 @dataclass(frozen=True)
@@ -192,10 +139,10 @@ class Loss(Table):
     monitor: tuple[str, ...] = ()
     """Losses to log in addition to the training loss, such as spce and pce."""
 
-    def conflicts(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Fault]:
         if self.miner_options and not self.miner:
             keys = ("loss.miner_options", "loss.miner")
-            yield Problem(keys, "loss.miner_options are given, but loss.miner names no miner")
+            yield Fault(keys, "loss.miner_options are given, but loss.miner names no miner.")
 
 
 @dataclass(frozen=True)
@@ -221,13 +168,13 @@ class Batches(Table):
     def total(self) -> int:
         return self.classes * self.images or self.size
 
-    def conflicts(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Fault]:
         both = ("batches.classes", "batches.images")
         if bool(self.classes) != bool(self.images):
-            yield Problem(both, "batches.classes and batches.images go together")
+            yield Fault(both, "batches.classes and batches.images are not both given.")
         if self.classes == self.images == 1:
-            text = "batches.classes and batches.images are 1: one image cannot be trained on"
-            yield Problem(both, text)
+            text = "batches.classes and batches.images are 1: one image cannot be trained on."
+            yield Fault(both, text)
 
 
 @dataclass(frozen=True)
@@ -254,10 +201,10 @@ class Optimizer(Table):
     clip: float = within(0, 1e6, default=0.0)
     """Clip the gradient to this norm; 0: no clipping."""
 
-    def conflicts(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Fault]:
         if self.decoupled and self.name == "sgd":
             keys = ("optimizer.decoupled", "optimizer.name")
-            yield Problem(keys, "optimizer.decoupled = True: sgd has no such weight decay")
+            yield Fault(keys, "optimizer.decoupled = True: sgd has no such weight decay.")
 
 
 @dataclass(frozen=True)
@@ -277,9 +224,9 @@ class Phase(Table):
     """Settings of `optimizer` that differ in these epochs, such as {lr = 3e-4}. If there are any, a
     new optimiser starts after these epochs; otherwise the same one continues."""
 
-    def conflicts(self) -> Iterator[Problem]:
+    def conflicts(self) -> Iterator[Fault]:
         if self.batch == 1:
-            yield Problem(("phase.batch",), "phase.batch = 1: 0, or 2 and more")
+            yield Fault(("phase.batch",), "phase.batch = 1 is not 0, or 2 or more.")
 
 
 @dataclass(frozen=True)
@@ -351,12 +298,12 @@ class Config:
         if self.phase.epochs > self.schedule.epochs:
             text = (
                 f"phase.epochs = {self.phase.epochs} is more than "
-                f"schedule.epochs = {self.schedule.epochs}"
+                f"schedule.epochs = {self.schedule.epochs}."
             )
             fix = f"Use --set phase.epochs=0, or --epochs {self.phase.epochs + 1} or more."
-            found.append(Problem(("phase.epochs", "schedule.epochs"), text, fix))
+            found.append(Fault(("phase.epochs", "schedule.epochs"), text, fix))
         found += [
-            Problem((f"phase.{each.keys[0]}",), f"phase.{each.text}")
+            Fault((f"phase.{each.keys[0]}",), f"phase.{each.text}")
             for each in self.optimizer_in(-1).problems()
             if each not in found
         ]

@@ -7,8 +7,9 @@ from typing import Any, get_type_hints
 
 from retrieval.errors import DmlError
 from retrieval.registry import unknown
+from retrieval.settings import BadSettings
 from trainer import losses, toml
-from trainer.config import BadSettings, Config, Data
+from trainer.config import Config, Data
 from trainer.data.datasets import DATASETS
 from trainer.validate import blamed, from_dict, unknown_key
 

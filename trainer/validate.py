@@ -5,14 +5,14 @@ There is one way to report problems: all of them together, a line each, in `BadS
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import nearest
-from trainer.config import BadSettings, Config, Optimizer, Problem
+from retrieval.settings import NAMES, BadSettings, Fault, converted, shortened
+from trainer.config import Config, Optimizer
 
-NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 BY_NAME = {kind.__name__: kind for kind in NAMES}  # annotations may be text
 FIX = "Change them with --set table.key=value, or in the file. All keys: dmltool train --dry-run"
 
@@ -24,13 +24,13 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
     """
     types = get_type_hints(Config)
     tables: dict[str, dict[str, Any]] = {}
-    found: list[Problem] = []
+    found: list[Fault] = []
     for name, table in _renamed(given).items():
         if name not in types:
             found.append(unknown_key(name, types))
         elif not isinstance(table, Mapping):
-            text = f"{name} = {shortened(table)}: a table of keys belongs here"
-            found.append(Problem((name,), text))
+            text = f"{name} = {shortened(table)} is not a table of keys."
+            found.append(Fault((name,), text))
         else:
             tables[name] = _sound(name, table, types[name], found)
     phase = tables.get("phase", {})
@@ -67,7 +67,7 @@ def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def _sound(name: str, given: Mapping[str, Any], kind: type, found: list[Problem]) -> dict[str, Any]:
+def _sound(name: str, given: Mapping[str, Any], kind: type, found: list[Fault]) -> dict[str, Any]:
     """The values of a table that are of the right type; the problems of others join `found`."""
     hints, values = get_type_hints(kind), {}
     for key, value in given.items():
@@ -77,8 +77,8 @@ def _sound(name: str, given: Mapping[str, Any], kind: type, found: list[Problem]
         try:
             values[key] = converted(value, hints[key])
         except ValueError as error:
-            text = f"{name}.{key} = {shortened(value)}: {error}"
-            found.append(Problem((f"{name}.{key}",), text))
+            text = f"{name}.{key} = {shortened(value)} is not {error}."
+            found.append(Fault((f"{name}.{key}",), text))
     return values
 
 
@@ -93,7 +93,7 @@ def blamed(error: BadSettings, options: Mapping[str, str]) -> BadSettings:
         for key in own:
             name = options[key]
             text = text.replace(f"{key} = ", f"{name} = " if name.endswith(key) else f"{name} ")
-        found.append(Problem(keys, text, fix))
+        found.append(Fault(keys, text, fix))
         causes.append(options[own[0]] if own else "")
     if not all(causes):
         return BadSettings(error.what, found, error.fix)
@@ -130,7 +130,7 @@ def check_names(config: Config) -> None:
     if len(errors) == 1:
         raise next(error for _, error in errors.values())
     if errors:
-        found = [Problem((key,), f"{each.what} {each.fix}") for key, each in errors.values()]
+        found = [Fault((key,), f"{each.what} {each.fix}") for key, each in errors.values()]
         raise BadSettings(f"The configuration has {len(found)} problems.", found, FIX)
 
 
@@ -151,16 +151,7 @@ def check_anchors(config: Config) -> None:
         )
 
 
-def shortened(value: Any) -> str:
-    """A value for a message; Python refuses to print an integer of thousands of digits."""
-    try:
-        text = repr(value)
-    except ValueError:
-        return "a very large number"
-    return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def unknown_key(key: str, valid: Iterable[str], table: str = "") -> Problem:
+def unknown_key(key: str, valid: Iterable[str], table: str = "") -> Fault:
     """The problem of a key that does not exist; names the nearest, of this table or another."""
     everywhere = {dotted.partition(".")[2]: dotted for dotted in Config().dotted()}
     valid = list(valid)
@@ -168,33 +159,8 @@ def unknown_key(key: str, valid: Iterable[str], table: str = "") -> Problem:
     if near is None and (alike := nearest(key, valid)):
         near = f"{table}{alike}"
     near = near or everywhere.get(nearest(key, everywhere))
-    hint = f"did you mean {near}?" if near else f"there are {', '.join(valid)}"
-    return Problem((f"{table}{key}",), f"there is no key {table}{key}; {hint}")
-
-
-def converted(value: Any, kind: Any) -> Any:
-    """Convert a value to the type of its field; ValueError says what was expected."""
-    if get_origin(kind) is tuple:
-        kinds = get_args(kind)
-        if not isinstance(value, list | tuple):
-            raise ValueError("a list belongs here, such as [1, 2]")
-        if kinds[-1] is Ellipsis:
-            return tuple(converted(item, kinds[0]) for item in value)
-        if len(value) != len(kinds):
-            raise ValueError(f"a list of {len(kinds)} belongs here")
-        return tuple(converted(item, k) for item, k in zip(value, kinds, strict=True))
-    if get_origin(kind) is dict:
-        if not isinstance(value, Mapping):
-            raise ValueError("a table of keys belongs here")
-        return dict(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ValueError("a smaller number belongs here") from None
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, float)):
-        raise ValueError(f"{NAMES[kind]} belongs here")
-    return value
+    hint = f"Did you mean {near}?" if near else f"There are {', '.join(valid)}."
+    return Fault((f"{table}{key}",), f"There is no key {table}{key}. {hint}")
 
 
 def check_options(

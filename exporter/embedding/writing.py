@@ -22,11 +22,14 @@ import numpy as np
 
 from exporter.embedding import finishing, parts
 from exporter.embedding.engine import Bad, Done, Engine, Rows, Task, chosen_workers, run_batches
+from exporter.onnx.providers import CHOICES
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import Writer
 from retrieval.processes import from_first, gather
+from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.resources import StageProgress
+from retrieval.settings import Checked, accepting, one_of, within
 from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
 
@@ -38,18 +41,18 @@ GO_ON = (
 
 
 @dataclass(frozen=True)
-class EmbedSettings:
+class EmbedSettings(Checked):
     """How to embed images into a file."""
 
     splits: tuple[str, ...] = ()
     """Splits of the data set; empty: test, or query and gallery."""
-    provider: str = "auto"
-    device: str = "auto"
+    provider: str = one_of(*CHOICES, default="auto")
+    device: str = accepting(PATTERN.fullmatch, DEVICES, default="auto")
     """What counts ranks and searches neighbours; auto: with the provider cpu, the CPU."""
-    threads: int | None = None
+    threads: int | None = within(1, default=None)
     """Threads on a CPU; None: a short trial chooses."""
-    batch_size: int = 32
-    shard: tuple[int, int] = (1, 1)
+    batch_size: int = within(1, default=32)
+    shard: tuple[int, int] = within(1, default=(1, 1))
     """(k, n): embed the k-th of n parts of each split; a batch is never divided."""
     half: bool = False
     """Store float16 instead of float32, and report what that does to Recall@1."""
@@ -59,6 +62,9 @@ class EmbedSettings:
     """Compute only the rows that an interrupted run has not written."""
     force: bool = False
     """Overwrite existing files."""
+
+    def __post_init__(self) -> None:
+        self.require_valid()
 
     @property
     def ranking_device(self) -> str:

@@ -15,9 +15,9 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from retrieval.errors import DmlError
-from trainer.config import Input, invalid, one_of, within
+from retrieval.settings import converted, invalid, one_of, shortened, within
+from trainer.config import Input
 from trainer.data.images import WHITE, Colour
-from trainer.validate import converted, shortened
 
 SCHEMA = 1
 PREFIX = "dmltool."
@@ -57,11 +57,11 @@ class Preprocessing:
     def __post_init__(self) -> None:
         found = [problem.text for problem in (*self.spec().problems(), *invalid(self))]
         if not all(map(math.isfinite, self.mean)):
-            found.append(f"mean = {list(self.mean)}: three numbers")
+            found.append(f"mean = {list(self.mean)} is not three finite numbers.")
         if not all(0 < value < math.inf for value in self.std):
-            found.append(f"std = {list(self.std)}: three numbers above 0")
+            found.append(f"std = {list(self.std)} is not three finite numbers above 0.")
         if self.dtype == "uint8" and not self.inside:
-            found.append("mean and std cannot be applied to uint8 input outside the graph")
+            found.append("mean and std cannot be applied to uint8 input outside the graph.")
         if found:
             raise DmlError("The preprocessing makes no sense.", "\n".join(found), FIX)
 
@@ -77,7 +77,7 @@ class Preprocessing:
     def from_dict(cls, given: Mapping[str, Any]) -> Preprocessing:
         """Read fields, as values or as JSON; a DmlError lists those that are missing or invalid."""
         required = [each.name for each in fields(cls) if each.default is MISSING]
-        if missing := [f"{name} is missing" for name in required if name not in given]:
+        if missing := [f"{name} is missing." for name in required if name not in given]:
             raise DmlError("The preprocessing cannot be read.", "\n".join(missing), FIX)
         return cls(**_typed(given, get_type_hints(cls)))
 
@@ -241,10 +241,10 @@ def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]
             decode = isinstance(value, str) and kinds[key] is not str
             if decode and len(value) > _LONGEST:
                 value = value[:_LONGEST]
-                raise ValueError("a shorter text belongs here")
+                raise ValueError("a shorter text")
             values[key] = converted(json.loads(value) if decode else value, kinds[key])
         except (ValueError, RecursionError) as error:
-            found.append(f"{key} = {shortened(value)}: {error}")
+            found.append(f"{key} = {shortened(value)} is not {error}.")
     if found:
         raise DmlError("The preprocessing cannot be read.", "\n".join(found), FIX)
     return values

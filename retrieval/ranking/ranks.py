@@ -42,84 +42,71 @@ class Ranks:
     positions: PositivePositions | None = None  # of all positives within R
 
 
+@dataclass(frozen=True)
+class Counting:
+    """How ranks are counted."""
+
+    distances: tuple[str, ...] = DISTANCES
+    positions: bool = False
+    """Find the positions of all positives as well, for R-precision and MAP@R."""
+    memory: int = 2 << 30
+    """Bytes to work with, beyond the vectors themselves."""
+    threads: int | None = None
+    """None: one for each processor."""
+    block: int | None = None
+    """Rows of a tile."""
+    axes: int | None = None
+    """How many principal axes to multiply before pairs are skipped (`principal_axes`); 0 skips
+    none, and without it a sample of the pairs decides."""
+    sort: bool | None = None
+    """Find positions by sorting all items (`sorted_rows`) rather than by counting; None: what takes
+    less time for the class of each query."""
+    device: str = "cpu"
+    """auto, cpu, cuda for all GPUs, or one of them such as cuda:1."""
+    world: World = ALONE
+    """The processes that share the work; all of them count the same problem, and get its ranks."""
+
+
 def count_ranks(
-    problem: Problem,
-    *,
-    distances: tuple[str, ...] = DISTANCES,
-    positions: bool = False,
-    memory: int = 2 << 30,
-    threads: int | None = None,
-    block: int | None = None,
-    axes: int | None = None,
-    sort: bool | None = None,
-    device: str = "cpu",
-    progress: Progress | None = None,
-    world: World = ALONE,
+    problem: Problem, *, progress: Progress | None = None, **options: Any
 ) -> dict[str, Ranks]:
     """Rank the queries of a problem, for each distance.
 
     Parameters
     ----------
     problem : queries, gallery and their classes; vectors must be finite
-    distances : "l2", "cos" or both
-    positions : find the positions of all positives as well, for R-precision and MAP@R
-    memory : bytes to work with, beyond the vectors themselves
-    threads : how many threads to use; one for each processor if not given
-    block : rows of a tile
-    axes : how many principal axes to multiply before pairs are skipped (`principal_axes`); 0 skips
-        none, and without it a sample of the pairs decides
-    sort : find positions by sorting all items (`sorted_rows`) rather than by counting; without it,
-        what takes less time for the class of each query
-    device : "auto", "cpu", "cuda" for all GPUs, or one of them such as "cuda:1"
     progress : called with (done, total)
-    world : the processes that share the work; all of them call this with the same problem, and
-        get the same ranks
+    options : fields of `Counting`: distances, positions, memory, threads, device, ...
     """
-    options: dict[str, Any] = {
-        "distances": distances,
-        "memory": memory,
-        "threads": threads or world.processors,
-        "block": block,
-        "axes": axes,
-        "device": device,
-        "world": world,
-    }
-    if positions:
-        large = sorting_pays(problem) if sort is None else np.full(len(problem.query_codes), sort)
+    return _ranked(problem, Counting(**options), progress)
+
+
+def _ranked(problem: Problem, how: Counting, progress: Progress | None = None) -> dict[str, Ranks]:
+    if how.positions:
+        Q = len(problem.query_codes)
+        large = sorting_pays(problem) if how.sort is None else np.full(Q, how.sort)
         if large.any():
-            return _partly_sorted(problem, large, progress, options)
-        if memory_of(problem.positive_counts).sum() > memory // 4:
-            runs = _runs(problem.positive_counts, memory // 8)
+            return _partly_sorted(problem, large, how, progress)
+        if memory_of(problem.positive_counts).sum() > how.memory // 4:
+            runs = _runs(problem.positive_counts, how.memory // 8)
             if len(runs) > 1:
-                return _in_runs(problem, runs, progress, options)
-    counter = _counted(problem, positions, progress, **options)
-    return {d: _ranks(counter, d) for d in distances}
+                return _in_runs(problem, runs, how, progress)
+    counter = _counted(problem, how, progress)
+    return {d: _ranks(counter, d) for d in how.distances}
 
 
-def _counted(
-    problem: Problem,
-    positions: bool,
-    progress: Progress | None,
-    *,
-    distances: tuple[str, ...],
-    memory: int,
-    threads: int,
-    block: int | None,
-    axes: int | None,
-    device: str,
-    world: World,
-) -> TileCounter:
+def _counted(problem: Problem, how: Counting, progress: Progress | None) -> TileCounter:
     """Count all tiles of a problem."""
-    chosen = choose(device, len(problem.query_codes), *problem.gallery.shape)
+    chosen = choose(how.device, len(problem.query_codes), *problem.gallery.shape)
     with single_blas_thread():  # the threads share out the work, not the BLAS
-        prepared = prepare(problem, distances, memory, threads)
+        threads = how.threads or how.world.processors
         counter = TileCounter(
-            prepared,
-            positions,
-            block=block,
-            axes=axes,
+            prepare(problem, how.distances, how.memory, threads),
+            how.positions,
+            block=how.block,
+            axes=how.axes,
             devices=chosen.devices,
-            world=world,
+            world=how.world,
         )
         counter.count(progress)
     return counter
@@ -139,16 +126,15 @@ def _runs(positive_counts: np.ndarray, memory: int) -> list[np.ndarray]:
 
 
 def _in_runs(
-    problem: Problem, runs: list[np.ndarray], progress: Progress | None, options: dict
+    problem: Problem, runs: list[np.ndarray], how: Counting, progress: Progress | None
 ) -> dict[str, Ranks]:
     """Rank the queries run by run: classes of thousands have millions of positives."""
     found = []
     for n, run in enumerate(runs):
         part = problem.select(run)
         tell = progress and partial(_tell, progress, n, len(runs))
-        room = max(options["memory"], 4 * int(memory_of(part.positive_counts).sum()))
-        more = options | {"memory": room, "progress": tell, "sort": False}
-        found.append(count_ranks(part, positions=True, **more))
+        room = max(how.memory, 4 * int(memory_of(part.positive_counts).sum()))
+        found.append(_ranked(part, replace(how, memory=room, sort=False), tell))
     return {d: _joined([part[d] for part in found]) for d in found[0]}
 
 
@@ -171,23 +157,23 @@ def _joined(parts: list[Ranks]) -> Ranks:
 
 
 def _partly_sorted(
-    problem: Problem, large: np.ndarray, progress: Progress | None, options: dict
+    problem: Problem, large: np.ndarray, how: Counting, progress: Progress | None
 ) -> dict[str, Ranks]:
     """Rank all queries; find positions by sorting for those of large classes, else by counting."""
     if not large.all():
         some, others = np.flatnonzero(large), np.flatnonzero(~large)
         parts = [
-            count_ranks(problem.select(rows), positions=True, progress=tell, **options, sort=sort)
+            _ranked(problem.select(rows), replace(how, sort=sort), tell)
             for rows, tell, sort in ((some, progress, True), (others, None, False))
         ]
         back = np.argsort(np.r_[some, others])
         return {d: _taken(_joined([part[d] for part in parts]), back) for d in parts[0]}
-    counter = _counted(problem, False, progress, **options)
+    counter = _counted(problem, replace(how, positions=False), progress)
     with single_blas_thread():
         found, undecided = sorted_positions(counter.prepared, counter.world)
     if undecided.any():
         rows = np.flatnonzero(undecided)
-        exact = count_ranks(problem.select(rows), positions=True, **options, sort=False)
+        exact = _ranked(problem.select(rows), replace(how, sort=False))
         for d, lists in found.items():
             for n, part in zip(rows, _lists(exact[d]), strict=True):
                 lists[n] = part

@@ -23,9 +23,10 @@ from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading import comparable
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
-from retrieval.registry import unknown
+from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.reporting import classes, layout, nearest, sampling, thumbs
 from retrieval.resources import StageProgress, of_file, stage
+from retrieval.settings import Checked, accepting, one_of, within
 
 if TYPE_CHECKING:
     from retrieval.reporting import view
@@ -37,23 +38,22 @@ MEMORY = 512 << 20
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """What a report computes."""
 
-    distance: str = "cos"  # of rows, confusions and the map
-    nmi: bool | None = None  # None: if k-means does not take long
-    map: str = "tsne"  # pca, none
-    seed: int = 0
-    device: str = "auto"  # that counts ranks
-    budget: int = thumbs.BUDGET  # characters for thumbnails
+    distance: str = one_of(*DISTANCES, default="cos")
+    """Of rows, confusions and the map."""
+    nmi: bool | None = None
+    """None: if k-means does not take long."""
+    map: str = one_of("tsne", "pca", "none", default="tsne")
+    seed: int = within(0, default=0)
+    device: str = accepting(PATTERN.fullmatch, DEVICES, default="auto")
+    """That counts ranks."""
+    budget: int = within(0, default=thumbs.BUDGET)
+    """Characters for thumbnails."""
 
     def __post_init__(self) -> None:
-        for kind, name, known in (
-            ("distance", self.distance, DISTANCES),
-            ("map", self.map, ("tsne", "pca", "none")),
-        ):
-            if name not in known:
-                raise unknown(kind, name, known)
+        self.require_valid()
 
 
 @dataclass

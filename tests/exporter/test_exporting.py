@@ -190,10 +190,11 @@ def test_a_file_written_with_an_earlier_model_says_how_that_took_its_images(run)
     assert attrs["normalized"]
 
 
-@pytest.mark.parametrize("name", ["precision", "input", "backend"])
-def test_settings_refuse_what_does_not_exist(name):
-    with pytest.raises(DmlError, match=f"There is no {name} 'fp8'"):
-        Settings(**{name: "fp8"})
+def test_wrong_settings_are_refused_together():
+    wrong = {"provider": "foo", "threads": -3, "batch_size": 0, "precision": "fp8", "input": "rgb"}
+    with pytest.raises(DmlError) as caught:
+        Settings(**wrong)
+    assert [line.split(" = ")[0] for line in caught.value.why.splitlines()] == list(wrong)
 
 
 def test_an_export_of_nothing_is_an_error(run):

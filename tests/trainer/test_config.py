@@ -36,7 +36,7 @@ def test_every_field_has_a_default_that_is_sound():
     for part in fields(Config):
         assert list(getattr(Config(), part.name).problems()) == []
     assert [problem.text for problem in Input(crop=300).problems()] == [
-        "input.crop = 300 does not fit into input.resize = 256"
+        "input.crop = 300 does not fit into input.resize = 256."
     ]
     assert list(Optimizer(momentum=1.0).problems())
 

@@ -133,14 +133,14 @@ def test_problems_of_a_file_and_of_options_are_told_apart(tmp_path):
     with pytest.raises(DmlError) as caught:
         resolve(None, tmp_path / "my.toml", {"optimizer.lr": -1.0}, (), names)
     assert "my.toml cannot be used" in caught.value.what
-    assert "--lr -1.0: from 0" in caught.value.why
-    assert "schedule.epochs = 0: from 1" in caught.value.why
+    assert "--lr -1.0 is not a number from 0 to" in caught.value.why
+    assert "schedule.epochs = 0 is not a number from 1 to" in caught.value.why
 
 
 @pytest.mark.parametrize("given", [({"loss.name": "spce"}, ()), ({}, ["loss.name=spce"])])
 def test_a_value_in_place_of_a_table_is_told_as_such(tmp_path, given):
     (tmp_path / "my.toml").write_text('loss = "ce"\n')
-    with pytest.raises(DmlError, match="loss = 'ce': a table of keys belongs here"):
+    with pytest.raises(DmlError, match="loss = 'ce' is not a table of keys"):
         resolve(None, tmp_path / "my.toml", *given)
 
 

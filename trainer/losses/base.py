@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import DmlError
+from retrieval.settings import either
 
 T = TypeVar("T")
 Number = TypeVar("Number", bound=float)
@@ -71,5 +72,4 @@ def not_negative(option: str, value: Number) -> Number:
 
 def one_of(choices: Sequence[str], option: str, value: str) -> str:
     """The value of an option that has a few choices."""
-    *first, last = map(repr, choices)
-    return require(value in choices, option, value, f"{', '.join(first)} or {last}")
+    return require(value in choices, option, value, either(tuple(map(repr, choices))))

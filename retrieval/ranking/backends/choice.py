@@ -14,6 +14,7 @@ from retrieval.resources import gpu_fault
 from retrieval.world import from_environment
 
 PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
+DEVICES = "auto, cpu, cuda or a GPU such as cuda:1"
 # Multiplications that a CPU does sooner than torch is imported and a GPU set up.
 SMALL = 10**11
 # Those that it does sooner than a GPU is tried, once torch is imported: of 1,000 items, say.
@@ -38,7 +39,7 @@ def choose(device: str, queries: int, gallery: int, dim: int) -> Choice:
     if not PATTERN.fullmatch(device):
         raise DmlError(
             f"There is no device {device!r}.",
-            "Ranks are counted on auto, cpu, cuda, or one GPU such as cuda:1.",
+            f"Ranks are counted on {DEVICES}.",
             "Choose one of these.",
         )
     if device in ("auto", "cpu") and os.environ.get(VARIABLE) == "torch":

@@ -61,7 +61,7 @@ def test_degenerate_vectors_are_shown(vectors, distance):
 
 @pytest.mark.parametrize("wrong", [{"map": "umap"}, {"distance": "cosine"}])
 def test_maps_and_distances_that_do_not_exist_are_refused(wrong):
-    with pytest.raises(DmlError, match=f"There is no .* {next(iter(wrong.values()))!r}"):
+    with pytest.raises(DmlError, match=f"{next(iter(wrong.values()))!r} is not"):
         Options(**wrong)
 
 
