@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, remedy
 
 if sys.platform != "win32":
     import fcntl
@@ -94,7 +94,7 @@ def whole_file(path: Path, force: bool = True, also: Path | None = None) -> Iter
             raise
     except OSError as error:
         raise DmlError(
-            f"{path} cannot be written.", f"{error.strerror}.", "Choose another place or name."
+            f"{path} cannot be written.", f"{error.strerror or error}.", remedy(error)
         ) from error
 
 

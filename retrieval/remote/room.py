@@ -102,12 +102,14 @@ class Bytes:
             if self.progress:
                 self.progress(self.done, max(self.total, self.done))
         if self.stopped:
-            raise DmlError("The download was stopped.", "Another one failed.", "See that error.")
+            raise DmlError(
+                "The download was stopped.", "Another one failed.", "Mend the cause of that error."
+            )
         if self.done > max(self.total, self.most):
             raise DmlError(
                 "A server sends more bytes than the cache may hold.",
                 f"The cache holds {self.most:,}.",
-                f"Raise the limit: {SIZE}=100GB",
+                f"Raise the limit: {SIZE}={self.most // 10**9 * 2 + 1}GB",
             )
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from retrieval import files
 from retrieval.embeddings import Split
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, remedy
 from retrieval.formats import FORMATS
 from retrieval.formats.arrays import KEPT, blocks
 from retrieval.formats.hdf5 import layout
@@ -271,9 +271,8 @@ class Writer:
                     text.splitlines()[0],
                     "Make room and run it again; export and embed continue with --resume.",
                 ) from error
-            raise DmlError(
-                f"{self.partial} could not be written.", text, "Choose another folder."
-            ) from error
+            fix = remedy(error) if isinstance(error, OSError) else "Choose another folder."
+            raise DmlError(f"{self.partial} could not be written.", text, fix) from error
 
 
 def common_dim(source: object, splits: Mapping[str, Split]) -> int:
