@@ -7,16 +7,17 @@ from retrieval import signals
 signals.end_on_interrupt(__name__)  # before other imports: they take the first tenth of a second
 
 import atexit
+import errno
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pkgutil import resolve_name
 
 import click
 
 from retrieval import console
-from retrieval.errors import DmlError, install
+from retrieval.errors import DmlError, install, remedy
 from retrieval.world import refuse_several
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
@@ -44,6 +45,13 @@ COMMANDS = {  # heading of the help -> name -> where the command is
         "demo": "exporter.tool_commands:demo",
     },
 }
+SMALLER = {  # option -> how to take less memory with it
+    "--memory": "a smaller --memory",
+    "--queries": "--queries 5000",
+    "--batch": "a smaller --batch",
+    "--batch-size": "a smaller --batch-size",
+}
+OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what writing to stdout meets
 SEVERAL = ("train", "export", "embed", "eval", "compare")  # several processes may share the work
 HIDDEN = {"baselines": "exporter.tool_commands:baselines"}  # a step of the demo
 
@@ -102,7 +110,9 @@ class Cli(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            show_error(explained(error))
+            running = self.commands.get(ctx.invoked_subcommand or "")
+            options = {name for each in running.params for name in each.opts} if running else ()
+            show_error(explained(error, options))
             ctx.exit(1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -113,18 +123,19 @@ class Cli(click.Group):
                 )
 
 
-def explained(error: Exception) -> DmlError:
-    """Return the error as one with a reason and a fix."""
+def explained(error: Exception, options: Collection[str] = ()) -> DmlError:
+    """Return the error as one with a reason and a fix; options: those of the running command."""
     if isinstance(error, DmlError):
         return error
     if isinstance(error, OSError) and error.errno is not None:
-        return DmlError(
-            f"{error.filename or 'Standard output'} cannot be used: {error.strerror}.",
-            "",
-            "Make room there, or choose another place.",
-        )
+        unnamed = "Standard output" if error.errno in OF_OUTPUT else "A file or a connection"
+        what = f"{error.filename or unnamed} cannot be used."
+        return DmlError(what, f"The system says: {error.strerror}.", remedy(error))
     if isinstance(error, MemoryError):
-        return DmlError("Out of memory.", str(error), "Try a smaller --memory, or --queries 5000.")
+        fixes = [text for name, text in SMALLER.items() if name in options]
+        other = "Close other programs, or run it on a machine with more memory."
+        fix = f"Try {' or '.join(fixes)}." if fixes else other
+        return DmlError("There is not enough memory.", str(error), fix)
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return DmlError(f"This command needs {error.name}.", "It is not installed.", install("cpu"))
     return DmlError(

@@ -3,6 +3,8 @@
 Imports nothing of ours.
 """
 
+import errno
+
 
 class DmlError(Exception):
     """What happened, why, and what to do about it. `cli.py` alone renders it."""
@@ -15,6 +17,20 @@ class DmlError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.what, self.why, self.fix) if part)
+
+
+REMEDIES = {
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): "Make room there, or give another place.",
+    (errno.EACCES, errno.EPERM, errno.EROFS): "Change its permissions, or give another place.",
+    (errno.EMFILE, errno.ENFILE): "Allow more open files, then run it again: ulimit -n 65536",
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG): "Give another path.",
+}
+
+
+def remedy(error: OSError) -> str:
+    """What to do about an error of the system."""
+    found = (fix for numbers, fix in REMEDIES.items() if error.errno in numbers)
+    return next(found, "Check the disk or the connection, then run the command again.")
 
 
 def damaged(what: str, why: str = "The file is damaged.") -> DmlError:

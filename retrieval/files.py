@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, remedy
 
 if sys.platform != "win32":
     import fcntl
@@ -94,7 +94,7 @@ def whole_file(path: Path, force: bool = True, also: Path | None = None) -> Iter
             raise
     except OSError as error:
         raise DmlError(
-            f"{path} cannot be written.", f"{error.strerror}.", "Choose another place or name."
+            f"{path} cannot be written.", f"{error.strerror or error}.", remedy(error)
         ) from error
 
 
@@ -133,6 +133,8 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 
 
 # Locks, which end with their process, tell files in use from those that a killed process left.
+# Windows has no such locks, and refuses to rename or remove a file that is open, or a folder in
+# which one is. So files are closed there before that, and those of others cannot be removed.
 
 
 def lock(file: BinaryIO | int, shared: bool = False) -> bool:
@@ -229,11 +231,31 @@ def remove_leftovers(path: Path) -> None:
         remove_unused(left)
 
 
-def remove_unused(path: Path) -> None:
-    """Removes a file unless a living process has locked it, or that cannot be told."""
+def remove_unused(path: Path) -> bool:
+    """Remove a file unless a living process has locked it, or that cannot be told."""
     with suppress(OSError), claim(path) as file:
-        if lock(file):
+        if lock(file) or release(file):
             path.unlink()
+            return True
+    return False
+
+
+def release(file: BinaryIO) -> bool:
+    """Close a file that is about to be renamed or removed, on Windows; True if it was closed.
+
+    Elsewhere it stays open, and so locked.
+    """
+    if sys.platform == "win32":
+        file.close()
+        return True
+    return False
+
+
+def rename_open(file: BinaryIO, old: Path, new: Path, force: bool = False) -> BinaryIO:
+    """Rename a file that stays open and locked; FileExistsError unless it may replace another."""
+    closed = release(file)
+    (os.replace if force else rename_new)(old, new)
+    return claim(new) if closed else file
 
 
 def sync(path: Path) -> None:
@@ -266,6 +288,7 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
         try:
             yield folder
         finally:
+            release(file)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -283,6 +306,5 @@ def remove_scratch_folders(parent: Path, prefix: str) -> None:
     for left in parent.glob(f"{glob.escape(prefix)}*"):
         with suppress(OSError):
             left.rmdir()  # killed before it was locked
-        with suppress(OSError), claim(left / "lock") as file:
-            if lock(file):
-                shutil.rmtree(left, ignore_errors=True)
+        if remove_unused(left / "lock"):
+            shutil.rmtree(left, ignore_errors=True)

@@ -31,6 +31,14 @@ class Entry:
         return getattr(found, attribute) if attribute else found
 
 
+LISTS = {  # what an entry is -> what `dmltool list` calls the entries
+    "preset": "presets",
+    "loss": "losses",
+    "miner": "miners",
+    "data set": "datasets",
+    "backbone": "backbones",
+    "tracker": "trackers",
+}
 E = TypeVar("E", bound=Entry)
 
 
@@ -97,7 +105,9 @@ def unknown(
     known = list(known)
     near = nearest(name, known)
     names = ", ".join([*known, *also])
-    fix = f"Choose one of these: {option} NAME" if option else "Choose one of these."
+    fix = f"Choose one of these: {option} NAME" if option else "Give one of these names."
+    if kind in LISTS:
+        fix += f"\nTo see what each is: dmltool list {LISTS[kind]}"
     if near:
         fix = f"Did you mean {near!r}?" + (f" {option} {near}" if option else "")
     return DmlError(f"There is no {kind} {name!r}.", f"There are: {names}.", fix)

@@ -134,7 +134,10 @@ def _wait() -> None:
             if time.monotonic() - _when > _patience:
                 _end()
             _looking = True
-            signal.pthread_kill(_main, signal.SIGINT)  # also wakes what sleeps
+            if hasattr(signal, "pthread_kill"):
+                signal.pthread_kill(_main, signal.SIGINT)  # also wakes what sleeps
+            else:  # Windows
+                _thread.interrupt_main()
             time.sleep(EVERY)
 
     _thread.start_new_thread(wait, ())
@@ -172,13 +175,13 @@ def run_child(command: list[str], patience: float = 1.2) -> int:
         code = child.wait()
         return code if code >= 0 else 128 - code
     except KeyboardInterrupt:
-        for number, seconds in ((0, 0.2), (signal.SIGINT, patience)):  # terminals send it as well
-            child.send_signal(number)
+        for seconds in (0.2, patience):  # a terminal has sent Ctrl-C to the child as well
             try:
                 child.wait(seconds)
                 return INTERRUPTED
             except subprocess.TimeoutExpired:
-                continue
+                if before:  # Windows sends no signals
+                    child.send_signal(signal.SIGINT)
         child.kill()
         child.wait()
         return INTERRUPTED

@@ -19,7 +19,7 @@ from retrieval.files import whole_file
 from retrieval.formats import trial
 from retrieval.formats.hdf5.writing import write
 from retrieval.world import SLURM, VARIABLES
-from tests import forks, traces
+from tests import forks, traces, windows
 from trainer.run import metrics_log
 
 ROOT = Path(__file__).parent
@@ -204,3 +204,11 @@ def table(tmp_path):
 def call(*args):
     """Runs a command in this process."""
     return CliRunner().invoke(main, [str(arg) for arg in args], catch_exceptions=False)
+
+
+@pytest.fixture
+def as_on_windows(monkeypatch):
+    """Renaming and removing what this process has open fails."""
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("only Linux tells what is open")
+    windows.refuse_open_files(monkeypatch)

@@ -1,5 +1,6 @@
 """The command group: help, exit codes, errors, the next step."""
 
+import errno
 import re
 import signal
 import subprocess
@@ -241,3 +242,30 @@ def test_an_option_and_its_opposite_exclude_each_other(command):
     done = call(command, "a.h5", "--nmi", "--no-nmi")
     assert done.exit_code == 2
     assert "--nmi and --no-nmi exclude each other" in done.stderr
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS["Train"] | cli.COMMANDS["Evaluate"])
+def test_what_to_do_without_memory_names_options_of_the_command(command, monkeypatch):
+    def fill(_):
+        raise MemoryError
+
+    running = main.commands[command]
+    monkeypatch.setattr(running, "invoke", fill)
+    monkeypatch.setattr(running, "parse_args", lambda *_: [])
+    told = CliRunner().invoke(main, [command]).stderr
+    assert "Fix: " in told
+    named = set(re.findall(r"--[a-z-]+", told.partition("Fix: ")[2]))
+    assert named <= {name for each in running.params for name in each.opts}
+    assert bool(named) == (command in ("train", "sweep", "eval", "compare"))
+
+
+def test_errors_of_the_system_say_what_helps():
+    full = cli.explained(OSError(errno.ENOSPC, "No space left on device"))
+    assert (full.what, full.fix[:9]) == ("Standard output cannot be used.", "Make room")
+    denied = cli.explained(PermissionError(errno.EACCES, "Permission denied", "x.h5"))
+    assert (denied.what, denied.why) == (
+        "x.h5 cannot be used.",
+        "The system says: Permission denied.",
+    )
+    many = cli.explained(OSError(errno.EMFILE, "Too many open files"))
+    assert many.what.startswith("A file or a connection")

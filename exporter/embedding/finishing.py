@@ -16,7 +16,7 @@ import numpy as np
 from exporter.embedding.engine import Bad, Rows
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.files import remove_scratch_folders, remove_unused, scratch_folder, sync
+from retrieval.files import release, remove_scratch_folders, remove_unused, scratch_folder, sync
 from retrieval.formats.arrays import allocate, blocks, mapped
 from retrieval.formats.hdf5.layout import SAME
 from retrieval.formats.hdf5.writing import Writer
@@ -57,6 +57,8 @@ def rewrite(
             recall = _compare(stored, keep, load(new), device, progress)
         os.replace(new, out.path)
     sync(out.path.parent)
+    del stored  # Windows removes no file that is mapped or open
+    release(out.raw)
     out.partial.unlink()
     return recall
 

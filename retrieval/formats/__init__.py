@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, remedy
 
 Wanted = Literal["all", "vectors", "labels"]
 """What is read of a file: vectors and labels, or only one of them; paths come with vectors."""
@@ -209,8 +209,10 @@ def _first_bytes(path: Path) -> bytes:
         from retrieval.formats import refused
 
         raise refused.unreadable(path)
-    except (OSError, ValueError) as why:
-        raise DmlError(f"{path} cannot be opened.", f"{why}.", "Check its permissions.") from why
+    except OSError as why:
+        raise DmlError(f"{path} cannot be opened.", f"{why}.", remedy(why)) from why
+    except ValueError as why:  # a zero character
+        raise DmlError(f"{path} cannot be opened.", f"{why}.", "Give another path.") from why
 
 
 def _refuse_other_format(path: Path, format: Format, start: bytes) -> None:

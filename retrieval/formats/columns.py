@@ -145,7 +145,9 @@ class Choice:
         for column in self.columns:
             if column.name == name:
                 return column
-        self._fail(f"no column called {name}", "Choose one of these columns.")
+        self._fail(
+            f"no column called {name}", f"Choose one of these columns: {self.source}::COLUMN"
+        )
 
     def _only_label(self, key: str | None) -> Column:
         """The one column of a labels file."""

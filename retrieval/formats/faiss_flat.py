@@ -49,7 +49,7 @@ def read(path: Path, key: str | None, wanted: Wanted) -> Any:
             raise DmlError(
                 f"{path} holds vectors and no ids.",
                 "Labels cannot be taken from it.",
-                "Give another file.",
+                "Give a file of labels: --labels labels.npy",
             )
         return labels.labels(ids, f"{path}::ids")
     entries = {"vectors": named_arrays.entry(vectors)}
@@ -117,7 +117,7 @@ def _other(path: Path, kind: bytes, outer: bytes) -> DmlError:
         return DmlError(
             f"{path} is not a FAISS index.",
             f"It begins with {kind!r}.",
-            "Files with the suffix .faiss or .index are read as FAISS indexes.",
+            "Give it the suffix of its format, or write it again: faiss.write_index(index, PATH)",
         )
     name = name or f"kind {kind.decode()}"
     out = path.with_suffix(".npy")

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from retrieval.errors import DmlError
-from retrieval.files import is_at, lock, write_text
+from retrieval.files import is_at, lock, release, write_text
 from retrieval.resources import Progress
 
 FOLDER, SIZE = "DMLTOOL_CACHE", "DMLTOOL_CACHE_SIZE"  # environment variables
@@ -103,12 +102,14 @@ class Bytes:
             if self.progress:
                 self.progress(self.done, max(self.total, self.done))
         if self.stopped:
-            raise DmlError("The download was stopped.", "Another one failed.", "See that error.")
+            raise DmlError(
+                "The download was stopped.", "Another one failed.", "Mend the cause of that error."
+            )
         if self.done > max(self.total, self.most):
             raise DmlError(
                 "A server sends more bytes than the cache may hold.",
                 f"The cache holds {self.most:,}.",
-                f"Raise the limit: {SIZE}=100GB",
+                f"Raise the limit: {SIZE}={self.most // 10**9 * 2 + 1}GB",
             )
 
 
@@ -168,13 +169,10 @@ def hold(path: Path) -> None:
         os.utime(path / "used")
 
 
-def _remove(path: Path, locks: bool = sys.platform != "win32") -> bool:
-    """Remove an entry unless a process holds it, or that cannot be told.
-
-    Without locks, Windows refuses to rename a folder in which a process has a file open.
-    """
-    with suppress(OSError), (path / "used").open("ab") if locks else nullcontext() as file:
-        if file is None or lock(file):
+def _remove(path: Path) -> bool:
+    """Remove an entry unless a process holds it, or that cannot be told."""
+    with suppress(OSError), (path / "used").open("ab") as file:
+        if lock(file) or release(file):  # Windows renames no folder that somebody uses
             gone = path.with_name(f"{path.name}-gone")
             path.rename(gone)  # first: whoever waits for the lock makes a new entry
             shutil.rmtree(gone)

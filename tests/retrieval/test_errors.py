@@ -2,9 +2,10 @@
 
 import re
 import tomllib
+from errno import EIO, EMFILE, ENOSPC, EROFS
 from pathlib import Path
 
-from retrieval.errors import DmlError, damaged, install
+from retrieval.errors import DmlError, damaged, install, remedy
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,3 +33,11 @@ def test_the_extras_that_errors_advise_to_install_exist():
     assert {"cpu", "gpu"} <= advised <= project["optional-dependencies"].keys()
     for extra in advised:
         assert f'".[{extra}]"' in install(extra)
+
+
+def test_what_to_do_about_an_error_of_the_system_depends_on_the_error():
+    told = {number: remedy(OSError(number, "no")) for number in (ENOSPC, EROFS, EMFILE, EIO)}
+    assert "room" in told[ENOSPC]
+    assert "permissions" in told[EROFS]
+    assert "ulimit -n" in told[EMFILE]
+    assert "disk" in told[EIO]

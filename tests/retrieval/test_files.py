@@ -163,3 +163,22 @@ def test_an_error_names_a_file_as_it_was_given(tmp_path, monkeypatch):
         with pytest.raises(DmlError) as error:
             files.check_target(name, force=False)
         assert str(error.value).startswith(f"{name} ")
+
+
+def test_on_windows_only_what_nobody_has_open_is_renamed_or_removed(tmp_path, as_on_windows):
+    (tmp_path / ".new-left").mkdir()
+    (tmp_path / ".new-left" / "lock").touch()
+    with files.scratch_folder(tmp_path, ".new-") as used:
+        (used / "file").touch()
+        files.remove_scratch_folders(tmp_path, ".new-")
+        assert set(tmp_path.iterdir()) == {used}
+        assert {path.name for path in used.iterdir()} == {"lock", "file"}
+    file, name = files.create_temporary(tmp_path / "a")
+    files.remove_leftovers(tmp_path)
+    file = files.rename_open(file, name, tmp_path / "a")
+    with file, pytest.raises(PermissionError):
+        (tmp_path / "a").unlink()
+    assert files.remove_unused(tmp_path / "a")
+    with pytest.raises(DmlError), whole_file(tmp_path / "b"):
+        raise OSError(errno.ENOSPC, "full")
+    assert not list(tmp_path.iterdir())

@@ -254,3 +254,11 @@ def test_merging_takes_sets(tmp_path):
     merge([folder, tmp_path / "whole.npz"], tmp_path / "merged.h5")
     halves = load(tmp_path / "merged.h5").splits["test"].vectors
     np.testing.assert_array_equal(halves[:, :D], halves[:, D:])
+
+
+def test_files_are_merged_where_no_open_file_can_be_renamed(tmp_path, as_on_windows):
+    a, b = put(tmp_path / "a.h5", A), put(tmp_path / "b.h5", B)
+    merge([a, b], tmp_path / "c.h5")
+    merge([a, b], tmp_path / "c.h5", force=True)
+    assert len(load(tmp_path / "c.h5").splits["test"].vectors) == N
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "b.h5", "c.h5"]

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.registry import Entry, Registry, check_options, nearest
+from retrieval.registry import LISTS, Entry, Registry, check_options, nearest, unknown
+from trainer.commands import TABLES
 
 
 def made() -> Registry:
@@ -76,3 +77,10 @@ def test_a_name_that_shares_only_scattered_letters_is_not_suggested():
     assert nearest("nope", presets) == ""
     assert nearest("inshop", presets) == "inshop-ce"
     assert nearest("cub-grup", presets) == "cub-group"
+
+
+def test_errors_name_the_command_that_lists_the_names():
+    assert set(LISTS.values()) == {"presets", *TABLES}
+    for kind, listing in LISTS.items():
+        assert unknown(kind, "?", ["a"]).fix.endswith(f"dmltool list {listing}")
+    assert unknown("split", "?", ["a"]).fix == "Give one of these names."

@@ -139,18 +139,21 @@ with signals.raised(), on_interrupt(resumable(partial, resume=False)):
     assert (process.returncode, told) == (130, "\nInterrupted: add --resume to continue.\n")
 
 
-def test_ctrl_c_inside_an_import_is_raised_at_its_end(tmp_path):
+@pytest.mark.parametrize("lacking", ["", "del signals.signal.pthread_kill"])  # as Windows does
+def test_ctrl_c_inside_an_import_is_raised_at_its_end(tmp_path, lacking):
     """What a command has computed before is still shown."""
     code = f"""
 import sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
 from retrieval import signals
 signals.end_on_interrupt("__main__")
+{lacking}
 with signals.raised(), signals.patient():
     print("here", flush=True)
     try:
         import slow
-        time.sleep(60)
+        while True:
+            time.sleep(0.1)
     except KeyboardInterrupt:
         print("kept", sys.modules["slow"].whole)
 """
@@ -164,12 +167,25 @@ with signals.raised(), signals.patient():
     assert process.communicate(timeout=60) == ("kept True\n", "")
 
 
-def test_a_child_that_does_not_end_is_killed(tmp_path):
+WINDOWS = """
+import os, subprocess, types
+given = subprocess.Popen.send_signal
+def send_signal(self, number):
+    assert number == 9, "Windows sends no signals, but kills"
+    given(self, number)
+subprocess.Popen.send_signal = send_signal
+signals.os = types.SimpleNamespace(**vars(os) | {"name": "nt"})
+"""
+
+
+@pytest.mark.parametrize("system", ["", WINDOWS])
+def test_a_child_that_does_not_end_is_killed(tmp_path, system):
     code = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}]
 from retrieval import signals
 signals.end_on_interrupt("__main__")
+{system}
 with signals.raised():
     deaf = "import signal, time; signal.signal(2, signal.SIG_IGN); print(1, flush=True)"
     signals.run_child([sys.executable, "-c", deaf + "; time.sleep(60)"])
@@ -180,7 +196,7 @@ with signals.raised():
     assert process.stdout.readline() == "1\n"
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
-    process.communicate(timeout=60)
+    assert process.communicate(timeout=60) == ("", "")
     assert time.monotonic() - began < 10
 
 

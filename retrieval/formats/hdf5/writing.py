@@ -19,7 +19,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ import numpy as np
 
 from retrieval import files
 from retrieval.embeddings import Split
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, remedy
 from retrieval.formats import FORMATS
 from retrieval.formats.arrays import KEPT, blocks
 from retrieval.formats.hdf5 import layout
@@ -111,7 +111,7 @@ class Writer:
         self._reserve()
         raw, name = files.create_temporary(self.partial, buffering=0)
         opened.enter_context(raw)
-        self._create(name, old)
+        raw = opened.enter_context(self._create(raw, name, old))
         self._locate()
         for split, (start, _) in self.places.items():
             # Take the blocks now: better refused here than after hours of work.
@@ -157,24 +157,22 @@ class Writer:
         if needed > free:
             raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
 
-    def _create(self, new: Path, old: BinaryIO | None) -> None:
+    def _create(self, raw: BinaryIO, name: Path, old: BinaryIO | None) -> BinaryIO:
         """Lays the file out under another name, so that whatever is called partial can be resumed.
 
         It is locked before it gets its name, so that of several writers one begins.
         """
-        try:
-            self.layout.create(new)
-            if old is not None:  # ours: its lock keeps others away until it is replaced
-                os.replace(new, self.partial)
-                return
+        with old or nullcontext():  # ours: its lock keeps others away until it is replaced
             try:
-                files.rename_new(new, self.partial)
-            except FileExistsError as error:
+                self.layout.create(name)
+                if old is not None:
+                    files.release(old)
+                return files.rename_open(raw, name, self.partial, force=old is not None)
+            except (FileExistsError, BlockingIOError) as error:
                 raise self._in_use() from error
-        finally:
-            new.unlink(missing_ok=True)
-            if old is not None:
-                old.close()
+            finally:
+                files.release(raw)
+                name.unlink(missing_ok=True)
 
     def _locate(self) -> None:
         """Where the rows and their marks lie in the file, and which rows are there."""
@@ -235,7 +233,7 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        with self.raw:
+        with closing(self.raw):
             if kind is None:
                 with self._failures():
                     self._finish()
@@ -257,6 +255,7 @@ class Writer:
                 del file["progress"]
         os.fsync(self.raw.fileno())
         self._refuse_overwriting()
+        files.release(self.raw)
         os.replace(self.partial, self.path)
         files.sync(self.path.parent)
 
@@ -272,9 +271,8 @@ class Writer:
                     text.splitlines()[0],
                     "Make room and run it again; export and embed continue with --resume.",
                 ) from error
-            raise DmlError(
-                f"{self.partial} could not be written.", text, "Choose another folder."
-            ) from error
+            fix = remedy(error) if isinstance(error, OSError) else "Choose another folder."
+            raise DmlError(f"{self.partial} could not be written.", text, fix) from error
 
 
 def common_dim(source: object, splits: Mapping[str, Split]) -> int:

@@ -11,6 +11,7 @@ from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
 from retrieval.loading import load
 from tests.exporter.embedding.toy import N, call, contents, quarters, stop_after
+from tests.kills import Killed
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -128,3 +129,14 @@ def test_what_a_killed_conversion_left_is_removed_by_the_next_start(data, tmp_pa
         (left / name).write_bytes(b"half")
     call(data, tmp_path / "x.h5")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "x.h5"]
+
+
+def test_files_are_rewritten_where_no_open_file_can_be_renamed(data, tmp_path, as_on_windows):
+    (Path(data.root) / data.paths[3]).write_bytes(b"not an image")
+    run = stop_after(20)[0]
+    with pytest.raises(Killed):
+        call(data, tmp_path / "x.h5", run, half=True, skip_bad=True)
+    for options in ({"resume": True}, {"force": True}, {"resume": True}):
+        done = call(data, tmp_path / "x.h5", half=True, skip_bad=True, **options)
+        assert (done.dtype, len(done.skipped)) == ("float16", 1)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "x.h5"]

@@ -88,7 +88,9 @@ def test_unknown_loss_names_the_nearest():
 def test_a_loss_like_none_that_exists_gets_no_suggestion(name):
     with pytest.raises(DmlError) as caught:
         build(name, CLASSES, DIM)
-    assert caught.value.fix == "Choose one of these: --loss NAME"
+    assert caught.value.fix == (
+        "Choose one of these: --loss NAME\nTo see what each is: dmltool list losses"
+    )
     assert "TripletMarginLoss" in caught.value.why or "triplet" in caught.value.why
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -313,3 +314,17 @@ def test_a_conversion_does_not_remove_what_another_process_is_writing(tmp_path):
             hdf5.write(tmp_path / "x.h5", {"test": Split(X, Y)})
         out.write("test", 0, X)
     np.testing.assert_array_equal(load(tmp_path / "x.h5").splits["test"].vectors, X)
+
+
+def test_files_are_written_and_resumed_where_no_open_file_can_be_renamed(tmp_path, as_on_windows):
+    path = tmp_path / "x.h5"
+    for options in ({}, {"force": True}, {"force": True, "resume": True}):
+        with suppress(ValueError), writer(path, **options) as out:
+            out.write("test", 0, X[:5])
+            raise ValueError
+        with writer(path, **options | {"resume": "resume" in options, "force": True}) as out:
+            out.write("test", 0, X)
+        np.testing.assert_array_equal(load(path).splits["test"].vectors, X)
+        assert [p.name for p in tmp_path.iterdir()] == ["x.h5"]
+    hdf5.write(path, {"test": Split(X, Y, None)}, force=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.h5"]
