@@ -15,7 +15,7 @@ from retrieval.registry import Registry
 from trainer.validate import check_options
 
 if TYPE_CHECKING:
-    from torch import nn
+    from trainer.losses.base import Loss
 
 PML = "trainer.losses.pml:MetricLearning"
 
@@ -135,7 +135,7 @@ LOSSES = Registry(
 )
 
 
-def build(name: str, num_classes: int, dim: int, **options: Any) -> "nn.Module":
+def build(name: str, num_classes: int, dim: int, **options: Any) -> "Loss":
     """Build a loss by its name, `pml:CLASS` of pytorch-metric-learning, or `module:CLASS`."""
     entry = LOSSES.find(name)
     loss = _load_own(entry) if entry.path == name else entry.load()

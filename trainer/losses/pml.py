@@ -67,7 +67,7 @@ class Apart(reducers.MultipleReducers):
         return sub_losses
 
 
-def apart(loss: nn.Module) -> nn.Module:
+def apart(loss: losses.BaseMetricLossFunction) -> losses.BaseMetricLossFunction:
     """The loss; if it has several parts, they are not summed."""
     if type(loss.reducer) is reducers.MultipleReducers:
         loss.reducer = Apart(loss.reducer.reducers)

@@ -11,7 +11,7 @@ from retrieval.errors import DmlError
 from retrieval.world import World
 from trainer.config import Config
 from trainer.data import sampling
-from trainer.losses.base import with_length
+from trainer.losses.base import Loss, total, with_length
 from trainer.run import distributed, optimizers
 from trainer.run.device import precision, to_input
 from trainer.run.state import Training
@@ -56,7 +56,7 @@ def train_step(
         parts = {"ce": classification(training.loss, *batch)}
     else:
         parts = training.loss.parts(*batch)
-    loss = sum(parts.values())
+    loss = total(parts)
     training.optimizer.zero_grad(set_to_none=True)
     scaler.scale(loss).backward()
     distributed.average_gradients(training.loss, training.world)
@@ -133,10 +133,10 @@ def own_columns(plan: np.ndarray, world: World) -> np.ndarray:
     return plan[:, world.rank * own : (world.rank + 1) * own]
 
 
-def classification(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
+def classification(loss: Loss, embeddings: Tensor, labels: Tensor) -> Tensor:
     """Plain cross-entropy on the head of another loss."""
     with torch.autocast(embeddings.device.type, enabled=False):
-        return nn.functional.cross_entropy(loss.head(embeddings), labels)
+        return nn.functional.cross_entropy(loss.get_submodule("head")(embeddings), labels)
 
 
 class Meter:

@@ -1,7 +1,7 @@
 """Recall of a network on held-out images, computed by `retrieval`."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,7 +33,17 @@ class WithPixels(nn.Module):
         return torch.cat([self.embedder(images).float(), pixels.float()], dim=1)
 
 
-Embeds = Embedder | WithPixels
+class Embeds(Protocol):
+    """A network that gives embeddings of `dim` numbers."""
+
+    dim: int
+    training: bool
+
+    def __call__(self, images: Tensor, /) -> Tensor: ...
+
+    def train(self, mode: bool = True) -> object: ...
+
+    def eval(self) -> object: ...
 
 
 def embed(

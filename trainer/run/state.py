@@ -18,6 +18,7 @@ from trainer.data.datasets import DataSet
 from trainer.data.images import WHITE
 from trainer.data.loading import Loader
 from trainer.data.source import Source
+from trainer.losses.base import Loss
 from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
 from trainer.run import metrics_log
@@ -48,7 +49,7 @@ class Training(Job):
     targets: np.ndarray  # (n,) of the training rows, 0 .. C-1
     embedder: Embedder
     model: nn.Module  # the embedder, maybe compiled and wrapped for several processes
-    loss: nn.Module
+    loss: Loss
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     loader: Loader

@@ -5,9 +5,10 @@ import time
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from retrieval import processes
 from retrieval.embeddings import HELD_OUT
@@ -30,7 +31,7 @@ from trainer.run import (
     validation,
 )
 from trainer.run import folder as run_folder
-from trainer.run.device import determinism, pick_device, precision, use_threads
+from trainer.run.device import determinism, in_layout, pick_device, precision, use_threads
 from trainer.run.epoch import check_shares, epoch_plan, train_epoch
 from trainer.run.half_precision import allow_half
 from trainer.run.scoring import flat, verdict
@@ -157,7 +158,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
     if config.loss.miner:
         add_miner(loss, config.loss.name, config.loss.miner, config.loss.miner_options)
     layout = torch.channels_last if config.run.channels_last else torch.preserve_format
-    embedder.to(device, memory_format=layout)
+    in_layout(embedder.to(device), layout)
     loss.to(device)
     before = saved["threads"] if saved else 0
     trial = world.size == 1 and (before or not config.run.deterministic)
@@ -177,7 +178,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
         source=source,
         targets=targets,
         embedder=embedder,
-        model=torch.compile(model) if config.run.compile else model,
+        model=cast(nn.Module, torch.compile(model)) if config.run.compile else model,
         loss=loss,
         optimizer=optimizers.build(spec, embedder, loss),
         scaler=torch.amp.GradScaler(device.type, enabled=half == torch.float16),
