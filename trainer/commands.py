@@ -38,6 +38,7 @@ from trainer.options import OPTION_OF, Start, resolved, settings_options, start_
 
 if TYPE_CHECKING:
     from trainer.config import Config
+    from trainer.results import RunResult
 
 
 @click.command()
@@ -115,7 +116,7 @@ def _resumed(run: Path, start: Start) -> tuple[Config, Path]:
     return resumed(load_config(folder), start.flags, start.settings, OPTION_OF), folder
 
 
-def _run(config: Config, folder: Path | None, name: str, resume: bool) -> dict | None:
+def _run(config: Config, folder: Path | None, name: str, resume: bool) -> RunResult | None:
     """Train and show it on stderr. Without a folder, the run gets a new one called `name`."""
     from trainer.tables import Display
 

@@ -16,6 +16,7 @@ from retrieval.reporting.view import Run
 from trainer import toml
 from trainer.data import datasets
 from trainer.data.datasets.records import Drawing, FileReader
+from trainer.results import EpochRecord
 from trainer.run.metrics_log import METRICS, read_metrics
 
 LARGEST_NUMBER = 1e300
@@ -52,7 +53,7 @@ def run_view(folder: Path) -> Run:
     }
 
 
-def _curves(records: list[dict[str, Any]], key: str) -> dict[str, list[float | None]]:
+def _curves(records: list[EpochRecord], key: str) -> dict[str, list[float | None]]:
     tables = [_dict(record.get(key)) for record in records]
     names = dict.fromkeys(name for table in tables for name in table)
     return {name: [_number(table.get(name)) for table in tables] for name in names}

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,6 @@ def save(training: Training, best: bool) -> None:
         checkpoint.save(training.folder, state.saved(training), best)
 
 
-def to_json(result: dict[str, Any]) -> str:
+def to_json(result: Mapping[str, Any]) -> str:
     """Indented JSON, as the files of a run have it."""
     return json.dumps(result, indent=2) + "\n"

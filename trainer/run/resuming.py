@@ -62,7 +62,7 @@ def _restore(training: Training, state: dict[str, Any]) -> None:
             f"The optimiser's state cannot be restored: {error}.",
             "Train anew with another --out.",
         ) from error
-    training.epoch, training.best = state["epoch"], state["best"]
+    training.epoch, training.best = state["epoch"], state["best"] or None
     for name, now, one in (
         ("threads", torch.get_num_threads(), "thread"),
         ("processes", training.world.size, "process"),

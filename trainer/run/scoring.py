@@ -1,7 +1,7 @@
 """Recall of a network on held-out images, computed by `retrieval`."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from retrieval.errors import DmlError
 from retrieval.metrics import recall_at
 from retrieval.problem import Problem, from_arrays
+from retrieval.results import Scores
 from trainer.data.datasets import DataSet
 from trainer.networks.embedder import Embedder
+from trainer.results import Best, FlatScores, Recalls
 
 BASELINES = {
     "pixels": "raw images of 8 x 8 pixels",
@@ -72,7 +74,7 @@ def recall(
     labels: np.ndarray,
     gallery: int | None = None,
     device: torch.device | None = None,
-) -> dict[str, float]:
+) -> Recalls:
     """Recall@1 by l2 and by cos; if `gallery` is given, so many first rows are the gallery.
 
     device: that of the training, which counts the ranks if it is a GPU.
@@ -108,9 +110,9 @@ def as_problem(vectors: np.ndarray, labels: np.ndarray, gallery: int | None) -> 
     return from_arrays(vectors[gallery:], labels[gallery:], vectors[:gallery], labels[:gallery])
 
 
-def flat(distances: dict[str, Any]) -> dict[str, dict[str, float]]:
+def flat(distances: Mapping[str, Scores]) -> FlatScores:
     """Scores of the evaluation by name: recall {"1": ...} becomes recall@1; no intervals."""
-    found: dict[str, dict[str, float]] = {}
+    found: FlatScores = {}
     for d, scores in distances.items():
         found[d] = {}
         for name, value in scores.items():
@@ -124,7 +126,7 @@ def flat(distances: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-def verdict(best: dict[str, Any], baselines: dict[str, dict[str, float]], epochs: int) -> str:
+def verdict(best: Best, baselines: Mapping[str, Recalls], epochs: int) -> str:
     """A note if training did not help; empty if it did."""
     score = best["scores"]["cos"]
     for name, found in baselines.items():
