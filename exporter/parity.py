@@ -75,7 +75,7 @@ def check(
         raise DmlError(
             f"Parity cannot be checked on {len(images)} images.",
             "Every image is a query that searches the others.",
-            "Choose a split with more images: --split train",
+            "Name a data set with two images or more that can be read: --data PATH",
         )
     rng = np.random.default_rng(0)
     pieces = [
