@@ -130,8 +130,9 @@ def export(
       dmltool export runs/glyphs-ce --precision int8 --no-embeddings --force
       dmltool export runs/a runs/b runs/c --out ensemble
     """
-    from exporter.exporting import EMBEDDINGS, MODEL, Settings, output_folder
+    from exporter.exporting import Settings, output_folder
     from exporter.exporting import export as run_export
+    from exporter.results import EMBEDDINGS, MODEL
     from exporter.tables import export_tables
 
     folder = output_folder([Path(run) for run in runs], Path(out) if out else None)

@@ -22,6 +22,9 @@ from exporter.onnx.metadata import INPUTS, Preprocessing
 from exporter.onnx.model import Model
 from exporter.onnx.session import TimedSession
 from exporter.results import (
+    EMBEDDINGS,
+    EXPORT,
+    MODEL,
     EmbeddingsResult,
     ExportResult,
     ModelResult,
@@ -39,7 +42,6 @@ from trainer.config import one_of
 from trainer.data.datasets import DataSet
 from trainer.run.device import use_threads
 
-MODEL, EMBEDDINGS, RESULT = "model.onnx", "embeddings.h5", "export.json"
 SCRATCH = ".export-"  # how the names of folders begin that an export works in
 
 
@@ -159,7 +161,7 @@ def export(
     finally:
         torch.set_num_threads(before)
     if first:
-        write_text(folder / RESULT, json.dumps(result, indent=2) + "\n", force=True)
+        write_text(folder / EXPORT, json.dumps(result, indent=2) + "\n", force=True)
     return result
 
 
@@ -199,7 +201,7 @@ def export_model(job: Job) -> tuple[Model, ModelResult]:
         remove_scratch_folders(job.folder, SCRATCH)  # killed just after the model got its name
         wanted = {name: getattr(settings, name) for name in ("precision", "normalize", "input")}
         model = networks.existing_model(target, job.members, **wanted)
-        return model, networks.earlier_result(model, target.with_name(RESULT)) or _summary(model)
+        return model, networks.earlier_result(model, target.with_name(EXPORT)) or _summary(model)
     images = comparison_images(job.data, job.preprocessing, settings.precision, settings.skip_bad)
     with scratch_folder(job.folder, SCRATCH) as folder:
         plain = write_plain(job, folder / "fp32.onnx")

@@ -145,7 +145,7 @@ def check_origin(model: Model, members: Sequence[Member]) -> Metadata:
     own = model.metadata
     if own is None or own.checkpoints() != [member.sha256 for member in members]:
         names = ", ".join(str(member.path) for member in members)
-        runs = [str(m.path.parent if m.path.name == "best.pt" else m.path) for m in members]
+        runs = [str(m.path.parent if m.path.name == checkpoint.BEST else m.path) for m in members]
         again = shlex.join(runs) + (" --out FOLDER" if len(runs) > 1 else "") + " --force"
         raise DmlError(
             f"{model.path} is not the model of {names}.",

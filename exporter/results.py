@@ -1,9 +1,11 @@
-"""Types of the results of exports and inspections, which become JSON."""
+"""What exports leave: the names of their files, and the types of results as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
+
+MODEL, EMBEDDINGS, EXPORT = "model.onnx", "embeddings.h5", "export.json"
 
 
 class ParityResult(TypedDict):

@@ -269,12 +269,13 @@ def report(
     from retrieval.reporting.report import report as write_report
     from retrieval.sources import Sources
     from trainer.reporting import Folder, pictures_of, run_view
+    from trainer.results import CONFIG, METRICS
 
     with ProgressBar() as progress:
         of_labels = (labels, gallery_labels)
         sources = Sources(file, gallery, *others, labels=of_labels, train=False, progress=progress)
     folder, root = (Path(path) if path else None for path in (run, images))
-    inputs = [folder / "config.toml", folder / "metrics.jsonl"] if folder else []
+    inputs = [folder / CONFIG, folder / METRICS] if folder else []
     target = check_target(out, force, [*sources.files, *inputs])
     with ProgressBar() as progress:
         read = partial(load, train=False, progress=progress, places=sources.places)

@@ -1,10 +1,16 @@
-"""Types of the results of runs and sweeps, which become JSON."""
+"""What runs and sweeps leave: the names of their files, and the types of results as JSON."""
 
 from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
 from retrieval.results import Result, Scores
+
+BEST, LAST = "best.pt", "last.pt"
+CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
+METRICS, CURVES, VALIDATION = "metrics.jsonl", "curves.png", "validation.json"
+BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
+"""What training is compared with, by the keys of results."""
 
 Recalls = dict[str, float]
 """Recall@1 by distance."""

@@ -15,10 +15,9 @@ from retrieval.console import ProgressBar
 from retrieval.distances import DISTANCES
 from retrieval.metrics import score_rows
 from retrieval.number_format import counted, percent
-from trainer.results import EpochRecord, Recalls, RunResult
+from trainer.results import BASELINES, LAST, EpochRecord, Recalls, RunResult
 from trainer.run.watch import Watch
 
-BASELINES = {"pixels": "raw 8 x 8 pixels", "untrained": "before training"}
 LOG = 120  # columns of a line where there is no terminal
 
 
@@ -85,7 +84,7 @@ class Display(OnStderr, Watch):
 
     def interrupted(self, folder: Path) -> None:
         self.bar.stop()
-        if (folder / "last.pt").exists():
+        if (folder / LAST).exists():
             command = f"dmltool train --resume {quote(str(folder))}"
             self.line(f"Interrupted. Go on with: {command}")  # not folded: to be copied
         else:

@@ -65,7 +65,7 @@ def torchvision(entry: Entry, source: str, image_size: int) -> Backbone:
 
     url = library.models.get_model_weights(entry.name).IMAGENET1K_V1.url
     adapt = {POSITIONS: positions} if entry.patch else {}
-    notes = weights.fill(module, source, entry.name, url, (entry.head,), adapt)
+    notes = weights.fill(module, source, entry.name, url, (entry.head,), adapt, entry.renamed)
     return Backbone(module, entry.features, *entry.normalisation, notes)
 
 

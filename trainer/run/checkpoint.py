@@ -15,10 +15,10 @@ from retrieval.errors import DmlError
 from retrieval.files import sync, whole_file
 from trainer import toml
 from trainer.config import Config
+from trainer.results import BEST, LAST
 from trainer.validate import from_dict
 
 FORMAT, VERSION = "dmltool-checkpoint", 1
-BEST, LAST = "best.pt", "last.pt"
 STARTING = ".starting.toml"  # the settings of a run before its first checkpoint
 KEYS = {
     "epoch": int,

@@ -11,13 +11,12 @@ from retrieval import files
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from trainer.config import Config
+from trainer.results import CONFIG, ENVIRONMENT, LAST, METRICS
 from trainer.run import checkpoint, metrics_log, state
-from trainer.run.checkpoint import LAST, STARTING
+from trainer.run.checkpoint import STARTING
 from trainer.run.state import Training
 
-CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
-VALIDATION = "validation.json"
-BEFORE = (CONFIG, ENVIRONMENT, metrics_log.METRICS, STARTING)  # there before the first checkpoint
+BEFORE = (CONFIG, ENVIRONMENT, METRICS, STARTING)  # there before the first checkpoint
 
 
 class FolderTaken(DmlError):

@@ -16,9 +16,8 @@ from typing import Any
 from retrieval.errors import DmlError
 from retrieval.files import whole_file, write_text
 from retrieval.remote.address import without_secrets
-from trainer.results import EpochRecord
+from trainer.results import CURVES, METRICS, EpochRecord
 
-METRICS, CURVES = "metrics.jsonl", "curves.png"
 PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning", "numpy", "pillow")
 
 

@@ -16,9 +16,9 @@ from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.number_format import counted
 from trainer.config import Schedule
+from trainer.results import CONFIG, ENVIRONMENT
 from trainer.run import folder, metrics_log
 from trainer.run.checkpoint import STARTING
-from trainer.run.folder import CONFIG, ENVIRONMENT
 from trainer.run.optimizers import rate
 from trainer.run.setup import load_weights
 from trainer.run.state import Training, fingerprint

@@ -13,12 +13,8 @@ from retrieval.problem import Problem, from_arrays
 from retrieval.results import Scores
 from trainer.data.datasets import DataSet
 from trainer.networks.embedder import Embedder
-from trainer.results import Best, FlatScores, Recalls
+from trainer.results import BASELINES, Best, FlatScores, Recalls
 
-BASELINES = {
-    "pixels": "raw images of 8 x 8 pixels",
-    "untrained": "the network before training",
-}
 PIXELS = 8  # sides of the raw images that training is compared with
 
 
@@ -132,8 +128,9 @@ def verdict(best: Best, baselines: Mapping[str, Recalls], epochs: int) -> str:
     for name, found in baselines.items():
         if score < found["cos"]:
             return (
-                f"No epoch is better than {BASELINES[name]}: Recall@1 {100 * score:.2f} against "
-                f"{100 * found['cos']:.2f} (cos). Try another --lr, or more --epochs"
+                f"No epoch is better than the baseline, {BASELINES[name]}: Recall@1 "
+                f"{100 * score:.2f} against {100 * found['cos']:.2f} (cos). Try another --lr, or "
+                "more --epochs"
             )
     if best["epoch"] == 1 and epochs > 1:
         return "The best epoch is the first: what followed was of no use. Try a smaller --lr"

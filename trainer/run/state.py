@@ -21,9 +21,8 @@ from trainer.data.source import Source
 from trainer.losses.base import Loss
 from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
-from trainer.results import Best, EpochRecord
+from trainer.results import LAST, Best, EpochRecord
 from trainer.run import metrics_log
-from trainer.run.checkpoint import LAST
 from trainer.run.trackers import Trackers
 from trainer.run.watch import Watch
 

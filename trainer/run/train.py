@@ -21,7 +21,7 @@ from trainer.losses.miners import add_miner
 from trainer.losses.monitor import build_monitors
 from trainer.networks import weights
 from trainer.resolve import resolve
-from trainer.results import EpochRecord, Recalls, RunResult
+from trainer.results import BEST, RESULT, VALIDATION, EpochRecord, Recalls, RunResult
 from trainer.run import (
     checkpoint,
     distributed,
@@ -253,7 +253,7 @@ def finish(training: Training, test: bool) -> RunResult:
         training.watch.note(told)
     tested = test and bool(data.counts().keys() & set(HELD_OUT))
     if tested or validation.needs_vectors(training):
-        path = folder / checkpoint.BEST
+        path = folder / BEST
         best = processes.from_first(lambda: checkpoint.load(path)["embedder"], training.world)
         setup.load_weights(training.embedder, best)
     result: RunResult = {
@@ -271,8 +271,8 @@ def finish(training: Training, test: bool) -> RunResult:
     found = validation.score_validation(training)
     if training.world.rank == 0:
         if found:
-            write_text(folder / run_folder.VALIDATION, json.dumps(found) + "\n", force=True)
-        write_text(folder / run_folder.RESULT, run_folder.to_json(result), force=True)
+            write_text(folder / VALIDATION, json.dumps(found) + "\n", force=True)
+        write_text(folder / RESULT, run_folder.to_json(result), force=True)
     if training.trackers and result["test"]:
         training.trackers.add_test(flat(result["test"]["distances"]), chosen["epoch"])
     return result

@@ -8,9 +8,8 @@ from retrieval.errors import DmlError
 from retrieval.world import from_environment
 from trainer.config import Config
 from trainer.resolve import ANY_TIME, resumed
-from trainer.results import Outcome, SweepResult, Validation
-from trainer.run.checkpoint import LAST, load_config
-from trainer.run.folder import RESULT, VALIDATION
+from trainer.results import LAST, RESULT, VALIDATION, Outcome, SweepResult, Validation
+from trainer.run.checkpoint import load_config
 from trainer.run.train import train
 from trainer.run.watch import Watch
 from trainer.sweep import results
