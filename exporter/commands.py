@@ -30,6 +30,7 @@ from retrieval.options import (
 )
 
 if TYPE_CHECKING:
+    from exporter.results import EmbeddingsResult
     from retrieval.world import World
 
 
@@ -129,8 +130,9 @@ def export(
       dmltool export runs/glyphs-ce --precision int8 --no-embeddings --force
       dmltool export runs/a runs/b runs/c --out ensemble
     """
-    from exporter.exporting import EMBEDDINGS, MODEL, Settings, output_folder
+    from exporter.exporting import Settings, output_folder
     from exporter.exporting import export as run_export
+    from exporter.results import EMBEDDINGS, MODEL
     from exporter.tables import export_tables
 
     folder = output_folder([Path(run) for run in runs], Path(out) if out else None)
@@ -139,7 +141,9 @@ def export(
         result = run_export(runs, folder, Settings(**given), report, world)
     if world.rank:
         return
-    _tell_embedding(result.get("embeddings") or result["model"], result.get("threads"))
+    written = result.get("embeddings")
+    by = written["run_by"] if written else result["model"].get("provider_why", "")
+    _tell_embedding(by, written, result.get("threads"))
     if as_json:
         print_json(result)
         return
@@ -204,7 +208,7 @@ def embed(model: str, data: str, out: str, as_json: bool, world: World, **given:
         result = run_embed(model, data, out, progress=report, world=world, **given)
     if world.rank:
         return
-    _tell_embedding(result)
+    _tell_embedding(result["run_by"], result)
     if as_json:
         print_json({"embeddings": result})
         return
@@ -212,13 +216,17 @@ def embed(model: str, data: str, out: str, as_json: bool, world: World, **given:
     next_step("eval", out, *([] if result["labelled"] else ["--labels", "labels.txt"]))
 
 
-def _tell_embedding(found: dict[str, Any], threads: str | None = None) -> None:
+def _tell_embedding(
+    by: str, found: EmbeddingsResult | None = None, threads: str | None = None
+) -> None:
     """Say on stderr what computed the embeddings and which images were left out."""
-    if by := found.get("run_by") or found.get("provider_why"):
+    if by:
         tell(f"Runs on {by}")
     if threads:
         tell(f"With {threads}")
+    if found is None:
+        return
     for note in found.get("notes", ()):
         warn(note)
-    for path, reason in found.get("skipped", ()):
+    for path, reason in found["skipped"]:
         warn(f"left out: {path}: {reason}")

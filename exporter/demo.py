@@ -10,14 +10,15 @@ from typing import Any
 
 from rich.table import Table
 
+from exporter.results import EMBEDDINGS, EXPORT, MODEL
 from exporter.tables import number_table
 from retrieval.distances import DISTANCES
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.number_format import percent
+from trainer.results import BASELINES, BEST, LAST, RESULT
 
 LOSSES = ("ce", "spce", "group")
-BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
 BATCH = 256
 ONE_SEED = "Each network was trained once, with seed 0; NMI is a mean over 3 seeds of k-means."
 MARK = "demo.json"  # marks a folder of the demo, and records its settings
@@ -50,7 +51,7 @@ class Step:
         """
         run = self.made.parent
         lost = self.made.exists() and not all(path.exists() for path in self.also)
-        goes_on = (run / "last.pt").exists() and not lost
+        goes_on = (run / LAST).exists() and not lost
         if self.args[0] == "train" and run.exists() and not goes_on:
             from trainer.run.folder import locked
 
@@ -61,13 +62,13 @@ class Step:
         """The arguments to run it with now: resumed, or with permission to overwrite old files."""
         if self.args[0] == "train":
             run = self.made.parent
-            return ("train", "--resume", str(run)) if (run / "last.pt").exists() else self.args
+            return ("train", "--resume", str(run)) if (run / LAST).exists() else self.args
         if not self.shown:
             return self.args
         if self.made.exists():
             return (*self.args, "--force")
         begun = {
-            "export": self.made.parent / "model.onnx",
+            "export": self.made.parent / MODEL,
             "embed": self.made.with_name(f"{self.made.name}.partial"),
         }.get(self.args[0])
         if begun is None or not begun.exists():
@@ -120,18 +121,18 @@ def steps(folder: Path, losses: tuple[str, ...], epochs: int | None) -> list[Ste
     found = [Step(args, first, also=tuple(others))]
     found += [_evaluate(folder / f"{name}.h5", folder / f"{name}.json") for name in BASELINES]
     for loss in losses:
-        run, best = folder / loss, folder / loss / "best.pt"
+        run, best = folder / loss, folder / loss / BEST
         short = () if epochs is None else ("--epochs", str(epochs))
         train = ("train", "--loss", loss, *short, "--out", str(run))
-        model, rows, shop = run / "model.onnx", run / "embeddings.h5", run / "shop.h5"
+        model, rows, shop = run / MODEL, run / EMBEDDINGS, run / "shop.h5"
         found += [
-            Step(train, run / "result.json", also=(best,)),
-            Step(("export", str(run), "--onnx"), run / "export.json", (best,), (model, rows)),
+            Step(train, run / RESULT, also=(best,)),
+            Step(("export", str(run), "--onnx"), run / EXPORT, (best,), (model, rows)),
             Step(("embed", str(model), "glyphs:query", "--out", str(shop)), shop, (model,)),
             _evaluate(rows, run / "metrics.json"),
             _evaluate(shop, run / "shop.json", "--recall-at", "1,10,20", "--no-nmi"),
         ]
-    first, *others = (folder / loss / "embeddings.h5" for loss in losses)
+    first, *others = (folder / loss / EMBEDDINGS for loss in losses)
     for loss, other in zip(losses[1:], others, strict=True):
         result = folder / f"{losses[0]}-{loss}.json"
         args = ("compare", str(first), str(other), "--distance", "cos", "--out", str(result))
@@ -187,7 +188,7 @@ def summary(folder: Path, losses: tuple[str, ...]) -> Table:
         table.add_row(title, *_scores(_read(folder / f"{name}.json")), "", "", "")
     for loss in losses:
         run = folder / loss
-        exported = _read(run / "export.json")["model"]
+        exported = _read(run / EXPORT)["model"]
         shop = _read(run / "shop.json")["distances"]["cos"]["recall"]["1"]
         speeds = [row["images_per_second"] for row in exported["precisions"]]
         table.add_row(

@@ -7,20 +7,30 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from exporter import networks, parity
 from exporter.embedding.engine import Engine, onnx_engine, own_processors
-from exporter.embedding.writing import EmbedSettings, embed
+from exporter.embedding.writing import EmbedSettings, embed, told
 from exporter.image_samples import calibration_images, chosen_splits, comparison_images
 from exporter.networks import Member, Together
 from exporter.onnx import metadata, precision, trace
 from exporter.onnx.metadata import INPUTS, Preprocessing
 from exporter.onnx.model import Model
 from exporter.onnx.session import TimedSession
+from exporter.results import (
+    EMBEDDINGS,
+    EXPORT,
+    MODEL,
+    EmbeddingsResult,
+    ExportResult,
+    ModelResult,
+    ParityResult,
+    PrecisionResult,
+)
 from retrieval.errors import DmlError
 from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
 from retrieval.processes import agree
@@ -31,7 +41,6 @@ from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
 from trainer.run.device import use_threads
 
-MODEL, EMBEDDINGS, RESULT = "model.onnx", "embeddings.h5", "export.json"
 SCRATCH = ".export-"  # how the names of folders begin that an export works in
 
 
@@ -79,7 +88,7 @@ def export(
     progress: StageProgress | None = None,
     world: World = ALONE,
     **changes: Any,
-) -> dict[str, Any]:
+) -> ExportResult:
     """Write a checked model.onnx, and embeddings.h5 of the test set.
 
     Parameters
@@ -126,13 +135,13 @@ def export(
     if all(member.config.data.skip_bad for member in members):  # as in the training
         settings = replace(settings, skip_bad=True)
     network = Together([member.embedder for member in members], settings.normalize)
-    result: dict[str, Any] = {"runs": [str(path) for path in paths], "folder": str(folder)}
+    result: ExportResult = {"runs": [str(path) for path in paths], "folder": str(folder)}
     before = torch.get_num_threads()
     settings = replace(settings, threads=settings.threads or own_processors(world))
-    told = use_threads(network, members[0].config.input.crop, settings.threads or 0)
-    if told:  # ONNX Runtime gets the same number of threads
+    note = use_threads(network, members[0].config.input.crop, settings.threads or 0)
+    if note:  # ONNX Runtime gets the same number of threads
         settings = replace(settings, threads=torch.get_num_threads())
-        result["threads"] = told
+        result["threads"] = note
     job = Job(members, network, data, folder, settings, progress, world)
     model = None
     try:
@@ -144,7 +153,7 @@ def export(
     finally:
         torch.set_num_threads(before)
     if first:
-        write_text(folder / RESULT, json.dumps(result, indent=2) + "\n", force=True)
+        write_text(folder / EXPORT, json.dumps(result, indent=2) + "\n", force=True)
     return result
 
 
@@ -177,14 +186,14 @@ def check_targets(folder: Path, runs: Sequence[Path], settings: Settings) -> Non
 # The model
 
 
-def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
+def export_model(job: Job) -> tuple[Model, ModelResult]:
     """Write model.onnx after comparing it with the network; the model and what to tell about it."""
     settings, target = job.settings, (job.folder / MODEL).resolve()
     if settings.resume and target.exists():
         remove_scratch_folders(job.folder, SCRATCH)  # killed just after the model got its name
         wanted = {name: getattr(settings, name) for name in ("precision", "normalize", "input")}
         model = networks.existing_model(target, job.members, **wanted)
-        return model, _told(model) | networks.earlier_result(model, target.with_name(RESULT))
+        return model, networks.earlier_result(model, target.with_name(EXPORT)) or _summary(model)
     images = comparison_images(job.data, job.preprocessing, settings.precision, settings.skip_bad)
     with scratch_folder(job.folder, SCRATCH) as folder:
         plain = write_plain(job, folder / "fp32.onnx")
@@ -201,14 +210,12 @@ def export_model(job: Job) -> tuple[Model, dict[str, Any]]:
             rows = compare_precisions(job, plain, made, images)
         compared = metadata.to_properties({"parity": asdict(found)})
         model = trace.save(made.load(), target, made.properties | compared)
-    return model, _told(model) | {
-        "provider": session.provider,
-        "provider_why": session.why,
-        "precisions": [asdict(row) for row in rows],
-    }
+    result = _summary(model)
+    result["precisions"] = [cast(PrecisionResult, asdict(row)) for row in rows]
+    return model, {**result, "provider": session.provider, "provider_why": session.why}
 
 
-def _told(model: Model) -> dict[str, Any]:
+def _summary(model: Model) -> ModelResult:
     own = model.metadata
     assert own is not None, "dmltool has written it"
     return {
@@ -218,7 +225,7 @@ def _told(model: Model) -> dict[str, Any]:
         "dim": model.dim,
         "precision": own.precision,
         "normalized": own.normalized,
-        "parity": own.parity,
+        "parity": cast(ParityResult, own.parity),
         "precisions": [],
     }
 
@@ -277,7 +284,7 @@ def compare_precisions(
 
 def export_embeddings(
     job: Job, splits: dict[str, np.ndarray], model: Model | None
-) -> dict[str, Any]:
+) -> EmbeddingsResult:
     """Write embeddings.h5 with the model of this export or an earlier one, or with torch."""
     members, settings = job.members, job.settings
     if settings.backend == "torch":
@@ -295,7 +302,7 @@ def export_embeddings(
     found = embed(
         engine, job.data, splits, target, settings, progress=job.progress, world=job.world
     )
-    return asdict(found) | {"path": str(found.path), "run_by": engine.why}
+    return told(found, engine.why)
 
 
 def torch_engine(job: Job) -> Engine:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from exporter.onnx import untrusted
 from exporter.onnx.foreign import Given, foreign_preprocessing
-from exporter.onnx.model import describe, describe_graph, printable, shown
+from exporter.onnx.model import Model, describe_graph, printable, shown
 from exporter.onnx.session import Session
+from exporter.results import CheckResult, GraphSummary, ModelInspection, ParityResult
 from retrieval.errors import DmlError
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
@@ -26,14 +27,14 @@ SAME_COSINE = 0.999
 """Lowest cosine of an embedding computed alone and in a batch; int8 rounds depending on it."""
 
 
-def inspect_model(path: Path) -> dict[str, Any]:
-    """Describe a model file in the types of JSON, without running it.
+def inspect_model(path: Path) -> tuple[ModelInspection, Model | None]:
+    """Describe a model file in the types of JSON, without running it, and return its Model.
 
-    A model that cannot embed images is described too, with the reason as `problem`.
+    A model that cannot embed images is described too, with the reason as `problem` and no Model.
     """
     data = untrusted.read_bytes(path)
     proto = untrusted.parse(data, path)
-    found: dict[str, Any] = {
+    found: ModelInspection = {
         "version": 1,
         "file": str(path),
         "format": "onnx",
@@ -43,7 +44,8 @@ def inspect_model(path: Path) -> dict[str, Any]:
     try:
         model = describe_graph(proto, data, path)
     except DmlError as error:
-        return found | {"problem": {"what": error.what, "why": error.why, "fix": error.fix}}
+        found["problem"] = {"what": error.what, "why": error.why, "fix": error.fix}
+        return found, None
     found |= {
         "sha256": model.sha256,
         "weights_beside": [file.name for file in model.beside],
@@ -61,10 +63,10 @@ def inspect_model(path: Path) -> dict[str, Any]:
         said = {key: value for key, value in asdict(own).items() if key != "preprocessing"}
         found["dmltool"] = said | {"checkpoints": own.checkpoints()}
         found["preprocessing"] = own.preprocessing.to_dict()
-    return found
+    return found, model
 
 
-def _graph(proto: ModelProto) -> dict[str, Any]:
+def _graph(proto: ModelProto) -> GraphSummary:
     opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
     weights = {tensor.name for tensor in proto.graph.initializer}
     return {
@@ -81,18 +83,17 @@ def _graph(proto: ModelProto) -> dict[str, Any]:
 
 
 def check_model(
-    path: Path,
+    model: Model,
     runs: Sequence[Path] = (),
     data: str | None = None,
     progress: StageProgress | None = None,
     device: str = "auto",
-) -> dict[str, Any]:
+) -> CheckResult:
     """Run a model on random images; given the runs it was exported from, compare it with them.
 
     `passed` says for each check whether it succeeded; a DmlError if the comparison fails.
     """
     require_device(device)
-    model = describe(path)
     prepared = model.preprocessing
     if prepared is None:  # of random images only shape and type matter, not mean and std
         mean, std = (None, None) if model.dtype == "uint8" else ((0, 0, 0), (1, 1, 1))
@@ -112,11 +113,11 @@ def check_model(
         network = networks.Together([member.embedder for member in members], own.normalized)
         numbers = parity.check(network, session.run, *images, device=device, progress=progress)
         parity.judge(numbers, own.precision)
-        found["parity"] = asdict(numbers)
+        found["parity"] = cast(ParityResult, asdict(numbers))
     return found
 
 
-def _on_random_images(session: Session, progress: StageProgress | None) -> dict[str, Any]:
+def _on_random_images(session: Session, progress: StageProgress | None) -> CheckResult:
     side, own = session.preprocessing.crop, session.model.metadata
     images = np.random.default_rng(0).integers(0, 256, (IMAGES, side, side, 3), np.uint8)
     batches = [images, images, *(images[n : n + 1] for n in range(IMAGES))]

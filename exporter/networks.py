@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from exporter.onnx.metadata import INPUTS, Metadata, Preprocessing
 from exporter.onnx.model import Model, describe
+from exporter.results import ModelResult
 from retrieval.errors import DmlError
 from retrieval.files import sha256
 from trainer.config import Config
@@ -144,7 +145,7 @@ def check_origin(model: Model, members: Sequence[Member]) -> Metadata:
     own = model.metadata
     if own is None or own.checkpoints() != [member.sha256 for member in members]:
         names = ", ".join(str(member.path) for member in members)
-        runs = [str(m.path.parent if m.path.name == "best.pt" else m.path) for m in members]
+        runs = [str(m.path.parent if m.path.name == checkpoint.BEST else m.path) for m in members]
         again = shlex.join(runs) + (" --out FOLDER" if len(runs) > 1 else "") + " --force"
         raise DmlError(
             f"{model.path} is not the model of {names}.",
@@ -179,10 +180,10 @@ def existing_model(path: Path, members: Sequence[Member], **wanted: object) -> M
     return model
 
 
-def earlier_result(model: Model, path: Path) -> dict[str, Any]:
-    """What the export that made this very model recorded at `path`; empty if it is not there."""
+def earlier_result(model: Model, path: Path) -> ModelResult | None:
+    """What the export that made this very model recorded at `path`; None if it is not there."""
     try:
         found = json.loads(path.read_text())["model"]
-        return found if found["sha256"] == model.sha256 else {}
+        return found if found["sha256"] == model.sha256 else None
     except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        return None

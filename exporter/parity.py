@@ -19,7 +19,7 @@ from retrieval.errors import DmlError
 from retrieval.neighbours import NEGATIVE, POSITIVE
 from retrieval.problem import from_arrays
 from retrieval.resources import StageProgress, slices
-from trainer.run.device import to_input
+from trainer.run.device import in_layout, to_input
 
 TOLERANCE = {"fp32": 0.1, "fp16": 0.5, "int8": 1.0}
 """Points of Recall@1 that a model of each precision may lose."""
@@ -75,7 +75,7 @@ def check(
         raise DmlError(
             f"Parity cannot be checked on {len(images)} images.",
             "Every image is a query that searches the others.",
-            "Choose a split with more images: --split train",
+            "Name a data set with two images or more that can be read: --data PATH",
         )
     rng = np.random.default_rng(0)
     pieces = [
@@ -115,7 +115,7 @@ def check(
 def torch_runner(network: nn.Module) -> Run:
     """A copy of a network as a function of uint8 (B, H, W, 3), in evaluation mode."""
     # channels_last is a third faster on a CPU, and the layout of the images.
-    network = copy.deepcopy(network).eval().to(memory_format=torch.channels_last)
+    network = in_layout(copy.deepcopy(network).eval(), torch.channels_last)
     device = next(network.buffers()).device
 
     def run(batch: np.ndarray) -> np.ndarray:

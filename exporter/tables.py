@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.onnx.model import printable
+from exporter.results import EmbeddingsResult, ExportResult, ModelInspection, PrecisionResult
 from retrieval.console import short_path
 from retrieval.number_format import percent, size
 
 
-def export_tables(result: dict[str, Any]) -> Group:
+def export_tables(result: ExportResult) -> Group:
     parts: list[RenderableType] = []
     if "model" in result:
         model = result["model"]
@@ -28,7 +29,7 @@ def export_tables(result: dict[str, Any]) -> Group:
     return Group(*parts)
 
 
-def parity_table(found: dict[str, Any]) -> Table:
+def parity_table(found: Mapping[str, Any]) -> Table:
     """The comparison of a model with its network.
 
     It may be of metadata, which anyone may have written: what is missing or odd is left out.
@@ -49,7 +50,7 @@ def parity_table(found: dict[str, Any]) -> Table:
     return table
 
 
-def _precisions(rows: list[dict[str, Any]]) -> Table:
+def _precisions(rows: list[PrecisionResult]) -> Table:
     table = number_table("", "MB", "images/s", "Recall@1", "other nearest, %")
     for row in rows:
         table.add_row(
@@ -62,7 +63,7 @@ def _precisions(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def embeddings_table(found: dict[str, Any]) -> Group:
+def embeddings_table(found: EmbeddingsResult) -> Group:
     table = number_table("split", "rows")
     for split, rows in found["splits"].items():
         table.add_row(split, f"{rows:,}")
@@ -85,7 +86,7 @@ def number_table(*columns: str) -> Table:
     return table
 
 
-def model_table(found: dict[str, Any]) -> Group:
+def model_table(found: ModelInspection) -> Group:
     """What `inspect` found in a model file, and its checks if they were run."""
     parts: list[RenderableType] = [Text(found["file"], style="bold"), _pairs(_model_lines(found))]
 
@@ -107,7 +108,7 @@ def model_table(found: dict[str, Any]) -> Group:
     return Group(*parts)
 
 
-def _model_lines(found: dict[str, Any]) -> dict[str, object]:
+def _model_lines(found: ModelInspection) -> dict[str, object]:
     graph, own = found["graph"], found.get("dmltool")
     lines: dict[str, object] = {
         "size": f"{size(found['bytes'])}, {graph['nodes']:,} nodes",

@@ -118,14 +118,14 @@ def _inspect_model(
 ) -> bool:
     """Show a model; return whether all checks hold."""
     from exporter.inspection import check_model, inspect_model
+    from exporter.onnx.model import describe
     from exporter.tables import model_table
 
-    found = inspect_model(Path(file))
+    found, model = inspect_model(Path(file))
     if check:
         with ProgressBar() as report:
-            found["check"] = check_model(
-                Path(file), [Path(run) for run in runs], data, report, device
-            )
+            model = model or describe(file)  # which raises its problem
+            found["check"] = check_model(model, [Path(run) for run in runs], data, report, device)
     if as_json:
         print_json(found)
     else:

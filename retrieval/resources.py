@@ -284,7 +284,11 @@ def compiled(
 
     if function is None:
         return partial(compiled, fastmath=fastmath, inline=inline)
-    how = {"nogil": True, "fastmath": fastmath, "inline": "always" if inline else "never"}
+    how: dict[str, Any] = {
+        "nogil": True,
+        "fastmath": fastmath,
+        "inline": "always" if inline else "never",
+    }
     try:
         return njit(cache=True, **how)(function)
     except RuntimeError:  # no folder can be written: compiled anew in every process

@@ -38,6 +38,7 @@ from trainer.options import OPTION_OF, Start, resolved, settings_options, start_
 
 if TYPE_CHECKING:
     from trainer.config import Config
+    from trainer.results import RunResult
 
 
 @click.command()
@@ -115,7 +116,7 @@ def _resumed(run: Path, start: Start) -> tuple[Config, Path]:
     return resumed(load_config(folder), start.flags, start.settings, OPTION_OF), folder
 
 
-def _run(config: Config, folder: Path | None, name: str, resume: bool) -> dict | None:
+def _run(config: Config, folder: Path | None, name: str, resume: bool) -> RunResult | None:
     """Train and show it on stderr. Without a folder, the run gets a new one called `name`."""
     from trainer.tables import Display
 
@@ -268,12 +269,13 @@ def report(
     from retrieval.reporting.report import report as write_report
     from retrieval.sources import Sources
     from trainer.reporting import Folder, pictures_of, run_view
+    from trainer.results import CONFIG, METRICS
 
     with ProgressBar() as progress:
         of_labels = (labels, gallery_labels)
         sources = Sources(file, gallery, *others, labels=of_labels, train=False, progress=progress)
     folder, root = (Path(path) if path else None for path in (run, images))
-    inputs = [folder / "config.toml", folder / "metrics.jsonl"] if folder else []
+    inputs = [folder / CONFIG, folder / METRICS] if folder else []
     target = check_target(out, force, [*sources.files, *inputs])
     with ProgressBar() as progress:
         read = partial(load, train=False, progress=progress, places=sources.places)

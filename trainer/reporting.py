@@ -16,11 +16,10 @@ from retrieval.reporting.view import Run
 from trainer import toml
 from trainer.data import datasets
 from trainer.data.datasets.records import Drawing, FileReader
-from trainer.run.metrics_log import METRICS, read_metrics
+from trainer.results import CONFIG, METRICS, EpochRecord
+from trainer.run.metrics_log import read_metrics
 
 LARGEST_NUMBER = 1e300
-
-CONFIG = "config.toml"
 SIDE = 64  # of the thumbnails that the images become
 SAMPLE = 20  # images of each split that are looked for
 NAME_IT = "Name the folder that the paths begin at: --images ROOT"
@@ -52,7 +51,7 @@ def run_view(folder: Path) -> Run:
     }
 
 
-def _curves(records: list[dict[str, Any]], key: str) -> dict[str, list[float | None]]:
+def _curves(records: list[EpochRecord], key: str) -> dict[str, list[float | None]]:
     tables = [_dict(record.get(key)) for record in records]
     names = dict.fromkeys(name for table in tables for name in table)
     return {name: [_number(table.get(name)) for table in tables] for name in names}

@@ -1,7 +1,7 @@
 """Show a run while it trains, and its result as a table."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any, Self
@@ -15,9 +15,9 @@ from retrieval.console import ProgressBar
 from retrieval.distances import DISTANCES
 from retrieval.metrics import score_rows
 from retrieval.number_format import counted, percent
+from trainer.results import BASELINES, LAST, EpochRecord, Recalls, RunResult
 from trainer.run.watch import Watch
 
-BASELINES = {"pixels": "raw 8 x 8 pixels", "untrained": "before training"}
 LOG = 120  # columns of a line where there is no terminal
 
 
@@ -73,10 +73,10 @@ class Display(OnStderr, Watch):
         # What lies between the steps, such as validation, counts for the time left.
         self.bar(f"epoch {epoch}/{self.epochs}", done, total, text, self.began)
 
-    def epoch(self, record: dict[str, Any]) -> None:
+    def epoch(self, record: EpochRecord) -> None:
         if record["epoch"] == 0:
-            for name, scores in (("pixels", "pixels"), ("untrained", "scores")):
-                row = {"epoch": 0, "parts": {}, "scores": record[scores]}
+            for name, scores in (("pixels", record["pixels"]), ("untrained", record["scores"])):
+                row = {"epoch": 0, "parts": {}, "scores": scores}
                 self._row(columns(row, self.width, BASELINES[name]))
             return
         best = record["best"] and record["scores"]
@@ -84,7 +84,7 @@ class Display(OnStderr, Watch):
 
     def interrupted(self, folder: Path) -> None:
         self.bar.stop()
-        if (folder / "last.pt").exists():
+        if (folder / LAST).exists():
             command = f"dmltool train --resume {quote(str(folder))}"
             self.line(f"Interrupted. Go on with: {command}")  # not folded: to be copied
         else:
@@ -99,7 +99,7 @@ class Display(OnStderr, Watch):
         self.line(" ".join(cell.rjust(widths[title]) for title, cell in cells.items()))
 
 
-def columns(record: dict[str, Any], width: int, remark: str) -> dict[str, str]:
+def columns(record: Mapping[str, Any], width: int, remark: str) -> dict[str, str]:
     """The cells of an epoch by title, as many as fit; speed and parts of the loss go first."""
     scores, parts = record["scores"], record["parts"]
     cells = {"epoch": str(record["epoch"]), "loss": fixed(record, "loss", 4)}
@@ -116,7 +116,7 @@ def columns(record: dict[str, Any], width: int, remark: str) -> dict[str, str]:
     return cells | {"": remark}
 
 
-def fixed(record: dict[str, Any], key: str, digits: int) -> str:
+def fixed(record: Mapping[str, Any], key: str, digits: int) -> str:
     """The number with so many digits; nothing where there is none."""
     return f"{record[key]:,.{digits}f}" if key in record else ""
 
@@ -125,12 +125,12 @@ def width_of(title: str) -> int:
     return {"": 0, "s": 5, "loss": 9, "epoch": 5}.get(title, max(len(title), 8))
 
 
-def recalls(scores: dict[str, float]) -> list[str]:
+def recalls(scores: Recalls) -> list[str]:
     """Percent by distance, in the order of the columns."""
     return [percent(scores[d]) for d in DISTANCES]
 
 
-def result_table(result: dict[str, Any]) -> Group:
+def result_table(result: RunResult) -> Group:
     """Recall of the best epoch; percent, as everywhere."""
     title = f"{result['run']}: epoch {result['best_epoch']} of {result['epochs']}"
     lines = [Text(title, style="bold", no_wrap=True)]

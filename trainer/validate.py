@@ -135,18 +135,21 @@ def check_names(config: Config) -> None:
 
 
 def check_anchors(config: Config) -> None:
-    """Raise if the Group Loss takes all images of a batch as anchors: nothing is refined then."""
+    """Raise if a loss takes all images of a batch as anchors: nothing is refined then."""
     from trainer.losses import LOSSES
 
     loss, images = config.loss, config.batches.images
-    if loss.name != "group":
+    entry = LOSSES.entries.get(loss.name)
+    if entry is None or not entry.below_images:
         return
-    anchors = loss.options.get("anchors", LOSSES.find("group").defaults["anchors"])
+    option = entry.below_images
+    anchors = loss.options.get(option, entry.defaults[option])
     if isinstance(anchors, int) and 0 < images <= anchors:
         raise DmlError(
-            f"The loss 'group' cannot use anchors = {anchors} with {images} images per class.",
+            f"The loss {loss.name!r} cannot use {option} = {anchors} with {images} images per "
+            "class.",
             "All images of a batch would be anchors, so that none is left to refine.",
-            f"Take fewer anchors, --set loss.options.anchors={images - 1}, or more images per "
+            f"Take fewer anchors, --set loss.options.{option}={images - 1}, or more images per "
             f"class: --batch {config.batches.classes}x{anchors + 1}",
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from exporter.embedding.writing import EmbedSettings
 from exporter.image_samples import chosen_splits
 from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import describe
+from exporter.results import EmbeddingsResult
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import check_name
@@ -33,7 +34,7 @@ def embed(
     progress: StageProgress | None = None,
     world: World = ALONE,
     **options: Any,
-) -> dict[str, Any]:
+) -> EmbeddingsResult:
     """Embed images with an ONNX model and write the embeddings to an HDF5 file.
 
     Parameters
@@ -78,12 +79,8 @@ def embed(
     threads = settings.threads or own_processors(world)
     engine = onnx_engine(described, settings.provider, threads, prepared)
     found = writing.embed(engine, images, rows, target, settings, progress=progress, world=world)
-    return asdict(found) | {
-        "path": str(found.path),
-        "run_by": engine.why,
-        "labelled": images.labelled,
-        "notes": list(images.notes),
-    }
+    told = writing.told(found, engine.why)
+    return {**told, "labelled": images.labelled, "notes": list(images.notes)}
 
 
 def find_data(text: str, incomplete: bool = False) -> DataSet:

@@ -15,14 +15,16 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from exporter.embedding import finishing, parts
 from exporter.embedding.engine import Bad, Done, Engine, Rows, Task, chosen_workers, run_batches
 from exporter.onnx.providers import CHOICES
+from exporter.results import EmbeddingsResult
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import Writer
@@ -92,6 +94,13 @@ class Embedded:
     """Time for decoding, computing and writing rows."""
     writing: float = 0.0
     """Time for writing, which is part of `seconds`."""
+
+
+def told(done: Embedded, run_by: str) -> EmbeddingsResult:
+    """What a call has done, in the types of JSON; run_by: what computed the embeddings."""
+    found = cast(EmbeddingsResult, asdict(done) | {"path": str(done.path)})
+    found["run_by"] = run_by
+    return found
 
 
 @dataclass

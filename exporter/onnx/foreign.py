@@ -59,7 +59,9 @@ def foreign_preprocessing(model: Model, given: Given = NOTHING) -> Preprocessing
         raise DmlError(
             f"The preprocessing of images for {model.path} is not known.",
             "\n".join(text for text, _ in problems),
-            f"For example, if it was trained that way: {fixes}" if fixes else "",
+            f"For example, if it was trained that way: {fixes}"
+            if fixes
+            else "Leave out the options that it does not take, or export it for square images.",
         )
     side = given.size if model.size is None else model.size[0]
     assert side is not None, "else it is one of the problems"

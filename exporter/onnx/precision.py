@@ -37,9 +37,19 @@ PIXELS = {"Cast", "Transpose", "Div", "Sub", "Mul", "Add", "ReduceMean", "Identi
 LENGTHS = {"Div", "ReduceL2", "LpNormalization", "Clip", "Max", "Expand", "Shape", "Identity"}
 
 POOLING = {
-    "AveragePool", "BatchNormalization", "Cast", "Flatten", "Gather", "Gemm", "GlobalAveragePool",
-    "LayerNormalization", "ReduceMean", "Reshape", "Squeeze", "Transpose",
-}  # fmt: skip
+    "AveragePool",
+    "BatchNormalization",
+    "Cast",
+    "Flatten",
+    "Gather",
+    "Gemm",
+    "GlobalAveragePool",
+    "LayerNormalization",
+    "ReduceMean",
+    "Reshape",
+    "Squeeze",
+    "Transpose",
+}
 
 
 def to_fp16(source: Model, target: Path) -> Model:

@@ -30,10 +30,6 @@ NAMES = {
 }
 TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
 CHOICES = ("auto", *NAMES)
-_LIBRARIES = {
-    "cuda": "'onnxruntime-gpu[cuda,cudnn]'",
-    "tensorrt": "'onnxruntime-gpu[cuda,cudnn]' tensorrt",
-}
 _quiet_lock = threading.RLock()
 
 
@@ -84,7 +80,8 @@ def missing_for(name: str) -> tuple[str, str] | None:
             said.append(str(error))
     return (
         f"{TITLES[name]} does not start: {last_words(said)}",
-        f"Its libraries must fit: pip install {_LIBRARIES[name]}; or --provider cpu",
+        f"Run on the CPU: --provider cpu; or install libraries that fit. {install('gpu')}"
+        + (", then pip install tensorrt" if name == "tensorrt" else ""),
     )
 
 

@@ -77,10 +77,14 @@ class Session:
         found = np.concatenate([self._embed(piece) for piece in pieces])[: len(batch)]
         if not np.isfinite(found).all():
             rows = np.flatnonzero(~np.isfinite(found).all(1))
+            own = self.model.metadata
             raise DmlError(
                 f"{self.model.path} gave embeddings with NaN or infinity.",
                 f"It happened for {len(rows)} of {len(batch)} images of a batch.",
-                "Float16 overflows where float32 does not; try: --precision fp32",
+                "Export it in float32, which overflows later: "
+                "dmltool export RUN --precision fp32 --force"
+                if own and own.precision != "fp32"
+                else "If it computes in float16, convert it to float32, which overflows later.",
             )
         return found
 

@@ -21,6 +21,7 @@ from exporter.onnx.model import Model, describe_graph
 from exporter.onnx.providers import quiet
 from retrieval.errors import DmlError
 from retrieval.files import whole_file
+from trainer.run.device import in_layout
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -76,7 +77,7 @@ def traced(network: nn.Module, size: int, input: str) -> ModelProto:
             "Embed with torch instead: --no-onnx --backend torch",
         )
     # The device and the memory format of the weights must not change the file.
-    network = copy.deepcopy(network).cpu().to(memory_format=torch.contiguous_format)
+    network = in_layout(copy.deepcopy(network).cpu(), torch.contiguous_format)
     layout, dtype = INPUTS[input]
     # Two images: the exporter would turn a batch of one into a constant.
     shape = (2, size, size, 3) if layout == "nhwc" else (2, 3, size, size)
@@ -94,6 +95,7 @@ def traced(network: nn.Module, size: int, input: str) -> ModelProto:
                 external_data=False,
                 verbose=False,  # None prints to stdout
             )
+        assert program is not None, "only the exporter before dynamo returns None"
         return program.model_proto
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().split("\n", 1)[0]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from retrieval.errors import DmlError
 from retrieval.files import sha256
+from trainer.results import BEST
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
@@ -42,7 +43,7 @@ def read_bytes(path: Path) -> bytes:
         if stat.S_ISDIR(found.st_mode):
             inside = sorted(path.glob("*.onnx"))
             fix = f"Name the file: {inside[0]}" if inside else "Name an .onnx file."
-            if not inside and (path / "best.pt").exists():
+            if not inside and (path / BEST).exists():
                 fix = f"It is a run; export it first: dmltool export {shlex.quote(str(path))}"
             raise DmlError(f"{path} is a folder.", _EXPECTED, fix)
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for ever

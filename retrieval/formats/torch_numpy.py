@@ -86,9 +86,9 @@ class Anything:
     """In the place of numpy.ndarray, which a pickle names and nothing calls."""
 
 
-def allowed() -> list[tuple[Callable, str]]:
+def allowed() -> list[Callable | tuple[Callable, str]]:
     """For torch.serialization.safe_globals: each stand-in and the name that it answers to."""
-    found: list[tuple[Callable, str]] = [
+    found: list[Callable | tuple[Callable, str]] = [
         (Anything, "numpy.ndarray"),
         (Dtype, "numpy.dtype"),
         (Array, "dmltool.array"),  # built by `reconstruct`; no pickle names it

@@ -226,8 +226,10 @@ def _filesystem(address: Address) -> Any:
             options["client_kwargs"] = {"timeout": waits, "trust_env": True}
             options["headers"] = {"Accept-Encoding": "identity"}
         if address.scheme == "s3":
-            waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}
-            options["config_kwargs"] = waits
+            options["config_kwargs"] = {
+                "connect_timeout": CONNECT_SECONDS,
+                "read_timeout": READ_SECONDS,
+            }
         with explained(address):
             return fsspec.filesystem(address.scheme, **options)
     except ImportError as error:

@@ -11,6 +11,7 @@ from onnx import helper
 
 from exporter.exporting import MODEL, Settings, export
 from exporter.inspection import check_model, inspect_model
+from exporter.onnx import untrusted
 from exporter.onnx.model import describe
 from retrieval import neighbours
 from retrieval.errors import DmlError
@@ -107,7 +108,7 @@ def test_a_model_that_was_tampered_with_is_found_out(run, tmp_path):
     largest.CopyFrom(onnx.numpy_helper.from_array(noise, largest.name))
     path = save(tmp_path / "other.onnx", proto)
     with pytest.raises(DmlError, match=r"Recall@1|does not compute"):
-        check_model(path, [run])
+        check_model(describe(path), [run])
 
 
 def test_a_model_of_another_run_is_not_compared(run, tmp_path):
@@ -127,12 +128,20 @@ def test_a_foreign_model_is_shown_and_checked(tmp_path):
     assert done.stderr.splitlines()[-1].startswith(f"Next: dmltool embed {path}")
 
 
+def test_a_checked_model_is_parsed_once(tmp_path, monkeypatch):
+    path = save(tmp_path / "foreign.onnx", mean_model(("batch", 3, 8, 8), FLOAT, axes=(2, 3)))
+    parsed, parse = [], untrusted.parse
+    monkeypatch.setattr(untrusted, "parse", lambda *args: parsed.append(args) or parse(*args))
+    assert call("inspect", path, "--check").exit_code == 0
+    assert len(parsed) == 1
+
+
 def test_a_model_that_cannot_embed_is_shown_with_the_reason(tmp_path):
     nodes = [helper.make_node("Cast", ["images"], [name], to=FLOAT) for name in ("a", "b")]
     shape = ["batch", 8, 8, 3]
     outputs = [("a", FLOAT, shape), ("b", FLOAT, shape)]
     path = save(tmp_path / "two.onnx", model_of(nodes, [("images", UINT8, shape)], outputs))
-    assert "2 outputs" in inspect_model(path)["problem"]["what"]
+    assert "2 outputs" in inspect_model(path)[0]["problem"]["what"]
     done = call("inspect", path)
     assert done.exit_code == 0
     assert "2 outputs" in done.stdout
@@ -181,7 +190,7 @@ def random(properties):
 )
 def test_models_that_do_not_embed_soundly_fail_the_check(tmp_path, make, failed):
     path = save(tmp_path / "m.onnx", make(PROPERTIES))
-    assert not check_model(path)["passed"][failed]
+    assert not check_model(describe(path))["passed"][failed]
     done = call("inspect", path, "--check")
     assert done.exit_code == 1
     assert "NO" in done.stdout
@@ -194,7 +203,9 @@ def test_inspecting_a_model_loads_no_torch_and_no_h5py(tmp_path):
     path = save(tmp_path / "m.onnx", mean_model(properties=PROPERTIES))
     code = (
         "import sys\nfrom pathlib import Path\nfrom exporter.inspection import check_model\n"
-        f"check_model(Path({str(path)!r}))\nsys.exit(bool({{'torch', 'h5py'}} & set(sys.modules)))"
+        "from exporter.onnx.model import describe\n"
+        f"check_model(describe(Path({str(path)!r})))\n"
+        f"sys.exit(bool({{'torch', 'h5py'}} & set(sys.modules)))"
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

@@ -44,6 +44,13 @@ def test_a_model_retrieves_as_its_network(embedder, exported):
     judge(found, "fp32")
 
 
+def test_one_image_cannot_be_compared_and_another_split_would_not_help(embedder):
+    with pytest.raises(DmlError, match="1 image") as caught:
+        check(embedder, parity.torch_runner(embedder), stripes(1)[0], np.zeros(1, int))
+    assert "--data" in caught.value.fix
+    assert "--split" not in caught.value.fix
+
+
 def test_every_batch_size_meets_real_and_random_images_and_every_image_is_compared(embedder):
     images, labels = stripes(40)
     model, told = Model(embedder), []

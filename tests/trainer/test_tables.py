@@ -112,8 +112,8 @@ def test_titles_come_again_where_the_parts_change():
 
 def test_the_baselines_are_named():
     lines = shown(60, PARTS["spce"])
-    assert any(re.match(r" +0 .*75.00 +25.00 .*before training$", line) for line in lines)
-    assert any(line.endswith("raw 8 x 8 pixels") for line in lines)
+    assert any(re.match(r" +0 .*75.00 +25.00 .*untrained network$", line) for line in lines)
+    assert any(line.endswith("raw pixels") for line in lines)
 
 
 def test_a_log_says_how_long_it_will_take():
@@ -137,7 +137,7 @@ def test_the_result_says_of_how_many_classes_its_scores_are():
     Console(file=file, width=80).print(result_table(result))
     assert "val: 6 images of 2 classes" in file.getvalue()
     assert "test: 5 images of 1 class\n" in file.getvalue()
-    assert re.search(r"raw 8 x 8 pixels\) +75.00 +25.00", file.getvalue())
+    assert re.search(r"raw pixels\) +75.00 +25.00", file.getvalue())
 
 
 def test_notes_are_broken_between_words_on_a_terminal_and_whole_elsewhere():

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from retrieval.errors import DmlError
 from retrieval.world import from_environment
@@ -82,7 +83,7 @@ class Pool:
 
     def close(self) -> None:
         iterator = None if self.loader is None else self.loader._iterator
-        if iterator is not None:
+        if isinstance(iterator, _MultiProcessingDataLoaderIter):
             iterator._shutdown_workers()  # else they end whenever the iterator is collected
         self.loader = None
 

@@ -15,7 +15,7 @@ from retrieval.registry import Registry
 from trainer.validate import check_options
 
 if TYPE_CHECKING:
-    from torch import nn
+    from trainer.losses.base import Loss
 
 PML = "trainer.losses.pml:MetricLearning"
 
@@ -30,6 +30,8 @@ class Entry(registry.Entry):
     """It compares the images of a batch with each other, so classes need several in it."""
     has_head: bool = False
     """It classifies with a linear layer called `head`; as a monitor with that of the training."""
+    below_images: str = ""
+    """An option that has to be below the number of images of a class in a batch."""
     own_weights: bool = False
     """It learns weights other than a head, such as proxies, so it cannot be a monitor."""
 
@@ -71,6 +73,7 @@ LOSSES = Registry(
         "Group Loss: refines class probabilities with the similarities in the batch",
         {"anchors": 2},
         has_head=True,
+        below_images="anchors",
     ),
     Entry(
         "center",
@@ -135,7 +138,7 @@ LOSSES = Registry(
 )
 
 
-def build(name: str, num_classes: int, dim: int, **options: Any) -> "nn.Module":
+def build(name: str, num_classes: int, dim: int, **options: Any) -> "Loss":
     """Build a loss by its name, `pml:CLASS` of pytorch-metric-learning, or `module:CLASS`."""
     entry = LOSSES.find(name)
     loss = _load_own(entry) if entry.path == name else entry.load()

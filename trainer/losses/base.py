@@ -1,7 +1,7 @@
 """The base class of our losses: float32 under autocast, and a value that is a sum of parts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +28,7 @@ class Loss(nn.Module, ABC):
         self.dim = require(dim >= 1, "dim", dim, "1 or more")
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        return sum(self.parts(embeddings, labels).values())
+        return total(self.parts(embeddings, labels))
 
     def parts(self, embeddings: Tensor, labels: Tensor, **extra: Any) -> dict[str, Tensor]:
         """The summands of the loss, by name."""
@@ -42,6 +42,11 @@ class Loss(nn.Module, ABC):
     def further_values(self) -> dict[str, float]:
         """Values of the last batch that are not summands of the loss, for monitors."""
         return {}
+
+
+def total(parts: Mapping[str, Tensor]) -> Tensor:
+    """The loss, which is the sum of its parts."""
+    return sum(parts.values(), torch.zeros(()))
 
 
 def full_precision(embeddings: Tensor) -> Tensor:

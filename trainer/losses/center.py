@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from trainer.losses.base import Loss, not_negative
+from trainer.losses.base import Loss, not_negative, total
 from trainer.losses.ce import cross_entropy_parts, zero_head
 
 
@@ -22,7 +22,7 @@ class Center(Loss):
 
     def split(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         squares = (embeddings - class_means(embeddings, labels)).square().sum(1).mean()
-        entropy = sum(cross_entropy_parts(self.head(embeddings), labels).values())
+        entropy = total(cross_entropy_parts(self.head(embeddings), labels))
         return {"tightness": self.weight / 2 * squares, "contrastive": entropy}
 
 

@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from trainer.losses.base import Loss, not_negative, one_of, require
+from trainer.losses.base import Loss, not_negative, one_of, require, total
 from trainer.losses.ce import cross_entropy_parts
 from trainer.losses.softmax import at_labels, overwrite_with_softmax
 
@@ -81,13 +81,14 @@ class Group(Loss):
             parts = {"refined": divergence(refined, labels, anchors)}
         if self.ce_weight:
             del refined  # the logits take its memory
-            entropy = sum(cross_entropy_parts(self.head(embeddings), labels).values())
+            entropy = total(cross_entropy_parts(self.head(embeddings), labels))
             parts["ce"] = self.ce_weight * entropy
         return parts
 
     def refined(self, embeddings: Tensor, labels: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
         """X(T), (B, C), and the column of each row's label."""
-        weight, bias = self.head.weight, self.head.bias
+        weight: Tensor = self.head.weight
+        bias: Tensor | None = self.head.bias
         if self.batch_classes:
             present, labels = labels.unique(return_inverse=True)
             weight, bias = weight[present], None if bias is None else bias[present]

@@ -51,7 +51,7 @@ class Monitors:
         return values
 
 
-def build_monitors(names: Iterable[str], num_classes: int, dim: int, loss: nn.Module) -> Monitors:
+def build_monitors(names: Iterable[str], num_classes: int, dim: int, loss: Loss) -> Monitors:
     """Build the named losses; those with a head take that of `loss`, the one that trains."""
     with torch.random.fork_rng(devices=[]):  # a monitor must not change what is drawn later
         watched = {name: build(name, num_classes, dim) for name in names}

@@ -66,7 +66,8 @@ class PairwiseCrossEntropy(Loss):
             raise DmlError(
                 f"{what.capitalize()}.",
                 f"The batch has {n} images in {d} dimensions.",
-                f"Use a batch of well over {d} images, fewer dimensions, or the option floor=1e-3.",
+                f"Use a batch of well over {d} images, fewer dimensions, or a floor: "
+                "--set loss.options.floor=1e-3",
             )
         self.smallest = self.floor
         self.note = f"{what}: {why}; {self.floor:g} is used instead"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 from retrieval.registry import nearest, unknown
 from trainer.losses.base import Loss
 
@@ -18,7 +18,7 @@ except ImportError as error:
     raise DmlError(
         "This loss needs pytorch-metric-learning.",
         f"{error}.",
-        "Install it: pip install pytorch-metric-learning",
+        install("cpu"),
     ) from error
 
 SIZES = ("num_classes", "embedding_size", "descriptors_dim")  # filled in, not options
@@ -67,7 +67,7 @@ class Apart(reducers.MultipleReducers):
         return sub_losses
 
 
-def apart(loss: nn.Module) -> nn.Module:
+def apart(loss: losses.BaseMetricLossFunction) -> losses.BaseMetricLossFunction:
     """The loss; if it has several parts, they are not summed."""
     if type(loss.reducer) is reducers.MultipleReducers:
         loss.reducer = Apart(loss.reducer.reducers)
@@ -88,24 +88,30 @@ def made(kind: str, name: str, options: Mapping[str, Any], sizes: tuple[int, ...
     filled = {n: size for n, size in zip(SIZES, sizes, strict=False) if n in parameters}
     given = filled.keys() | options.keys()
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in given]
+    table = "loss.options" if kind == "loss" else "loss.miner_options"
     if missing:
-        table = "loss.options" if kind == "loss" else "loss.miner_options"
         raise DmlError(
             f"The {kind} {name!r} needs the option {missing[0]!r}.",
             f"It has no default for: {', '.join(missing)}.",
             f"--set {table}.{missing[0]}=...",
         )
-    objects = {key: instance(key, value) for key, value in options.items()}
-    return called(target, filled | objects, options)
+    objects = {key: instance(key, value, table) for key, value in options.items()}
+    return called(target, filled | objects, {f"{table}.{k}": v for k, v in options.items()})
 
 
 def called(target: type, values: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """An object of a class; DmlError if it refuses the values, which were given as `given`."""
+    """An object of a class; DmlError if it refuses the values, which were given as settings."""
     try:
         return target(**values)
     except (AssertionError, TypeError, ValueError) as error:
-        what = f"{target.__name__} refuses its options."
-        raise DmlError(what, f"{error}", f"Given: {dict(given)}.") from error
+        named = ", ".join(f"{key} = {value!r}" for key, value in given.items())
+        raise DmlError(
+            f"{target.__name__} refuses its options.",
+            " ".join(filter(None, (f"{error}", f"They are: {named or 'the defaults'}."))),
+            f"Give other values, or leave them out: --set {next(iter(given))}=..."
+            if given
+            else "Choose another: dmltool list losses",
+        ) from error
 
 
 def classes(kind: str) -> dict[str, type]:
@@ -148,7 +154,7 @@ def constructor(target: type) -> dict[str, inspect.Parameter]:
     return parameters
 
 
-def instance(option: str, value: Any) -> Any:
+def instance(option: str, value: Any, table: str) -> Any:
     """An object for options that are objects.
 
     "CosineSimilarity" becomes CosineSimilarity(), {"name": "LpDistance", "power": 2} becomes
@@ -161,4 +167,4 @@ def instance(option: str, value: Any) -> Any:
     name = own.pop("name", "")
     if name not in known:
         raise unknown(option, name, known)
-    return called(known[name], own, own)
+    return called(known[name], own, {f"{table}.{option}": value})

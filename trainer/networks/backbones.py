@@ -21,6 +21,8 @@ CAFFE: tuple[Colours, Colours] = ((128 / 255, 117 / 255, 104 / 255), (1 / 255, 1
 """Pixels of 0 to 255 minus a mean, here in the order RGB and for pixels of 0 to 1."""
 
 TV = "trainer.networks.models:torchvision"
+# torchvision's DenseNet files are older than the names in its code.
+DENSENET = (r"(denselayer\d+\.(?:norm|conv))\.([12]\.)", r"\1\2")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Entry(registry.Entry):
     """Keyword arguments of torchvision's constructor."""
     also_removed: tuple[str, ...] = ()
     """Further parts of the classifier, by name."""
+    renamed: tuple[str, str] = ("", "")
+    """Names of tensors in torchvision's file that its code has changed: pattern, replacement."""
     check: str = ""
     """The dotted path of a function that raises if the library has no network of this name."""
 
@@ -59,6 +63,10 @@ class Backbone(NamedTuple):
 def _timm(name: str) -> Entry:
     at = "trainer.networks.models"
     return Entry(f"timm:{name}", f"{at}:timm", "a network of timm", check=f"{at}:check_timm")
+
+
+def _densenet(name: str, summary: str, features: int) -> Entry:
+    return Entry(name, TV, summary, features, "classifier", 29, renamed=DENSENET)
 
 
 BACKBONES = Registry(
@@ -97,10 +105,10 @@ BACKBONES = Registry(
         options={"aux_logits": False, "init_weights": True, "transform_input": False},
         also_removed=("dropout",),
     ),
-    Entry("densenet121", TV, "densely connected, 7 M parameters", 1024, "classifier", 29),
-    Entry("densenet161", TV, "densely connected, 26 M parameters", 2208, "classifier", 29),
-    Entry("densenet169", TV, "densely connected, 12 M parameters", 1664, "classifier", 29),
-    Entry("densenet201", TV, "densely connected, 18 M parameters", 1920, "classifier", 29),
+    _densenet("densenet121", "densely connected, 7 M parameters", 1024),
+    _densenet("densenet161", "densely connected, 26 M parameters", 2208),
+    _densenet("densenet169", "densely connected, 12 M parameters", 1664),
+    _densenet("densenet201", "densely connected, 18 M parameters", 1920),
     Entry("mobilenet_v3_small", TV, "for mobile devices, 1 M parameters", 576, "classifier"),
     Entry("mobilenet_v3_large", TV, "for mobile devices, 3 M parameters", 960, "classifier"),
     Entry("efficientnet_b0", TV, "EfficientNet, 4 M parameters", 1280, "classifier"),

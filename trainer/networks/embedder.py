@@ -15,6 +15,9 @@ class Embedder(nn.Module):
     weights="none" and the state dict of another is that other network.
     """
 
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
     def __init__(
         self,
         backbone: str,

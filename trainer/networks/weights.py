@@ -24,8 +24,6 @@ from trainer.data.datasets.records import listed
 TIMEOUT = 20  # seconds without a byte until a download is given up
 SHOWN = 4
 NAMED = ("imagenet", "none")
-# torchvision's DenseNet files are older than the names in its code.
-DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
 
 def is_file(source: str) -> bool:
@@ -62,12 +60,12 @@ def read(path: Path) -> dict[str, Entry]:
             why,
             "Fetch or copy it again, or save tensors only: torch.save(network.state_dict(), name)",
         ) from error
-    return {DENSENET.sub(r"\1\2", name): _flat(name, entry) for name, entry in found.items()}
+    return found
 
 
-def _flat(name: str, entry: Entry) -> Entry:
-    """The vectors of BN-Inception's BatchNorm without the axis of length 1 of the oldest files."""
-    if "_bn." not in name or len(entry.shape) != 2 or entry.shape[0] != 1:
+def _fitted(entry: Entry, wanted: Tensor | None) -> Entry:
+    """The tensor without the first axis of length 1 that vectors of the oldest files have."""
+    if wanted is None or entry.shape != (1, *wanted.shape) or wanted.ndim != 1:
         return entry
     return replace(entry, shape=entry.shape[1:], read=lambda: entry.read()[0])
 
@@ -79,12 +77,14 @@ def fill(
     url: str = "",
     heads: Collection[str] = (),
     adapt: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    renamed: tuple[str, str] = ("", ""),
 ) -> tuple[str, ...]:
     """Fill the module `name` from a file, or from the URL of its ImageNet weights.
 
     Tensors are named as in the module's state dict, after any common prefix. `heads` are parts that
     the file may have and the module has not. Tensors of the names in `adapt` may have another
-    shape. Returns what was left out of a file.
+    shape. `renamed`, a pattern and its replacement, brings names of the file up to date. Returns
+    what was left out of a file.
     """
     if source == "none":
         return ()
@@ -92,8 +92,10 @@ def fill(
         raise unpublished(name)
     path = fetched(url) if source == "imagenet" else existing(source)
     content, wanted, adapt = read(path), module.state_dict(), adapt or {}
+    content = {re.sub(*renamed, name): entry for name, entry in content.items()}
     prefix = _prefix(content, wanted)
-    here = {key.removeprefix(prefix): e for key, e in content.items() if key.startswith(prefix)}
+    inner = {key.removeprefix(prefix): e for key, e in content.items() if key.startswith(prefix)}
+    here = {key: _fitted(entry, wanted.get(key)) for key, entry in inner.items()}
     missing = [k for k in wanted if k not in here and not k.endswith("num_batches_tracked")]
     shapes = [
         f"{key} {here[key].shape} instead of {tuple(value.shape)}"

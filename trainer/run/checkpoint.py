@@ -15,10 +15,10 @@ from retrieval.errors import DmlError
 from retrieval.files import sync, whole_file
 from trainer import toml
 from trainer.config import Config
+from trainer.results import BEST, LAST
 from trainer.validate import from_dict
 
 FORMAT, VERSION = "dmltool-checkpoint", 1
-BEST, LAST = "best.pt", "last.pt"
 STARTING = ".starting.toml"  # the settings of a run before its first checkpoint
 KEYS = {
     "epoch": int,
@@ -117,11 +117,17 @@ def load(path: Path) -> dict[str, Any]:
         raise DmlError(
             f"{path} is damaged.",
             f"Missing or odd in it: {', '.join(wrong)}.",
-            f"Use another checkpoint, such as {path.with_name(BEST)}, or train anew.",
+            _way_out(path),
         )
-    if isinstance(state["config"].get("input"), dict):  # what was done before there was a choice
-        state["config"]["input"].setdefault("draft", 1)
     return state
+
+
+def _way_out(path: Path) -> str:
+    """What to do about a damaged checkpoint: the run may have another one."""
+    other = path.with_name(LAST if path.name == BEST else BEST)
+    if not other.exists() or other.samefile(path):
+        return "Train again, with another --out."
+    return f"Export the other checkpoint of the run: dmltool export {other}, or train again."
 
 
 def load_config(path: Path) -> Config:

@@ -2,17 +2,19 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from retrieval.errors import DmlError
 from retrieval.resources import allowed, faster_threads, told_allowed, told_threads
 from trainer.config import Config
 from trainer.run.scoring import Embeds, embed
 
+Module = TypeVar("Module", bound=nn.Module)
 CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # whoever sets them has decided
 PIXELS = 16 * 64 * 64  # of all images of a trial: a fraction of a second for a ResNet-50
 
@@ -20,6 +22,12 @@ PIXELS = 16 * 64 * 64  # of all images of a trial: a fraction of a second for a 
 def to_input(images: Tensor, device: torch.device) -> Tensor:
     """uint8 (B, 3, H, W) -> float in [0, 1] on the device."""
     return images.to(device, non_blocking=True).float().div_(255)
+
+
+def in_layout(network: Module, layout: torch.memory_format) -> Module:
+    """The network with its weights in this memory format, which torch's types leave out."""
+    to: Callable[..., Module] = network.to
+    return to(memory_format=layout)
 
 
 def precision(config: Config, device: torch.device) -> torch.dtype | None:

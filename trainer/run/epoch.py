@@ -1,7 +1,6 @@
 """Train one epoch, and record the means of its losses."""
 
 import time
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,8 @@ from retrieval.errors import DmlError
 from retrieval.world import World
 from trainer.config import Config
 from trainer.data import sampling
-from trainer.losses.base import with_length
+from trainer.losses.base import Loss, total, with_length
+from trainer.results import EpochMeans
 from trainer.run import distributed, optimizers
 from trainer.run.device import precision, to_input
 from trainer.run.state import Training
@@ -19,8 +19,8 @@ from trainer.run.state import Training
 MONITORED_STEPS = 20  # an epoch
 
 
-def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
-    """Pass once over the training images; return the record for metrics.jsonl."""
+def train_epoch(training: Training, epoch: int) -> EpochMeans:
+    """Pass once over the training images; return the means for metrics.jsonl."""
     config, world = training.config, training.world
     start_phase(training, epoch)
     plan = epoch_plan(config, training.targets, epoch)
@@ -38,7 +38,7 @@ def train_epoch(training: Training, epoch: int) -> dict[str, Any]:
         factor = optimizers.rate(config.schedule, epoch * len(plan) + step, len(plan), others)
         optimizers.set_rate(training.optimizer, factor)
         meter.add(step, *train_step(training, images, targets, epoch))
-    return meter.record() | {"lr": training.optimizer.param_groups[0]["lr"]}
+    return meter.means()
 
 
 def train_step(
@@ -56,7 +56,7 @@ def train_step(
         parts = {"ce": classification(training.loss, *batch)}
     else:
         parts = training.loss.parts(*batch)
-    loss = sum(parts.values())
+    loss = total(parts)
     training.optimizer.zero_grad(set_to_none=True)
     scaler.scale(loss).backward()
     distributed.average_gradients(training.loss, training.world)
@@ -133,10 +133,10 @@ def own_columns(plan: np.ndarray, world: World) -> np.ndarray:
     return plan[:, world.rank * own : (world.rank + 1) * own]
 
 
-def classification(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
+def classification(loss: Loss, embeddings: Tensor, labels: Tensor) -> Tensor:
     """Plain cross-entropy on the head of another loss."""
     with torch.autocast(embeddings.device.type, enabled=False):
-        return nn.functional.cross_entropy(loss.head(embeddings), labels)
+        return nn.functional.cross_entropy(loss.get_submodule("head")(embeddings), labels)
 
 
 class Meter:
@@ -186,7 +186,7 @@ class Meter:
         images = self.done * self.batch
         return images / max(time.perf_counter() - self.began, 1e-9)
 
-    def record(self) -> dict[str, Any]:
+    def means(self) -> EpochMeans:
         """The means of the epoch, as metrics.jsonl keeps them."""
         means = {name: total / self.done for name, total in self.sums.items()}
         return {
@@ -196,4 +196,5 @@ class Meter:
             "monitor": {name: float(np.mean(v)) for name, v in self.monitored.items()},
             "seconds": time.perf_counter() - self.began,
             "images_per_second": self.images_per_second(),
+            "lr": self.training.optimizer.param_groups[0]["lr"],
         }

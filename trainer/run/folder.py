@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,12 @@ from retrieval import files
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from trainer.config import Config
+from trainer.results import CONFIG, ENVIRONMENT, LAST, METRICS
 from trainer.run import checkpoint, metrics_log, state
-from trainer.run.checkpoint import LAST, STARTING
+from trainer.run.checkpoint import STARTING
 from trainer.run.state import Training
 
-CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
-VALIDATION = "validation.json"
-BEFORE = (CONFIG, ENVIRONMENT, metrics_log.METRICS, STARTING)  # there before the first checkpoint
+BEFORE = (CONFIG, ENVIRONMENT, METRICS, STARTING)  # there before the first checkpoint
 
 
 class FolderTaken(DmlError):
@@ -141,6 +140,6 @@ def save(training: Training, best: bool) -> None:
         checkpoint.save(training.folder, state.saved(training), best)
 
 
-def to_json(result: dict[str, Any]) -> str:
+def to_json(result: Mapping[str, Any]) -> str:
     """Indented JSON, as the files of a run have it."""
     return json.dumps(result, indent=2) + "\n"

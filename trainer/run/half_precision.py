@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from retrieval.errors import DmlError
+from trainer.run.device import in_layout
 
 VARIABLE, LIMIT = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 SECONDS = 60.0  # of a child that takes some hundredths of one
@@ -94,7 +95,7 @@ def _in_child(dtype: torch.dtype, attempt: Attempt, told: Connection) -> None:
 def train_layers(dtype: torch.dtype) -> None:
     """A training step of a convolution and a linear layer that fill several tiles of AMX."""
     for layout in (torch.contiguous_format, torch.channels_last):
-        convolution = nn.Conv2d(32, 64, 3, padding=1).to(memory_format=layout)
+        convolution = in_layout(nn.Conv2d(32, 64, 3, padding=1), layout)
         network = nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), nn.Linear(64 * 8 * 8, 256))
         images = torch.rand(32, 32, 8, 8).to(memory_format=layout)
         with torch.autocast("cpu", dtype):

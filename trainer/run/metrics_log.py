@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,21 +16,21 @@ from typing import Any
 from retrieval.errors import DmlError
 from retrieval.files import whole_file, write_text
 from retrieval.remote.address import without_secrets
+from trainer.results import CURVES, METRICS, EpochRecord
 
-METRICS, CURVES = "metrics.jsonl", "curves.png"
 PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning", "numpy", "pillow")
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: Path) -> list[EpochRecord]:
     """One record an epoch; a last line that was cut off by a kill is left out."""
     try:
         text = (folder / METRICS).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    records = []
+    records: list[EpochRecord] = []
     for line in text.split("\n"):
         try:
-            record = json.loads(line)
+            record: EpochRecord = json.loads(line)
         except (ValueError, RecursionError):
             break
         if not isinstance(record, dict):
@@ -39,7 +39,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def write_metrics(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+def write_metrics(folder: Path, records: Sequence[EpochRecord]) -> None:
     """Write metrics.jsonl anew."""
     try:
         write_text(folder / METRICS, "".join(map(_line, records)), force=True)
@@ -47,7 +47,7 @@ def write_metrics(folder: Path, records: Sequence[dict[str, Any]]) -> None:
         raise DmlError(error.what, error.why, "Make room there, then try again.") from error
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: EpochRecord) -> str:
     """A record as a line of JSON; NaN, which monitored losses may be, becomes null."""
 
     def known(value: Any) -> Any:
@@ -58,7 +58,7 @@ def _line(record: dict[str, Any]) -> str:
     return json.dumps(known(record), allow_nan=False) + "\n"
 
 
-def add_metrics(folder: Path, record: dict[str, Any]) -> None:
+def add_metrics(folder: Path, record: EpochRecord) -> None:
     """Append a record to metrics.jsonl."""
     try:
         with open(folder / METRICS, "a", encoding="utf-8") as file:
@@ -114,7 +114,7 @@ def _git() -> dict[str, Any] | None:
         return None
 
 
-def draw_curves(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+def draw_curves(folder: Path, records: Sequence[EpochRecord]) -> None:
     """curves.png: the loss with its parts, the monitored losses if any, and Recall@1."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -147,7 +147,7 @@ def draw_curves(folder: Path, records: Sequence[dict[str, Any]]) -> None:
         FigureCanvasAgg(figure).print_png(file)
 
 
-def _series(records: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str, tuple]:
+def _series(records: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, tuple]:
     """Curves by name: a number under its own key, a table of numbers under theirs."""
     found: dict[str, tuple[list, list]] = {}
     for record in records:

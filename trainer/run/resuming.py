@@ -16,9 +16,9 @@ from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.number_format import counted
 from trainer.config import Schedule
+from trainer.results import CONFIG, ENVIRONMENT
 from trainer.run import folder, metrics_log
 from trainer.run.checkpoint import STARTING
-from trainer.run.folder import CONFIG, ENVIRONMENT
 from trainer.run.optimizers import rate
 from trainer.run.setup import load_weights
 from trainer.run.state import Training, fingerprint
@@ -62,7 +62,7 @@ def _restore(training: Training, state: dict[str, Any]) -> None:
             f"The optimiser's state cannot be restored: {error}.",
             "Train anew with another --out.",
         ) from error
-    training.epoch, training.best = state["epoch"], state["best"]
+    training.epoch, training.best = state["epoch"], state["best"] or None
     for name, now, one in (
         ("threads", torch.get_num_threads(), "thread"),
         ("processes", training.world.size, "process"),

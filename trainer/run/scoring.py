@@ -1,7 +1,7 @@
 """Recall of a network on held-out images, computed by `retrieval`."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from retrieval.errors import DmlError
 from retrieval.metrics import recall_at
 from retrieval.problem import Problem, from_arrays
+from retrieval.results import Scores
 from trainer.data.datasets import DataSet
 from trainer.networks.embedder import Embedder
+from trainer.results import BASELINES, Best, FlatScores, Recalls
 
-BASELINES = {
-    "pixels": "raw images of 8 x 8 pixels",
-    "untrained": "the network before training",
-}
 PIXELS = 8  # sides of the raw images that training is compared with
 
 
@@ -33,7 +31,17 @@ class WithPixels(nn.Module):
         return torch.cat([self.embedder(images).float(), pixels.float()], dim=1)
 
 
-Embeds = Embedder | WithPixels
+class Embeds(Protocol):
+    """A network that gives embeddings of `dim` numbers."""
+
+    dim: int
+    training: bool
+
+    def __call__(self, images: Tensor, /) -> Tensor: ...
+
+    def train(self, mode: bool = True) -> object: ...
+
+    def eval(self) -> object: ...
 
 
 def embed(
@@ -62,7 +70,7 @@ def recall(
     labels: np.ndarray,
     gallery: int | None = None,
     device: torch.device | None = None,
-) -> dict[str, float]:
+) -> Recalls:
     """Recall@1 by l2 and by cos; if `gallery` is given, so many first rows are the gallery.
 
     device: that of the training, which counts the ranks if it is a GPU.
@@ -98,9 +106,9 @@ def as_problem(vectors: np.ndarray, labels: np.ndarray, gallery: int | None) -> 
     return from_arrays(vectors[gallery:], labels[gallery:], vectors[:gallery], labels[:gallery])
 
 
-def flat(distances: dict[str, Any]) -> dict[str, dict[str, float]]:
+def flat(distances: Mapping[str, Scores]) -> FlatScores:
     """Scores of the evaluation by name: recall {"1": ...} becomes recall@1; no intervals."""
-    found: dict[str, dict[str, float]] = {}
+    found: FlatScores = {}
     for d, scores in distances.items():
         found[d] = {}
         for name, value in scores.items():
@@ -114,14 +122,15 @@ def flat(distances: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-def verdict(best: dict[str, Any], baselines: dict[str, dict[str, float]], epochs: int) -> str:
+def verdict(best: Best, baselines: Mapping[str, Recalls], epochs: int) -> str:
     """A note if training did not help; empty if it did."""
     score = best["scores"]["cos"]
     for name, found in baselines.items():
         if score < found["cos"]:
             return (
-                f"No epoch is better than {BASELINES[name]}: Recall@1 {100 * score:.2f} against "
-                f"{100 * found['cos']:.2f} (cos). Try another --lr, or more --epochs"
+                f"No epoch is better than the baseline, {BASELINES[name]}: Recall@1 "
+                f"{100 * score:.2f} against {100 * found['cos']:.2f} (cos). Try another --lr, or "
+                "more --epochs"
             )
     if best["epoch"] == 1 and epochs > 1:
         return "The best epoch is the first: what followed was of no use. Try a smaller --lr"

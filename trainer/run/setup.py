@@ -173,5 +173,5 @@ def load_weights(module: nn.Module, weights: dict[str, Any]) -> None:
         raise DmlError(
             "The checkpoint's weights do not fit its network.",
             " ".join(str(error).split())[:300],
-            "The file is damaged, or from another version of dmltool; see its `versions`.",
+            "Train again, or use the dmltool that wrote it, unless the file is damaged.",
         ) from error

@@ -18,10 +18,11 @@ from trainer.data.datasets import DataSet
 from trainer.data.images import WHITE
 from trainer.data.loading import Loader
 from trainer.data.source import Source
+from trainer.losses.base import Loss
 from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
+from trainer.results import LAST, Best, EpochRecord
 from trainer.run import metrics_log
-from trainer.run.checkpoint import LAST
 from trainer.run.trackers import Trackers
 from trainer.run.watch import Watch
 
@@ -48,16 +49,16 @@ class Training(Job):
     targets: np.ndarray  # (n,) of the training rows, 0 .. C-1
     embedder: Embedder
     model: nn.Module  # the embedder, maybe compiled and wrapped for several processes
-    loss: nn.Module
+    loss: Loss
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     loader: Loader
     monitors: Monitors | None = None
     trackers: Trackers | None = None  # of the first process
     epoch: int = 0  # finished so far
-    best: dict[str, Any] = field(default_factory=dict)
+    best: Best | None = None
     best_vectors: Embedded | None = None  # of the best epoch's validation, if of this process
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[EpochRecord] = field(default_factory=list)
 
     def diverged(self, what: str) -> DmlError:
         """The error for an epoch that has ruined the network, before a checkpoint keeps it."""
@@ -94,7 +95,7 @@ def saved(training: Training) -> dict[str, Any]:
         "data_sha256": fingerprint(data),
         "preprocessing": training.embedder.preprocessing | preprocessing(training.config),
         "versions": metrics_log.versions(),
-        "best": training.best,
+        "best": training.best or {},
     }
 
 

@@ -5,9 +5,10 @@ import time
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from retrieval import processes
 from retrieval.embeddings import HELD_OUT
@@ -20,6 +21,7 @@ from trainer.losses.miners import add_miner
 from trainer.losses.monitor import build_monitors
 from trainer.networks import weights
 from trainer.resolve import resolve
+from trainer.results import BEST, RESULT, VALIDATION, EpochRecord, Recalls, RunResult
 from trainer.run import (
     checkpoint,
     distributed,
@@ -30,7 +32,7 @@ from trainer.run import (
     validation,
 )
 from trainer.run import folder as run_folder
-from trainer.run.device import determinism, pick_device, precision, use_threads
+from trainer.run.device import determinism, in_layout, pick_device, precision, use_threads
 from trainer.run.epoch import check_shares, epoch_plan, train_epoch
 from trainer.run.half_precision import allow_half
 from trainer.run.scoring import flat, verdict
@@ -49,7 +51,7 @@ def train(
     *,
     resume: bool = False,
     test: bool = True,
-) -> dict[str, Any] | None:
+) -> RunResult | None:
     """Train a network, keep its checkpoints, and score the best one on the test set.
 
     Parameters
@@ -105,7 +107,7 @@ def _compared(config: Config) -> dict[str, object]:
     return settings
 
 
-def train_job(job: Job, resume: bool, test: bool) -> dict[str, Any] | None:
+def train_job(job: Job, resume: bool, test: bool) -> RunResult | None:
     """Check names, hold the folder, prepare, train all epochs, and score the best one."""
     folder, world = job.folder, job.world
     processes.from_first(lambda: setup.check_names(job.config, folder), world)
@@ -157,7 +159,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
     if config.loss.miner:
         add_miner(loss, config.loss.name, config.loss.miner, config.loss.miner_options)
     layout = torch.channels_last if config.run.channels_last else torch.preserve_format
-    embedder.to(device, memory_format=layout)
+    in_layout(embedder.to(device), layout)
     loss.to(device)
     before = saved["threads"] if saved else 0
     trial = world.size == 1 and (before or not config.run.deterministic)
@@ -177,7 +179,7 @@ def build(job: Job, source: Source, saved: dict[str, Any] | None) -> Training:
         source=source,
         targets=targets,
         embedder=embedder,
-        model=torch.compile(model) if config.run.compile else model,
+        model=cast(nn.Module, torch.compile(model)) if config.run.compile else model,
         loss=loss,
         optimizer=optimizers.build(spec, embedder, loss),
         scaler=torch.amp.GradScaler(device.type, enabled=half == torch.float16),
@@ -200,7 +202,7 @@ def fit(training: Training) -> None:
             record(training, first)
             training.watch.epoch(first)
     for epoch in range(training.epoch, config.schedule.epochs):
-        found = train_epoch(training, epoch)
+        means = train_epoch(training, epoch)
         validation.check_sound(training)
         vectors = validation.validation_vectors(training, training.embedder)
         scores = validation.validate(training, vectors)
@@ -209,7 +211,12 @@ def fit(training: Training) -> None:
         if better:
             training.best = {"epoch": epoch + 1, "scores": scores}
             training.best_vectors = vectors
-        found |= {"scores_of": config.run.select, "scores": scores, "best": better}
+        found: EpochRecord = {
+            **means,
+            "scores_of": config.run.select,
+            "scores": scores,
+            "best": better,
+        }
         if config.run.train_recall:
             found["train_scores"] = validation.training_recall(training)
         record(training, found)
@@ -220,14 +227,14 @@ def fit(training: Training) -> None:
             drawn = time.monotonic()
 
 
-def is_better(training: Training, scores: dict[str, float]) -> bool:
+def is_better(training: Training, scores: Recalls) -> bool:
     """Whether these scores are the best so far; of equals the later has learnt for longer."""
-    if training.config.run.select == "last" or not training.best:
+    if training.config.run.select == "last" or training.best is None:
         return True
     return scores["cos"] >= training.best["scores"]["cos"]
 
 
-def record(training: Training, found: dict[str, Any]) -> None:
+def record(training: Training, found: EpochRecord) -> None:
     """Add the record of an epoch to metrics.jsonl and the trackers."""
     training.records.append(found)
     if training.world.rank == 0:
@@ -236,26 +243,27 @@ def record(training: Training, found: dict[str, Any]) -> None:
         training.trackers.add([found])
 
 
-def finish(training: Training, test: bool) -> dict[str, Any]:
+def finish(training: Training, test: bool) -> RunResult:
     """Score the best epoch, on the test set if asked; write validation.json and result.json."""
     config, data, folder = training.config, training.source.data, training.folder
-    compared = validation.baselines(training)
-    told = verdict(training.best, compared, training.epoch) if compared else ""
+    chosen, compared = training.best, validation.baselines(training)
+    assert chosen is not None, "an epoch was trained"
+    told = verdict(chosen, compared, training.epoch) if compared else ""
     if told:
         training.watch.note(told)
     tested = test and bool(data.counts().keys() & set(HELD_OUT))
     if tested or validation.needs_vectors(training):
-        path = folder / checkpoint.BEST
+        path = folder / BEST
         best = processes.from_first(lambda: checkpoint.load(path)["embedder"], training.world)
         setup.load_weights(training.embedder, best)
-    result = {
+    result: RunResult = {
         "run": str(folder),
         "dataset": data.name,
         "loss": config.loss.name,
         "select": config.run.select,
-        "best_epoch": training.best["epoch"],
+        "best_epoch": chosen["epoch"],
         "epochs": training.epoch,
-        "scores": training.best["scores"],
+        "scores": chosen["scores"],
         "baselines": compared,
         "counts": {split: list(count) for split, count in data.counts().items()},
         "test": validation.score_test(training) if test else None,
@@ -263,8 +271,8 @@ def finish(training: Training, test: bool) -> dict[str, Any]:
     found = validation.score_validation(training)
     if training.world.rank == 0:
         if found:
-            write_text(folder / run_folder.VALIDATION, json.dumps(found) + "\n", force=True)
-        write_text(folder / run_folder.RESULT, run_folder.to_json(result), force=True)
+            write_text(folder / VALIDATION, json.dumps(found) + "\n", force=True)
+        write_text(folder / RESULT, run_folder.to_json(result), force=True)
     if training.trackers and result["test"]:
-        training.trackers.add_test(flat(result["test"]["distances"]), training.best["epoch"])
+        training.trackers.add_test(flat(result["test"]["distances"]), chosen["epoch"])
     return result

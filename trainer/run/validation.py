@@ -1,7 +1,6 @@
 """Score a run: before training, after each epoch, and on the test set at the end."""
 
 import time
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from retrieval.evaluation import Settings, evaluate, score
 from retrieval.metrics import usual_recall_at
 from retrieval.results import Result
 from trainer.data.loading import testing_batches
+from trainer.results import EpochRecord, Recalls, Validation
 from trainer.run import distributed
 from trainer.run.device import precision, to_input
 from trainer.run.scoring import (
@@ -25,7 +25,7 @@ from trainer.run.scoring import (
 from trainer.run.state import Embedded, Training
 
 
-def score_baselines(training: Training) -> dict[str, Any] | None:
+def score_baselines(training: Training) -> EpochRecord | None:
     """Score the network before training, and raw pixels: the record of epoch 0."""
     began = time.perf_counter()
     network = WithPixels(training.embedder)
@@ -57,10 +57,10 @@ def score_baselines(training: Training) -> dict[str, Any] | None:
     }
 
 
-def baselines(training: Training) -> dict[str, dict[str, float]]:
-    """The scores of epoch 0 by name; a run of an older version has none."""
-    first = next(iter(training.records), {})
-    if first.get("epoch") != 0:
+def baselines(training: Training) -> dict[str, Recalls]:
+    """The scores of epoch 0 by name; a run without validation has none."""
+    first = next(iter(training.records), None)
+    if first is None or first["epoch"] != 0:
         return {}
     return {"pixels": first["pixels"], "untrained": first["scores"]}
 
@@ -77,14 +77,14 @@ def check_sound(training: Training) -> None:
         )
 
 
-def validate(training: Training, found: Embedded | None) -> dict[str, float]:
+def validate(training: Training, found: Embedded | None) -> Recalls:
     """Recall@1 on the split that picks the best epoch; nothing if none does."""
     if found is None:
         return {}
     return processes.from_first(lambda: recall(*found, training.device), training.world)
 
 
-def training_recall(training: Training) -> dict[str, float]:
+def training_recall(training: Training) -> Recalls:
     """Recall@1 among a sample of training images, seen as in validation."""
     data, config = training.source.data, training.config
     count, seed = config.run.train_recall, config.data.val_seed
@@ -185,7 +185,7 @@ def needs_vectors(training: Training) -> bool:
     return training.best_vectors is None or half is not None
 
 
-def score_validation(training: Training) -> dict[str, Any] | None:
+def score_validation(training: Training) -> Validation | None:
     """All scores on the split that picked the best epoch, and the hits of its classes.
 
     Hits are queries whose nearest neighbour is of their class: what tests of a difference between

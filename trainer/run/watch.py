@@ -1,7 +1,8 @@
 """The interface through which a run reports its progress; the command line implements it."""
 
 from pathlib import Path
-from typing import Any
+
+from trainer.results import EpochRecord
 
 
 class Watch:
@@ -19,5 +20,5 @@ class Watch:
     def step(self, epoch: int, step: int, steps: int, values: dict[str, float]) -> None:
         """After some of the steps: loss, its parts, images_per_second."""
 
-    def epoch(self, record: dict[str, Any]) -> None:
+    def epoch(self, record: EpochRecord) -> None:
         """A line of metrics.jsonl."""

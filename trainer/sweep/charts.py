@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -21,17 +20,16 @@ from retrieval.reporting.charts import (
     upward,
 )
 from trainer import toml
-from trainer.sweep.results import criterion
+from trainer.results import SettingResult, SweepResult
+from trainer.sweep.results import mean_of, recall_of
 
 MOST_LABELS = 12  # on an axis
 MOST_CELLS = 12  # rows or columns of a heat map
 LOG_FROM = 30  # a ratio of largest and smallest value that asks for a logarithmic axis
 WIDE = 1000
 
-Row = dict[str, Any]
 
-
-def chart(found: dict[str, Any]) -> Markup | None:
+def chart(found: SweepResult) -> Markup | None:
     """The chart that fits the number of parameters; None if there is nothing to draw."""
     rows = [row for row in found["rows"] if row["validation"]]
     keys = found["parameters"]
@@ -45,9 +43,9 @@ def chart(found: dict[str, Any]) -> Markup | None:
     return parallel(rows, keys)
 
 
-def score(row: Row) -> tuple[float, float]:
+def score(row: SettingResult) -> tuple[float, float]:
     """Mean and standard deviation of the score that orders the settings."""
-    value = criterion(row["validation"])
+    value = mean_of(row)
     return value["mean"], value["std"] or 0.0
 
 
@@ -85,11 +83,11 @@ class Scale:
         return [(self.axis(m), plain(m)) for m in marks if low <= m <= high]
 
 
-def curve(rows: Sequence[Row], key: str) -> Markup:
+def curve(rows: Sequence[SettingResult], key: str) -> Markup:
     """The mean over one parameter with its standard deviation as a band, and a dot for each run."""
     x = Scale([row["values"][key] for row in rows], LEFT + 20, RIGHT - 20)
     ordered = sorted(rows, key=lambda row: x(row["values"][key]))
-    runs = [(row, criterion(run["validation"]["scores"])) for row in ordered for run in row["runs"]]
+    runs = [(row, recall_of(run)) for row in ordered for run in row["runs"]]
     bands = {
         row["trial"]: (max(0.0, m - s), min(1.0, m + s)) for row in rows for m, s in [score(row)]
     }
@@ -116,7 +114,7 @@ def curve(rows: Sequence[Row], key: str) -> Markup:
     return svg(parts, f"Recall@1 by {key}")
 
 
-def heat_map(rows: Sequence[Row], first: str, second: str) -> Markup:
+def heat_map(rows: Sequence[SettingResult], first: str, second: str) -> Markup:
     """A cell for each pair of values; the darker, the better."""
     down = Scale([row["values"][first] for row in rows], 0, 1).texts
     across = Scale([row["values"][second] for row in rows], 0, 1).texts
@@ -157,7 +155,7 @@ def heat_map(rows: Sequence[Row], first: str, second: str) -> Markup:
     return svg(parts, f"Recall@1 by {first} and {second}")
 
 
-def parallel(rows: Sequence[Row], keys: Sequence[str]) -> Markup:
+def parallel(rows: Sequence[SettingResult], keys: Sequence[str]) -> Markup:
     """A line for each setting through its values and its score; the darker, the better."""
     lefts = [60 + n * (WIDE - 130) / len(keys) for n in range(len(keys) + 1)]
     scales = [Scale([row["values"][key] for row in rows], BOTTOM, TOP + 20) for key in keys]

@@ -84,6 +84,7 @@ def sweep(
     )
     folder = Path(out) if out else Path("runs") / f"{name}-sweep"
     with on_interrupt(lambda: RUN_AGAIN):
+        from trainer.sweep.page import PAGE
         from trainer.sweep.sweep import sweep as run_sweep
         from trainer.sweep.tables import SweepDisplay, sweep_table
 
@@ -94,4 +95,4 @@ def sweep(
         return
     console = stdout_console()
     console.print(sweep_table(found, console))
-    say_next(f"open {folder / 'sweep.html'} in a browser")
+    say_next(f"open {folder / PAGE} in a browser")

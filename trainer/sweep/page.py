@@ -12,14 +12,15 @@ from retrieval.number_format import percent
 from retrieval.reporting.charts import whisker
 from retrieval.reporting.page import FOLDER as REPORT
 from trainer import toml
+from trainer.results import SettingResult, SweepResult
 from trainer.sweep import charts
-from trainer.sweep.results import criterion
+from trainer.sweep.results import mean_of, recall_of
 from trainer.sweep.tables import COLUMNS, all_scores, texts, with_spread
 
 PAGE = "sweep.html"
 
 
-def render(found: dict[str, Any]) -> str:
+def render(found: SweepResult) -> str:
     """The page; every text is escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
@@ -37,7 +38,7 @@ def render(found: dict[str, Any]) -> str:
         version=version("dmltool"),
         style=Markup((REPORT / "page.css").read_text(encoding="utf-8")),
         best=best,
-        lead=with_spread(criterion(best["validation"])) if best else "",
+        lead=with_spread(mean_of(best)) if best else "",
         chart=drawn,
         titles=[f"{title_of(name)} {d}" for d, name in COLUMNS],
         rows=[_row(n, row, ends) for n, row in enumerate(found["rows"], 1)],
@@ -47,10 +48,9 @@ def render(found: dict[str, Any]) -> str:
     )
 
 
-def _row(rank: int, row: dict[str, Any], ends: tuple[float, float]) -> dict[str, Any]:
+def _row(rank: int, row: SettingResult, ends: tuple[float, float]) -> dict[str, Any]:
     tested = row["difference"]
-    found = {run["seed"]: run["validation"] for run in row["runs"] if run["validation"]}
-    scores = {seed: percent(criterion(each["scores"])) for seed, each in found.items()}
+    scores = {run["seed"]: percent(recall_of(run)) for run in row["runs"] if run["validation"]}
     return texts(row) | {
         "rank": rank,
         "error": row["error"],

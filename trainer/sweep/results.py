@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,20 +17,30 @@ from retrieval.distances import DISTANCES
 from retrieval.files import write_text
 from trainer import toml
 from trainer.config import Config
+from trainer.results import (
+    FlatScores,
+    Gap,
+    Outcome,
+    SettingResult,
+    Spread,
+    Spreads,
+    SweepHead,
+    SweepResult,
+    Validation,
+)
 from trainer.run.scoring import flat
 
 if TYPE_CHECKING:
     from trainer.sweep.study import Trials
 
+T = TypeVar("T")
 VERSION = 1
 TABLE, RESULT = "sweep.csv", "sweep.json"
-Outcome = dict[str, Any]
-"""What a sweep keeps of a run: seed, run, best_epoch, validation, test."""
 CRITERION = ("cos", "recall@1")
 """The distance and the score that order the settings."""
 
 
-def gather(trials: Trials) -> dict[str, Any]:
+def gather(trials: Trials) -> SweepResult:
     """The settings of a sweep, best first, each with its runs and its difference to the best."""
     from trainer.sweep.study import ERROR, OUTCOMES
 
@@ -42,8 +52,13 @@ def gather(trials: Trials) -> dict[str, Any]:
         values = {key: text_of(frozen.params[key]) for key in trials.plan.space}
         rows.append(setting(frozen.number, values, runs, frozen.user_attrs.get(ERROR)))
     plan = trials.plan
-    begun = {"name": trials.folder.name, "method": plan.method, "trials": plan.trials}
-    return compared(rows, list(plan.space), begun | {"settings": trials.plan.config().to_dict()})
+    about: SweepHead = {
+        "name": trials.folder.name,
+        "method": plan.method,
+        "trials": plan.trials,
+        "settings": plan.config().to_dict(),
+    }
+    return compared(rows, list(plan.space), about)
 
 
 def text_of(value: Any) -> str:
@@ -53,7 +68,7 @@ def text_of(value: Any) -> str:
 
 def setting(
     number: int, values: dict[str, str], runs: list[Outcome], error: str | None = None
-) -> dict[str, Any]:
+) -> SettingResult:
     """A setting with the means and standard deviations of its scores over the seeds."""
     return {
         "trial": number,
@@ -66,7 +81,7 @@ def setting(
     }
 
 
-def spread(runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, Any]] | None:
+def spread(runs: Sequence[FlatScores]) -> Spreads | None:
     """Mean and standard deviation of every score over runs, by distance and name."""
     if not runs:
         return None
@@ -80,22 +95,39 @@ def spread(runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, A
     }
 
 
-def criterion(scores: dict[str, dict[str, Any]]) -> Any:
+def criterion(scores: Mapping[str, Mapping[str, T]]) -> T:
     """The one of the scores, by distance and name, that orders the settings."""
     d, name = CRITERION
     return scores[d][name]
 
 
-def mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
+def mean_of(row: SettingResult) -> Spread:
+    """Mean and standard deviation of the score that orders the settings."""
+    assert row["validation"] is not None, "else it has no place in the order"
+    return criterion(row["validation"])
+
+
+def validation_of(run: Outcome) -> Validation:
+    """The validation scores of a run whose setting is compared with others."""
+    assert run["validation"] is not None, "a sweep needs a split that picks the epoch"
+    return run["validation"]
+
+
+def recall_of(run: Outcome) -> float:
+    """The validation score of a run that orders the settings."""
+    return criterion(validation_of(run)["scores"])
+
+
+def mean_and_std(values: Sequence[float]) -> Spread:
     """The mean, and the standard deviation of a sample; None for one value."""
     std = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": std}
 
 
-def compared(rows: list[dict], parameters: list[str], about: dict[str, Any]) -> dict[str, Any]:
+def compared(rows: list[SettingResult], parameters: list[str], about: SweepHead) -> SweepResult:
     """The result of a sweep: its settings in order, and the tests against the first."""
     good = [row for row in rows if row["validation"]]
-    good.sort(key=lambda row: (-criterion(row["validation"])["mean"], row["trial"]))
+    good.sort(key=lambda row: (-mean_of(row)["mean"], row["trial"]))
     for row in good[1:]:
         row["difference"] = difference(good[0]["runs"], row["runs"])
     ordered = good + [row for row in rows if not row["validation"]]
@@ -104,20 +136,20 @@ def compared(rows: list[dict], parameters: list[str], about: dict[str, Any]) -> 
         **about,
         "parameters": parameters,
         "seeds": [run["seed"] for row in ordered[:1] for run in row["runs"]],
-        "split": good[0]["runs"][0]["validation"]["split"] if good else None,
+        "split": validation_of(good[0]["runs"][0])["split"] if good else None,
         "rows": ordered,
     }
 
 
-def difference(best: list[Outcome], other: list[Outcome]) -> dict[str, Any] | None:
+def difference(best: list[Outcome], other: list[Outcome]) -> Gap | None:
     """Recall@1 (cos) of a setting less that of the best, tested over seeds and classes together.
 
     None if the two have other validation classes or seeds.
     """
-    a, b = ([run["validation"] for run in runs] for runs in (other, best))
-    for key in ("classes", "queries"):
-        if any(run[key] != a[0][key] for run in (*a, *b)):
-            return None
+    a, b = (list(map(validation_of, runs)) for runs in (other, best))
+    drawn = (a[0]["classes"], a[0]["queries"])
+    if any((run["classes"], run["queries"]) != drawn for run in (*a, *b)):
+        return None
     if [run["seed"] for run in best] != [run["seed"] for run in other]:
         return None
     hits = [np.array([run["hits"][CRITERION[0]] for run in runs]) for runs in (a, b)]
@@ -126,29 +158,33 @@ def difference(best: list[Outcome], other: list[Outcome]) -> dict[str, Any] | No
     return {"difference": found, "ci": list(span) if known else None, "p": p if known else None}
 
 
-def of_seeds(outcomes: list[Outcome], name: str, config: Config) -> dict[str, Any]:
+def of_seeds(outcomes: list[Outcome], name: str, config: Config) -> SweepResult:
     """The result of one setting: the simplest sweep. Without validation there is only the test."""
     row = setting(0, {}, outcomes)
     add_test(row, outcomes)
-    about = {"name": name, "method": "seeds", "trials": 1, "settings": config.to_dict()}
-    return compared([row], [], about) | {"split": config.run.select}
+    settings = config.to_dict()
+    about: SweepHead = {"name": name, "method": "seeds", "trials": 1, "settings": settings}
+    found = compared([row], [], about)
+    found["split"] = config.run.select
+    return found
 
 
-def add_test(row: dict[str, Any], runs: list[Outcome] | None) -> None:
+def add_test(row: SettingResult, runs: list[Outcome] | None) -> None:
     """Give a setting the test scores of its runs, where they are known."""
-    if not runs or any(run["test"] is None for run in runs):
+    tests = [run["test"] for run in runs or () if run["test"] is not None]
+    if not runs or len(tests) < len(runs):
         return
     row["runs"] = runs
-    row["test"] = spread([flat(run["test"]) for run in runs])
+    row["test"] = spread([flat(test) for test in tests])
 
 
-def write(found: dict[str, Any], folder: Path) -> None:
+def write(found: SweepResult, folder: Path) -> None:
     """Write sweep.json and sweep.csv."""
     write_text(folder / RESULT, to_json(found), force=True)
     write_text(folder / TABLE, to_csv(found), force=True)
 
 
-def to_csv(found: dict[str, Any]) -> str:
+def to_csv(found: SweepResult) -> str:
     """One line for a setting: its values, means and standard deviations, the difference and p."""
     lines: list[dict[str, Any]] = []
     for rank, row in enumerate(found["rows"], 1):
@@ -168,7 +204,7 @@ def to_csv(found: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def _cells(part: str, scores: dict[str, dict[str, Any]]) -> Iterable[tuple[str, float | None]]:
+def _cells(part: str, scores: Spreads) -> Iterable[tuple[str, float | None]]:
     for d in DISTANCES:
         for name, value in scores.get(d, {}).items():
             for kind in ("mean", "std"):

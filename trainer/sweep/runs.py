@@ -3,19 +3,17 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from retrieval.errors import DmlError
 from retrieval.world import from_environment
 from trainer.config import Config
 from trainer.resolve import ANY_TIME, resumed
-from trainer.run.checkpoint import LAST, load_config
-from trainer.run.folder import RESULT, VALIDATION
+from trainer.results import LAST, RESULT, VALIDATION, Outcome, SweepResult, Validation
+from trainer.run.checkpoint import load_config
 from trainer.run.train import train
 from trainer.run.watch import Watch
 from trainer.sweep import results
 from trainer.sweep.plan import Plan, comparable
-from trainer.sweep.results import Outcome
 
 
 class SweepWatch(Watch):
@@ -28,7 +26,7 @@ class SweepWatch(Watch):
         """A trial has ended, with an outcome for every seed or the reason of a failure."""
 
 
-def train_all_seeds(plan: Plan, folder: Path, watch: Watch) -> dict[str, Any]:
+def train_all_seeds(plan: Plan, folder: Path, watch: Watch) -> SweepResult:
     """Train one setting with several seeds, each scored on the test set: the simplest sweep."""
     check_alone()
     outcomes = train_seeds(plan.runs({}), folder, watch, test=True)
@@ -91,7 +89,7 @@ def finished(config: Config, folder: Path) -> Outcome | None:
     """The outcome of a run whose last epoch is scored; None before that."""
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        validation = None
+        validation: Validation | None = None
         if config.run.select != "last":
             validation = json.loads((folder / VALIDATION).read_text(encoding="utf-8"))
         if result["epochs"] < config.schedule.epochs:

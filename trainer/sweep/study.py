@@ -18,9 +18,10 @@ from retrieval import files
 from retrieval.errors import DmlError, install
 from retrieval.remote.address import without_secrets
 from trainer.config import Config
+from trainer.results import Outcome
 from trainer.sweep import space as spaces
 from trainer.sweep.plan import GRID, TPE, Plan, comparable
-from trainer.sweep.results import Outcome, criterion
+from trainer.sweep.results import recall_of
 
 try:
     import optuna
@@ -192,7 +193,7 @@ class Trials:
     def complete(self, claim: Claim, outcomes: list[Outcome]) -> None:
         """Write the outcome of a trial; its value is the mean of Recall@1 (cos) over the seeds."""
         claim.trial.set_user_attr(OUTCOMES, outcomes)
-        recalls = [criterion(one["validation"]["scores"]) for one in outcomes]
+        recalls = list(map(recall_of, outcomes))
         self.study.tell(claim.number, sum(recalls) / len(recalls), skip_if_finished=True)
 
     def fail(self, claim: Claim, why: str) -> None:

@@ -7,18 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from retrieval.errors import DmlError
 from retrieval.files import locked_folder, write_text
+from trainer.results import Outcome, SettingResult, SweepResult
 from trainer.run.checkpoint import causes
 from trainer.run.folder import make
 from trainer.run.watch import Watch
 from trainer.sweep import page, results
 from trainer.sweep.plan import Plan
-from trainer.sweep.results import Outcome
 from trainer.sweep.runs import SweepWatch, check_alone, train_seeds
 from trainer.sweep.study import Busy, Trials
 
@@ -32,7 +31,7 @@ def sweep(
     workers: int = 1,
     watch: SweepWatch | None = None,
     make_watch: Callable[[], SweepWatch] = SweepWatch,
-) -> dict[str, Any]:
+) -> SweepResult:
     """Train all trials of a plan, score the chosen setting on the test set, write the results.
 
     A sweep that was killed continues. make_watch: a function at the top of a module that gives each
@@ -111,7 +110,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def conclude(trials: Trials, watch: SweepWatch) -> dict[str, Any]:
+def conclude(trials: Trials, watch: SweepWatch) -> SweepResult:
     """Compare the settings, score the best or all on the test set, and write the files.
 
     Raise if all settings have failed.
@@ -126,13 +125,13 @@ def conclude(trials: Trials, watch: SweepWatch) -> dict[str, Any]:
     if found["rows"] and not trained:
         raise DmlError(
             f"No setting of the sweep {trials.folder} could be trained.",
-            found["rows"][0]["error"],
+            found["rows"][0]["error"] or "",
             "Change the settings or the values that vary, and choose another --out.",
         )
     return found
 
 
-def _tested(trials: Trials, row: dict[str, Any], watch: Watch) -> list[Outcome] | None:
+def _tested(trials: Trials, row: SettingResult, watch: Watch) -> list[Outcome] | None:
     """The runs of a setting with test scores; None if they are on another machine."""
     if all(run["test"] for run in row["runs"]):
         return row["runs"]

@@ -12,7 +12,8 @@ from retrieval.console import safe_console
 from retrieval.distances import DISTANCES
 from retrieval.metrics import title_of
 from retrieval.number_format import counted, four_digits, p_value, percent, points, points_interval
-from trainer.sweep.results import CRITERION, Outcome, criterion, mean_and_std
+from trainer.results import Outcome, SettingResult, Spread, Spreads, SweepResult
+from trainer.sweep.results import CRITERION, mean_and_std, recall_of
 from trainer.sweep.runs import SweepWatch
 from trainer.tables import OnStderr, by_distance
 
@@ -44,8 +45,7 @@ class SweepDisplay(OnStderr, SweepWatch):
             self.line(f"{self.name} {where}: {outcomes}")
             return
         d, name = CRITERION
-        scores = [criterion(run["validation"]["scores"]) for run in outcomes]
-        shown = with_spread(mean_and_std(scores))
+        shown = with_spread(mean_and_std(list(map(recall_of, outcomes))))
         self.line(f"{self.name} {where}: {title_of(name)} ({d}) {shown} %")
 
 
@@ -58,13 +58,13 @@ def last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def with_spread(value: dict[str, float | None]) -> str:
+def with_spread(value: Spread) -> str:
     """97.31 ± 0.42; without a spread for one value."""
     spread = "" if value["std"] is None else f" ± {percent(value['std'])}"
     return percent(value["mean"]) + spread
 
 
-def sweep_table(found: dict[str, Any], console: Console) -> Group:
+def sweep_table(found: SweepResult, console: Console) -> Group:
     """The settings, best first, with as many scores as fit the console; percent, as everywhere."""
     count, seeds = len(found["rows"]), counted(len(found["seeds"]), "seed")
     settings = counted(count, "setting")
@@ -86,7 +86,7 @@ def sweep_table(found: dict[str, Any], console: Console) -> Group:
     return Group(*parts)
 
 
-def _settings_table(found: dict[str, Any], shown: int) -> Table:
+def _settings_table(found: SweepResult, shown: int) -> Table:
     """The settings with the first scores of COLUMNS."""
     values = [Column(last(key), overflow="fold") for key in found["parameters"]]
     scored = [Column(f"{title_of(name)} {d} %", min_width=SPREAD) for d, name in COLUMNS[:shown]]
@@ -101,7 +101,7 @@ def _settings_table(found: dict[str, Any], shown: int) -> Table:
     return table
 
 
-def seeds_table(found: dict[str, Any]) -> Group:
+def seeds_table(found: SweepResult) -> Group:
     """Mean and spread of one setting over its seeds."""
     seeds, [row] = found["seeds"], found["rows"]
     title = f"{found['name']}: mean and standard deviation of seeds {seeds[0]} to {seeds[-1]}"
@@ -112,7 +112,7 @@ def seeds_table(found: dict[str, Any]) -> Group:
     return Group(*parts)
 
 
-def texts(row: dict[str, Any]) -> dict[str, Any]:
+def texts(row: SettingResult) -> dict[str, Any]:
     """A setting as text: its values, scores, and its difference to the best with interval and p."""
     tested, scores = row["difference"], row["validation"]
     return {
@@ -124,7 +124,7 @@ def texts(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def all_scores(scores: dict[str, dict[str, Any]]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def all_scores(scores: Spreads) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The distances, and every score by title with its mean and spread in each of them."""
     shown = [d for d in DISTANCES if d in scores]
     names = scores[shown[0]]
@@ -132,6 +132,6 @@ def all_scores(scores: dict[str, dict[str, Any]]) -> tuple[list[str], list[tuple
     return shown, rows
 
 
-def scores_table(scores: dict[str, dict[str, Any]]) -> Table:
+def scores_table(scores: Spreads) -> Table:
     """Mean and spread over seeds of every score, by distance."""
     return by_distance(*all_scores(scores))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,12 @@ def test_nan_and_infinity_are_errors(saved, images):
     with pytest.raises(DmlError, match="NaN or infinity") as caught:
         session.run(images)
     assert "1 of 5" in caught.value.why
+    assert "--precision" not in caught.value.fix  # it may be float32 already
+    metadata = replace(session.model.metadata, precision="fp16")
+    session.model = replace(session.model, metadata=metadata)
+    with pytest.raises(DmlError) as caught:
+        session.run(images)
+    assert "dmltool export RUN --precision fp32 --force" in caught.value.fix
 
 
 def test_a_frozen_batch_inside_the_graph_is_told(saved, images):

@@ -60,7 +60,8 @@ def test_options_reach_the_library():
         ("pml:VICRegLoss", {}, "pml:"),
         ("pml:RankedListLoss", {}, "--set loss.options.margin="),
         ("nca", {"distance": "Cosine"}, "CosineSimilarity"),
-        ("fastap", {"distance": "CosineSimilarity"}, "Given"),
+        ("fastap", {"distance": "CosineSimilarity"}, "--set loss.options.distance="),
+        ("nca", {"distance": {"name": "LpDistance", "powr": 2}}, "--set loss.options.distance="),
     ],
 )
 def test_what_the_library_cannot_do_is_an_error_with_a_way_out(name, options, near):

@@ -24,9 +24,20 @@ def test_a_checkpoint_is_all_that_an_export_needs(config, finished):
     embedder = load_embedder(state)
     assert not embedder.training
     assert embedder(torch.zeros(1, 3, 16, 16)).shape == (1, 16)
-    del state["config"]["input"]["draft"], state["version"], state["format"]
-    checkpoint.save(finished, state, best=True)  # as before there was this setting
-    assert checkpoint.load_config(finished).input.draft == 1
+
+
+def test_a_damaged_checkpoint_names_the_other_one_of_the_run(finished):
+    best, last = finished / "best.pt", finished / "last.pt"
+    state = torch.load(best, weights_only=True)
+    for other, fix in ((True, f"dmltool export {last}"), (False, "Train again")):
+        best.unlink()
+        torch.save({"format": state["format"], "version": state["version"]}, best)
+        if not other:
+            last.unlink()
+        with pytest.raises(DmlError, match="damaged") as caught:
+            checkpoint.load(best)
+        assert fix in caught.value.fix
+        assert str(best) not in caught.value.fix
 
 
 def test_a_full_disk_is_told_and_earlier_checkpoints_stay(config, whole, tmp_path, monkeypatch):

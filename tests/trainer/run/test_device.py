@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from tests.trainer.run.runs import Interrupting, Interruption, assert_same_bits, fit, told_by
 from trainer.run import checkpoint, device
@@ -75,3 +76,11 @@ def test_a_trial_takes_a_moment_and_changes_neither_weights_nor_random_numbers(
     assert_same_bits(before, embedder.state_dict())
     assert torch.equal(torch.get_rng_state(), state)
     assert embedder.training
+
+
+def test_layout_changes_the_memory_of_weights_and_not_their_values():
+    network = nn.Conv2d(3, 4, 3)
+    before = network.weight.detach().clone()
+    assert device.in_layout(network, torch.channels_last) is network
+    assert network.weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(network.weight, before)

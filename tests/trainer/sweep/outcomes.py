@@ -28,5 +28,6 @@ def result(*keys, method="grid"):
         )
         for n, cell in enumerate(cells)
     ]
-    about = {"name": "<b>sweep</b>", "method": method, "settings": Config().to_dict()}
+    about = {"name": "<b>sweep</b>", "method": method, "trials": len(cells)}
+    about["settings"] = Config().to_dict()
     return compared(rows, list(keys), about)

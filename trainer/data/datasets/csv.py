@@ -63,8 +63,8 @@ def _present(
         raise DmlError(
             f"{table} names files that are missing.",
             absent,
-            "Say where the images are (images=FOLDER), complete them, or leave these out: "
-            "--allow-incomplete (embed: --skip-bad)",
+            "Complete them, leave these out: --allow-incomplete (embed: --skip-bad), or say where "
+            "the images are: --set data.options.images=FOLDER (train only)",
         )
     return kept, [absent] if absent else []
 
@@ -84,7 +84,7 @@ def _table(root: Path) -> Path:
         raise DmlError(
             f"There is no table {root}.",
             "It has the columns path, label and, if you like, split.",
-            "Give its place: --data TABLE.csv",
+            "Give its place: --data TABLE.csv (embed: csv:TABLE.csv)",
         )
     return root
 

@@ -99,12 +99,14 @@ def read(*, variant: str = "test", size: int = 32, copies: int = 1, seed: int = 
             f"The data set glyphs has no variant {variant!r}.",
             "There are two: `test`, where each test image is a query for all others, and `query`, "
             "where bold and slanted faces are the queries and upright regular ones the gallery.",
-            "Choose one: --set data.options.variant=test",
+            "Choose one: --set data.options.variant=test (embed: glyphs:test)",
         )
     for name, value, low, high in (("size", size, 8, LARGEST), ("copies", copies, 1, 1000)):
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise DmlError(
-                f"{name} is {value!r}.", f"It is a whole number from {low} to {high}.", "Change it."
+                f"{name} is {value!r}.",
+                f"It is a whole number from {low} to {high}.",
+                f"Give another one: --set data.options.{name}={low}",
             )
     return build("glyphs", None, _rows(variant, copies), GlyphReader(size, seed))
 

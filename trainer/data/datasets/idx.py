@@ -74,7 +74,10 @@ def _pairs(root: Path, variant: str) -> Iterator[tuple[str, Path, Path]]:
         raise DmlError(
             f"{root} does not hold one set of IDX files.",
             several or "There is no file like train-images-idx3-ubyte or the same with .gz.",
-            "Choose by a word of the names: variant=letters" if files else "Check --data FOLDER.",
+            "Choose by a word of the names: --set data.options.variant=WORD (train only); or put "
+            "each set into a folder of its own."
+            if files
+            else "Name the folder that has them: --data FOLDER (embed: idx:FOLDER)",
         )
     for split, found in images.items():
         for file in found:

@@ -26,11 +26,13 @@ def folder(root: Path) -> Path:
         raise DmlError(
             f"There is no folder {root}.",
             "" if near is None else f"{near} is there; it holds {_holding(near)}.",
-            "Give the place of the data set with --data FOLDER.",
+            "Give the place of the data set: --data FOLDER (embed: NAME:FOLDER)",
         )
     if not root.is_dir():
         raise DmlError(
-            f"{root} is not a folder.", "", "Unpack it, and give the folder with --data FOLDER."
+            f"{root} is not a folder.",
+            "The data set is read from the files in one.",
+            "Unpack it, and give its folder: --data FOLDER (embed: NAME:FOLDER)",
         )
     _listing(root)
     return root
@@ -45,7 +47,7 @@ def locate(root: Path, name: str, *markers: str, inside: Sequence[str] = ()) -> 
     raise DmlError(
         f"{root} does not look like {name}: there is no {' and no '.join(markers)}.",
         f"It holds {_holding(root)}.",
-        f"Give the folder that holds {markers[0]} with --data FOLDER.",
+        f"Give the folder that holds {markers[0]}: --data FOLDER (embed: NAME:FOLDER)",
     )
 
 

@@ -134,7 +134,7 @@ def build(
         raise DmlError(
             f"{name}: there are no images{'' if root is None else f' in {root}'}.",
             "Nothing is left to train on or to test.",
-            "Check the folder given with --data.",
+            "Check the folder of the images.",
         )
     paths, labels, splits = zip(*rows, strict=True)
     label_names = tuple(dict.fromkeys([*names, *labels]))

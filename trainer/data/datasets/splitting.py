@@ -141,7 +141,7 @@ def without_small_classes(data: DataSet, images: int) -> DataSet:
             f"{data.name}: no classes are left.",
             f"None of the {np.count_nonzero(sizes):,} classes of train has {images} images; "
             f"the largest has {sizes.max()}.",
-            "Ask for fewer images of a class, or add images.",
+            f"Ask for fewer images of a class, --min-images {sizes.max()}, or add images.",
         )
     classes = counted(int(np.count_nonzero(small)), "class", "classes")
     note = f"{classes} with fewer than {images} images left out."

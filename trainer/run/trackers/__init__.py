@@ -7,7 +7,7 @@ the run can be seen. add(values, epoch) logs numbers by name; close(finished) en
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ from retrieval.files import write_text
 from retrieval.registry import Registry
 from retrieval.remote.address import without_secrets
 from trainer.config import Config
+from trainer.results import EpochRecord
 
 STATE = "trackers.json"
 LOGGED = ("loss", "lr", "images_per_second", "parts", "monitor", "scores", "train_scores")
@@ -106,7 +107,7 @@ class Trackers:
             self.open[name] = tracker
             note(f"{name}: {tracker.place}")
 
-    def add(self, records: Iterable[dict[str, Any]]) -> None:
+    def add(self, records: Iterable[EpochRecord]) -> None:
         """Log the records of epochs; each tracker gets those that it does not have yet."""
         records = list(records)
 
@@ -157,7 +158,7 @@ def _read_state(folder: Path) -> dict[str, dict[str, Any]]:
     return found if sound else {}
 
 
-def _numbers(record: dict[str, Any], keys: Iterable[str]) -> dict[str, float]:
+def _numbers(record: Mapping[str, Any], keys: Iterable[str]) -> dict[str, float]:
     """The finite numbers of a record by name: `loss`, `scores/cos`."""
     found = {}
     for key in keys:

@@ -84,6 +84,7 @@ def test_missing_files_of_a_table_are_named_and_may_be_left_out(tmp_path):
     assert "1 of 2" in caught.value.why
     assert "2.png" in caught.value.why
     assert "--allow-incomplete" in caught.value.fix
+    assert "--set data.options.images=FOLDER" in caught.value.fix
     data = load("csv", listed, allow_incomplete=True)
     assert data.paths == ("1.png",)
     assert "2.png" in data.notes[0]

@@ -105,8 +105,9 @@ def test_labels_show_code_point_and_letter(data):
     "options", [{"variant": "gallery"}, {"size": 4}, {"size": 9999}, {"size": 32.0}, {"copies": 0}]
 )
 def test_options_out_of_range_are_errors(options):
-    with pytest.raises(DmlError):
+    with pytest.raises(DmlError) as caught:
         load("glyphs", **options)
+    assert f"--set data.options.{next(iter(options))}=" in caught.value.fix
 
 
 # Pixels

@@ -77,7 +77,7 @@ def test_several_sets_in_a_folder_must_be_told_apart(tmp_path):
     write_set(tmp_path, "emnist-digits-", "test")
     with pytest.raises(DmlError, match="does not hold one set") as caught:
         load("idx", tmp_path)
-    assert "variant=" in caught.value.fix
+    assert "--set data.options.variant=" in caught.value.fix
     data = load("idx", tmp_path, variant="digits")
     assert all("digits" in path for path in data.paths)
 
