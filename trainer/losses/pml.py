@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 from retrieval.registry import nearest, unknown
 from trainer.losses.base import Loss
 
@@ -18,7 +18,7 @@ except ImportError as error:
     raise DmlError(
         "This loss needs pytorch-metric-learning.",
         f"{error}.",
-        "Install it: pip install pytorch-metric-learning",
+        install("cpu"),
     ) from error
 
 SIZES = ("num_classes", "embedding_size", "descriptors_dim")  # filled in, not options

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 from retrieval.registry import nearest
 from trainer.networks import weights
 from trainer.networks.backbones import Backbone, Entry
@@ -105,7 +105,7 @@ def check_timm(name: str) -> ModuleType:
         import timm as library
     except ImportError as error:
         raise DmlError(
-            "Names that start with timm: need timm.", f"{error}.", "Install it: pip install timm"
+            "Names that start with timm: need timm.", f"{error}.", install("extras")
         ) from error
     model = name.removeprefix("timm:")
     known = library.list_models()

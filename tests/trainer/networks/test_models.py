@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 from tests.trainer.networks.conftest import same
 from trainer.networks.backbones import BACKBONES, build
 
@@ -128,4 +128,4 @@ def test_missing_timm_names_the_command(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_timm)
     with pytest.raises(DmlError, match="need timm") as caught:
         build("timm:resnet18")
-    assert caught.value.fix == "Install it: pip install timm"
+    assert caught.value.fix == install("extras")
