@@ -30,7 +30,7 @@ from trainer.run.trackers import TRACKERS
 OK, NOTE, MISSING, BROKEN = "ok", "note", "missing", "broken"
 MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), MISSING: ("✗", "red"), BROKEN: ("✗", "red")}
 CPU = install("cpu")
-BASE = "In the folder of dmltool's repository: pip install -c constraints.txt ."
+BASE = install()
 ONE_BUILD = ("faiss", "onnxruntime")  # for CPUs or GPUs: together they overwrite each other
 LEAST_DISK, LEAST_MEMORY = 1 << 30, 1 << 30  # the demo needs less than half of each
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from retrieval.errors import DmlError
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from retrieval.results import Source
 
 T = TypeVar("T")
+Wanted = Literal["all", "vectors", "labels"]
+"""What is read of a file: vectors and labels, or only one of them; paths come with vectors."""
 SPLITS = ("train", "val", "test", "query", "gallery")
 HELD_OUT = ("test", "query", "gallery")
 """What scores are computed on: one test set, or queries and a gallery."""

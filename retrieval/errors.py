@@ -38,13 +38,13 @@ def damaged(what: str, why: str = "The file is damaged.") -> DmlError:
     return DmlError(what, why, "Copy or write the file again.")
 
 
-def install(extra: str) -> str:
-    """The line that installs one of the extras of pyproject.toml.
+def install(extra: str = "") -> str:
+    """The line that installs dmltool, or one of the extras of pyproject.toml as well.
 
     dmltool is installed from its repository, not by its name: a package index may have something
     else under that name.
     """
-    line = f'pip install -c constraints.txt ".[{extra}]"'
+    line = "pip install -c constraints.txt " + (f'".[{extra}]"' if extra else ".")
     if extra == "cpu":
         line += ', or ".[gpu]" where there is an NVIDIA GPU'
     return f"In the folder of dmltool's repository: {line}"

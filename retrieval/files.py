@@ -11,12 +11,16 @@ import shlex
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from retrieval.errors import DmlError, remedy
+
+if TYPE_CHECKING:
+    from retrieval.resources import StageProgress
 
 if sys.platform != "win32":
     import fcntl
@@ -173,6 +177,28 @@ def locked_folder(folder: Path, taken: DmlError) -> Iterator[bool]:
         os.close(descriptor)
 
 
+@contextmanager
+def waited_lock(path: Path, every: float = 0.2) -> Iterator[None]:
+    """Hold the lock of a folder, or of a file that may be new, after whoever has it.
+
+    every: seconds between looks at the lock.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                lock(descriptor)
+                break
+            time.sleep(every)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def claim(path: Path) -> BinaryIO:
     """Opens and locks the file that has this name; BlockingIOError if another process has it.
 
@@ -270,10 +296,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256(*paths: Path, progress: StageProgress | None = None) -> str:
+    """The SHA-256 of files, one after the other, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in paths:
+        done = 0
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+                done += len(block)
+                if progress:
+                    progress(f"reading {path.name}", done, path.stat().st_size)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retrieval.embeddings import SPELLINGS
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import COMPRESSED, FORMATS
+from retrieval.formats import FORMATS, of_suffix
 from retrieval.formats.refused import explain_folder
 
 RUN = "embeddings.h5"
@@ -74,8 +74,9 @@ def _embedding_files(names: Iterable[str]) -> list[str]:
 def _inner_suffix(name: str) -> str:
     """`.npy` of both x.npy and x.npy.gz."""
     suffixes = Path(name).suffixes
-    compressed = suffixes[-1].lower() in COMPRESSED and len(suffixes) > 1
-    return suffixes[-2 if compressed else -1].lower()
+    format = of_suffix(suffixes[-1])
+    inside = format is not None and format.compressed and len(suffixes) > 1
+    return suffixes[-2 if inside else -1].lower()
 
 
 def _hugging_face(path: Path) -> tuple[Path, ...]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from retrieval import signals
-from retrieval.embeddings import Embeddings, Split, collected, leaving_out_train, to_read
+from retrieval.embeddings import Embeddings, Split, Wanted, collected, leaving_out_train, to_read
 from retrieval.errors import DmlError, install
-from retrieval.formats import Wanted, find_format
+from retrieval.formats import find_format
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, copies, file_size
 from retrieval.resources import StageProgress

@@ -18,13 +18,13 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.files import check_target
+from retrieval.files import check_target, sha256
 from retrieval.formats.arrays import blocks, files_in
 from retrieval.formats.hdf5.writing import Writer, check_name, common_dim
 from retrieval.loading import load
 from retrieval.matching import match_rows
 from retrieval.resources import StageProgress
-from retrieval.sources import Sources
+from retrieval.sources import Place, Sources
 
 BYTES = 8  # of a number while rows are normalised
 
@@ -58,7 +58,7 @@ def merge(
     check_name(target)
     sources = Sources(*map(str, paths), progress=progress, whole=True)
     target = check_target(target, force, sources.files)
-    hashes = [_sha256(sources.places[str(path)].files, progress) for path in paths]
+    hashes = [_hash(sources.places[str(path)], progress) for path in paths]
     with sources.being_read():
         data = [load(path, places=sources.places) for path in paths]
     orders = [match_rows(data[0], other) for other in data]
@@ -86,21 +86,12 @@ def merge(
     return Merged(target, lengths, dims, matched)
 
 
-def _sha256(files: Sequence[Path], progress: StageProgress | None) -> str:
-    """Of all files of a set, one after the other."""
-    digest = hashlib.sha256()
-    files = [file for path in files for file in sorted(files_in(path))]  # of stores, all files
-    if not all(path.is_file() for path in files):
+def _hash(place: Place, progress: StageProgress | None) -> str:
+    """Of all files of a set, and of all in a store; empty if one is not there."""
+    found = [file for path in place.files for file in sorted(files_in(path))]
+    if not all(path.is_file() for path in found):
         return ""  # reading it will tell what is wrong
-    for path in files:
-        done = 0
-        with path.open("rb") as file:
-            while block := file.read(1 << 24):
-                digest.update(block)
-                done += len(block)
-                if progress:
-                    progress(f"reading {path.name}", done, path.stat().st_size)
-    return digest.hexdigest()
+    return sha256(*found, progress=progress)
 
 
 def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> dict[str, object]:

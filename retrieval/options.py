@@ -10,6 +10,7 @@ import click
 
 from retrieval.console import print_json, tell, to_json
 from retrieval.kmeans import STARTS
+from retrieval.sizes import parse_size
 
 if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
@@ -51,20 +52,14 @@ class Size(click.ParamType):
     """A number of bytes, such as 2GB or 512MB."""
 
     name = "SIZE"
-    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # noqa: RUF012
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        text = value.strip().upper().removesuffix("B").removesuffix("I")
-        unit = text[-1:] if text[-1:] in self.units else ""
         try:
-            size = float(text.removesuffix(unit)) * self.units[unit]
-        except ValueError:
-            self.fail(f"{value!r} is not a size such as 2GB or 512MB.", param, ctx)
-        if not 64 << 20 <= size < 1 << 50:
-            self.fail(f"{value!r} is not between 64MB and 1000TB.", param, ctx)
-        return int(size)
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Device(click.ParamType):

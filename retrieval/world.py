@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-START = "torchrun --nproc-per-node=2 $(which dmltool) COMMAND ..."
+START = "torchrun --nproc-per-node=2 -m cli COMMAND ..."
 MOST = 1 << 26  # numbers in one collective
 
 

@@ -61,6 +61,92 @@ def test_modules_that_windows_lacks_are_never_needed_to_import_ours():
             assert not (isinstance(node, ast.Import) and names & lacking), f"{path} needs {names}"
 
 
+# Cycles, of which no module could be understood or tested without the others.
+
+CYCLES = {
+    (
+        "retrieval.formats",
+        "retrieval.formats.compressed",
+    ): "The table names the module, which reads files of other formats of the table.",
+    (
+        "retrieval.ranking.backends.torch",
+        "retrieval.ranking.backends.trial",
+        "retrieval.ranking.tiles",
+    ): "A backend computes tiles, and its trial computes some.",
+    (
+        "trainer.losses",
+        "trainer.losses.miners",
+        "trainer.validate",
+    ): "Settings are checked by the table of losses, and options of losses like settings.",
+    (
+        "trainer.networks.backbones",
+        "trainer.networks.bninception",
+        "trainer.networks.models",
+    ): "The table names the modules that build its entries.",
+    (
+        "trainer.sweep.results",
+        "trainer.sweep.study",
+    ): "A study keeps outcomes, and results are gathered from it.",
+}
+
+
+def graph() -> dict[str, set[str]]:
+    """The modules that each module imports anywhere, or names in a string as a table does.
+
+    What is imported for a type checker alone does not count.
+    """
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for layer in LAYERS
+        for path in modules(layer)
+    }
+    found: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        names, left = set(), [ast.parse(path.read_text())]
+        while left:
+            node = left.pop()
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                left += node.orelse
+                continue
+            left += ast.iter_child_nodes(node)
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    inside = f"{node.module}.{alias.name}"
+                    names.add(inside if inside in paths else node.module)
+            elif isinstance(node, ast.Constant) and "." in str(node.value):
+                names.add(str(node.value).partition(":")[0])
+        found[module] = (names & paths.keys()) - {module}
+    return found
+
+
+def cycles(imports: dict[str, set[str]]) -> set[tuple[str, ...]]:
+    """The largest groups of modules that all need one another, directly or through others."""
+    reach = {module: set(others) for module, others in imports.items()}
+    for middle in reach:
+        for others in reach.values():
+            if middle in others:
+                others |= reach[middle]
+    return {
+        tuple(sorted({module} | {other for other in others if module in reach[other]}))
+        for module, others in reach.items()
+        if module in others
+    }
+
+
+def test_cycles_are_found():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {("a", "b", "c")}
+    imports = graph()
+    assert "retrieval.remote.cache" in imports["retrieval.sources"]  # in a function
+    assert "trainer.losses.ce" in imports["trainer.losses"]  # in a string
+    assert "retrieval.resources" not in imports["retrieval.files"]  # for a type checker
+
+
+def test_no_modules_import_one_another_in_a_cycle():
+    assert cycles(graph()) == set(CYCLES)
+
+
 # Tests mirror the packages: what `retrieval/checks.py` does is tested in
 # `tests/retrieval/test_checks.py`. What a package as a whole does, or its `__init__.py`, is tested
 # in a file with the name of the package, in its folder or beside it.

@@ -20,25 +20,28 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from retrieval.embeddings import Wanted
 from retrieval.errors import DmlError, remedy
-
-Wanted = Literal["all", "vectors", "labels"]
-"""What is read of a file: vectors and labels, or only one of them; paths come with vectors."""
+from retrieval.registry import Entry, Registry
 
 
 @dataclass(frozen=True)
-class Format:
-    name: str
-    summary: str
+class Format(Entry):
+    """A format of files, and the dotted path of the module that reads them."""
+
     suffixes: tuple[str, ...]
     magic: Mapping[bytes, str] = field(default_factory=dict)
     """How such files begin -> the suffix that this proves; "" if other files begin so too."""
-    module: str = ""
-    """The module of this package that reads it, if that has another name."""
     offsets: tuple[int, ...] = (0,)
     """Where the magic bytes may stand in a file whose suffix says nothing."""
+    member: str = ""
+    """How the name of a file ends that tells such zip archives from others."""
+    any_start: bool = False
+    """Files begin with a number, which may be the magic bytes of another format."""
+    compressed: bool = False
+    """Files hold a file of another format, whose name is theirs without the suffix."""
     labels_only: bool = False
     needs: str = ""
     """A library that a plain install lacks,"""
@@ -48,10 +51,6 @@ class Format:
     """Of a format whose files are folders: names of which one is in such a folder."""
     in_parts: tuple[str, ...] = ()
     """Suffixes of files of which, behind an address, only what is read is downloaded."""
-
-    def load(self) -> Any:
-        """Import the module."""
-        return import_module(f"retrieval.formats.{self.module or self.name}")
 
     def trial(self, path: Path, key: str | None, wanted: Wanted) -> Callable[[], object] | None:
         """What to try in a child process before the file is read, for some formats."""
@@ -77,25 +76,40 @@ class Format:
         return module.read(path, key, wanted)
 
 
-FORMATS = [
+FORMATS = Registry(
+    "format",
     Format(
         "hdf5",
+        "retrieval.formats.hdf5.reading",
         "embedding files of dmltool, ann-benchmarks files, other vectors with labels",
         (".h5", ".hdf5", ".he5"),
         {b"\x89HDF\r\n\x1a\n": ".h5"},
-        module="hdf5.reading",
         offsets=(0, 512, 1024, 2048),
         in_parts=(".h5", ".hdf5", ".he5"),
     ),
-    Format("npy", "one NumPy array; labels in a separate file", (".npy",), {b"\x93NUMPY": ".npy"}),
-    Format("npz", "named NumPy arrays, compressed or not", (".npz",), {b"PK": ""}),
+    Format(
+        "npy",
+        "retrieval.formats.npy",
+        "one NumPy array; labels in a separate file",
+        (".npy",),
+        {b"\x93NUMPY": ".npy"},
+    ),
+    Format(
+        "npz",
+        "retrieval.formats.npz",
+        "named NumPy arrays, compressed or not",
+        (".npz",),
+        {b"PK": ""},
+    ),
     Format(
         "csv",
+        "retrieval.formats.csv",
         "one column per dimension, or one column of [lists]; header optional",
         (".csv", ".tsv"),
     ),
     Format(
         "arrow",
+        "retrieval.formats.arrow",
         "Parquet and Arrow tables: one list column, or one column per dimension",
         (".parquet", ".pq", ".arrow", ".feather"),
         {b"PAR1": ".parquet", b"ARROW1": ".arrow"},
@@ -105,68 +119,91 @@ FORMATS = [
     ),
     Format(
         "jsonl",
+        "retrieval.formats.jsonl",
         "one JSON object per line, with a list of numbers and a label",
         (".jsonl", ".ndjson"),
     ),
     Format(
         "torch",
+        "retrieval.formats.torch_files",
         "tensors and NumPy arrays from torch.save, alone or in dicts; no code in them is run",
         (".pt", ".pth"),
-        module="torch_files",
+        {b"PK": ""},
+        member="/data.pkl",
         needs="torch",
         extra="cpu",
     ),
-    Format("safetensors", "named tensors", (".safetensors",), in_parts=(".safetensors",)),
-    Format("vecs", "TEXMEX vectors; labels in a separate file", (".fvecs", ".bvecs")),
+    Format(
+        "safetensors",
+        "retrieval.formats.safetensors",
+        "named tensors",
+        (".safetensors",),
+        in_parts=(".safetensors",),
+        any_start=True,
+    ),
+    Format(
+        "vecs",
+        "retrieval.formats.vecs",
+        "TEXMEX vectors; labels in a separate file",
+        (".fvecs", ".bvecs"),
+        any_start=True,
+    ),
     Format(
         "faiss",
+        "retrieval.formats.faiss_flat",
         "flat FAISS index, with or without ids; labels in a separate file",
         (".faiss", ".index"),
         {b"IxF": "", b"IxM": ""},
-        module="faiss_flat",
     ),
     Format(
         "gzip",
+        "retrieval.formats.compressed",
         "`.npy.gz`, `.csv.gz`, `.tsv.gz`, `.jsonl.gz`, and labels in `.txt.gz`",
         (".gz",),
         {b"\x1f\x8b\x08": ".gz"},
-        module="compressed",
+        compressed=True,
         offsets=(),  # the name says what is inside: without one, it is not read
     ),
     Format(
         "zstd",
+        "retrieval.formats.compressed",
         "`.npy.zst`, `.csv.zst`, `.tsv.zst`, `.jsonl.zst`, and labels in `.txt.zst`",
         (".zst",),
         {b"\x28\xb5\x2f\xfd": ".zst"},
-        module="compressed",
+        compressed=True,
         offsets=(),
         needs="pyarrow",
         extra="readers",
     ),
     Format(
         "zarr",
+        "retrieval.formats.zarr_store",
         "Zarr stores (folders), version 2 and 3: one array, or a group of named arrays",
         (".zarr",),
-        module="zarr_store",
         needs="zarr",
         extra="stores",
         marks=(".zarray", ".zgroup", "zarr.json"),
     ),
     Format(
         "lance",
+        "retrieval.formats.lance_table",
         "Lance tables (folders): one list column, or one column per dimension",
         (".lance",),
-        module="lance_table",
         needs="lance",
         extra="stores",
         marks=("_versions",),
     ),
-    Format("ivecs", "TEXMEX integers", (".ivecs",), module="vecs", labels_only=True),
-    Format("text", "one label per line", (".txt",), labels_only=True),
-    Format("json", "a list of labels", (".json",), module="text", labels_only=True),
-]
-COMPRESSED = (".gz", ".zst")
-BINARY = ("vecs", "ivecs", "safetensors")  # these begin with a number, which may be any
+    Format(
+        "ivecs",
+        "retrieval.formats.vecs",
+        "TEXMEX integers",
+        (".ivecs",),
+        labels_only=True,
+        any_start=True,
+    ),
+    Format("text", "retrieval.formats.text", "one label per line", (".txt",), labels_only=True),
+    Format("json", "retrieval.formats.text", "a list of labels", (".json",), labels_only=True),
+)
 STAND_INS = (b"version https://git-lfs", b"<!doctype html", b"<html")
 """How files begin that have the name of another one, but were never downloaded."""
 
@@ -176,8 +213,7 @@ def find_format(path: Path) -> Format:
     if store := store_format(path):
         return store
     start = _first_bytes(path)
-    suffix = path.suffix.lower()
-    format = next((format for format in FORMATS if suffix in format.suffixes), None)
+    format = of_suffix(path.suffix)
     if format and not start.lstrip().lower().startswith(STAND_INS):
         _refuse_other_format(path, format, start)
         return format
@@ -188,6 +224,11 @@ def find_format(path: Path) -> Format:
     if found := sniff(path):
         return found
     raise refused.unknown(path, [suffix for format in FORMATS for suffix in format.suffixes])
+
+
+def of_suffix(suffix: str) -> Format | None:
+    """The format of files whose names end so; None for other endings."""
+    return next((format for format in FORMATS if suffix.lower() in format.suffixes), None)
 
 
 def store_format(path: Path) -> Format | None:
@@ -217,10 +258,13 @@ def _first_bytes(path: Path) -> bytes:
 
 def _refuse_other_format(path: Path, format: Format, start: bytes) -> None:
     """Raise for a file whose first bytes are those of another format than its suffix says."""
-    for mark, suffix in {m: s for other in FORMATS for m, s in other.magic.items()}.items():
-        other = suffix and suffix not in format.suffixes
-        if other and start.startswith(mark) and format.name not in BINARY:
-            new = path.with_name(path.name + suffix if suffix in COMPRESSED else path.stem + suffix)
+    if format.any_start:
+        return
+    for other in FORMATS:
+        for mark, suffix in other.magic.items():
+            if not suffix or suffix in format.suffixes or not start.startswith(mark):
+                continue
+            new = path.with_name((path.name if other.compressed else path.stem) + suffix)
             raise DmlError(
                 f"{path} is a {suffix} file, not a {path.suffix} file.",
                 "Its first bytes are not those that its suffix promises.",
@@ -231,13 +275,18 @@ def _refuse_other_format(path: Path, format: Format, start: bytes) -> None:
 def sniff(path: Path) -> Format | None:
     """Return the format whose first bytes the file has."""
     start = _first_bytes(path)
-    found = {
-        format.name: format
+    found = [
+        format
         for format in FORMATS
         if any(start[at:].startswith(tuple(format.magic)) for at in format.offsets)
-    }
-    if list(found) == ["npz"] and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any(name.endswith("/data.pkl") for name in archive.namelist()):
-                return next(format for format in FORMATS if format.name == "torch")
-    return next(iter(found.values()), None)
+        and (not format.member or _has_member(path, format.member))
+    ]
+    return max(found, key=lambda format: bool(format.member), default=None)
+
+
+def _has_member(path: Path, ending: str) -> bool:
+    """Whether a file is a zip archive that holds a file whose name ends so."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith(ending) for name in archive.namelist())

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from retrieval.embeddings import Wanted
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import Wanted, labels
+from retrieval.formats import labels
 from retrieval.formats.arrays import EXACT, Range, ensure, refuse_bomb, reserve, rounded
 from retrieval.formats.arrow_sizes import sizes
 from retrieval.formats.columns import Choice, Column, Roles, Table

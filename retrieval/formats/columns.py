@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, note, to_read
+from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, Wanted, note, to_read
 from retrieval.errors import DmlError
-from retrieval.formats import Wanted
 from retrieval.formats.arrays import allocate, blocks, vectors
 from retrieval.formats.named_arrays import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES, cut
 

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from retrieval.embeddings import Embeddings, renamed
+from retrieval.embeddings import Embeddings, Wanted, renamed
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import FORMATS, Format, Wanted
+from retrieval.formats import Format, of_suffix
 from retrieval.formats.arrays import refuse_bomb
 from retrieval.formats.refused import labels_only
 
@@ -45,7 +45,8 @@ def _format(path: Path) -> Format:
             f"Of such files {', '.join(s + path.suffix for s in INSIDE)} are read as they are.",
             _unpacking(path),
         )
-    (format,) = (format for format in FORMATS if suffix in format.suffixes)
+    format = of_suffix(suffix)
+    assert format is not None, "INSIDE names suffixes of formats"
     return format
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.embeddings import Wanted
 from retrieval.errors import DmlError
-from retrieval.formats import Wanted, labels
+from retrieval.formats import labels
 from retrieval.formats.arrays import EXACT, rounded
 from retrieval.formats.columns import SPLIT_COLUMNS, Column, Roles, Table, bad_line
 from retrieval.formats.named_arrays import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES

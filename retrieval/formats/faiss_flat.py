@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from retrieval.embeddings import note
+from retrieval.embeddings import Wanted, note
 from retrieval.errors import DmlError
-from retrieval.formats import Wanted, labels, named_arrays
+from retrieval.formats import labels, named_arrays
 from retrieval.formats.arrays import mapped, refuse_overrun
 from retrieval.formats.refused import python_line, quoted
 

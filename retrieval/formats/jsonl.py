@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval.embeddings import Wanted
 from retrieval.errors import DmlError
-from retrieval.formats import Wanted, labels
+from retrieval.formats import labels
 from retrieval.formats.arrays import EXACT, rounded
 from retrieval.formats.columns import Column, Roles, Table, bad_line
 from retrieval.formats.text import most_rows, open_text

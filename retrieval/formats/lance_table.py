@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from retrieval.formats import Wanted, arrow
+from retrieval.embeddings import Wanted
+from retrieval.formats import arrow
 from retrieval.formats.columns import Table
 
 

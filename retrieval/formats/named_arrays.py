@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from retrieval.embeddings import HELD_OUT, SPELLINGS, Embeddings, Split, to_read
+from retrieval.embeddings import HELD_OUT, SPELLINGS, Embeddings, Split, Wanted, to_read
 from retrieval.errors import DmlError
-from retrieval.formats import Wanted, arrays
+from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
 
 

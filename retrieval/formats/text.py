@@ -13,9 +13,9 @@ from typing import TextIO
 
 import numpy as np
 
-from retrieval.embeddings import note
+from retrieval.embeddings import Wanted, note
 from retrieval.errors import DmlError
-from retrieval.formats import Wanted, labels, named_arrays
+from retrieval.formats import labels, named_arrays
 
 # UTF-32 first: its mark begins with that of UTF-16.
 MARKS = (

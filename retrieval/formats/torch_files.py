@@ -14,8 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from retrieval.embeddings import Wanted
 from retrieval.errors import DmlError
-from retrieval.formats import Wanted, labels, named_arrays, torch_numpy
+from retrieval.formats import labels, named_arrays, torch_numpy
 from retrieval.formats.arrays import BFLOAT16, refuse_bomb, refuse_overrun
 from retrieval.formats.refused import python_line, quoted
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.embeddings import Wanted
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import Wanted
 from retrieval.formats.arrays import allocate, blocks, file_size, refuse_bomb
 from retrieval.formats.named_arrays import Entry, described, refused
 

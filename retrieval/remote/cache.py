@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Literal
 
 from retrieval.errors import DmlError
-from retrieval.files import is_at, remove_leftovers, whole_file, write_text
+from retrieval.files import is_at, remove_leftovers, waited_lock, whole_file, write_text
 from retrieval.formats.arrays import Range, copies, files_in
 from retrieval.remote import ranges
 from retrieval.remote.address import without_secrets
 from retrieval.remote.ranges import Copy
-from retrieval.remote.room import Bytes, alone, folder, hold, room_for, writable
+from retrieval.remote.room import Bytes, folder, hold, room_for, writable
 from retrieval.remote.store import Found, NoRanges, Store
 from retrieval.resources import StageProgress, run_all, stage
 
@@ -98,7 +98,10 @@ class Entry:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with writable(self.path), alone(self.path / "fetching"):  # others may be downloading here
+        with (
+            writable(self.path),
+            waited_lock(self.path / "fetching"),
+        ):  # others may be downloading here
             yield
 
     def _refuse_clash(self) -> None:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from retrieval.errors import DmlError
-from retrieval.files import is_at, lock, release, write_text
+from retrieval.files import is_at, lock, release, waited_lock, write_text
 from retrieval.resources import Progress
+from retrieval.sizes import parse_size
 
 FOLDER, SIZE = "DMLTOOL_CACHE", "DMLTOOL_CACHE_SIZE"  # environment variables
 DEFAULT_SIZE = "20GB"
-WAIT = 0.2  # seconds between looks at a lock
 EXPECTED = "size"  # a file with the bytes that an entry will take, while it is fetched
 LOCK = "room"  # the file that a process locks while it makes room
 
@@ -38,17 +36,13 @@ def folder() -> Path:
 
 def limit() -> int:
     """Bytes that all copies may take together."""
-    import click
-
-    from retrieval.options import Size
-
     given = os.environ.get(SIZE) or DEFAULT_SIZE
     try:
-        return Size().convert(given, None, None)
-    except click.BadParameter as error:
+        return parse_size(given)
+    except ValueError as error:
         raise DmlError(
             f"The environment variable {SIZE} is wrong.",
-            f"{error.message}",
+            f"{error}",
             f"Set it to a size: {SIZE}={DEFAULT_SIZE}",
         ) from error
 
@@ -70,7 +64,7 @@ def room_for(path: Path, name: str, total: int, progress: Progress | None) -> It
 def _make_room(entry: Path, name: str, wanted: int) -> None:
     """Remove the least recently used entries that no process holds, until `wanted` fits."""
     most = limit()
-    with alone(folder() / LOCK):
+    with waited_lock(folder() / LOCK):
         own = on_disk(entry)
         others = (path for path in folder().iterdir() if path.is_dir() and path != entry)
         sizes = {path: _size(path) for path in others}
@@ -140,18 +134,6 @@ def _too_large(name: str, own: int, most: int, taken: int, free: int) -> DmlErro
         f"The limit is {most / 1e9:.1f} GB{others}.",
         f"Raise the limit: {SIZE}={-(-taken // 10**9) + 1}GB",
     )
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[BinaryIO]:
-    """Hold the lock of the file of this name, after whoever has it."""
-    with path.open("a+b") as file:
-        while True:
-            with suppress(BlockingIOError):
-                lock(file)
-                break
-            time.sleep(WAIT)
-        yield file
 
 
 def hold(path: Path) -> None:

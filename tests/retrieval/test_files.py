@@ -2,6 +2,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,30 @@ def test_without_fcntl_files_are_written_and_nothing_is_locked(tmp_path, monkeyp
 def test_sha256_is_that_of_the_content(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert files.sha256(tmp_path / "a").startswith("ba7816bf8f01cfea")
+    (tmp_path / "b").write_bytes(b"bc")
+    (tmp_path / "a").write_bytes(b"a")
+    told = []
+    both = files.sha256(tmp_path / "a", tmp_path / "b", progress=lambda *each: told.append(each))
+    assert both.startswith("ba7816bf8f01cfea")
+    assert told == [("reading a", 1, 1), ("reading b", 2, 2)]
+
+
+@pytest.mark.parametrize("name", ["folder", "file"])
+def test_a_lock_is_waited_for(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    seen = []
+
+    def wait():
+        with files.waited_lock(tmp_path / name, every=0.01):
+            seen.append("second")
+
+    with files.waited_lock(tmp_path / name):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.1)
+        seen.append("first")
+    thread.join()
+    assert seen == ["first", "second"]
 
 
 def test_scratch_folders_of_killed_processes_are_removed_and_those_in_use_are_not(tmp_path):

@@ -5,13 +5,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from retrieval.errors import DmlError
-from retrieval.files import locked_folder, write_text
+from retrieval.files import waited_lock, write_text
 from trainer.results import Outcome, SettingResult, SweepResult
 from trainer.run.checkpoint import causes
 from trainer.run.folder import make
@@ -19,7 +19,7 @@ from trainer.run.watch import Watch
 from trainer.sweep import page, results
 from trainer.sweep.plan import Plan
 from trainer.sweep.runs import SweepWatch, check_alone, train_seeds
-from trainer.sweep.study import Busy, Trials
+from trainer.sweep.study import Trials
 
 POLL = 1.0  # seconds between looks at what other workers do
 
@@ -116,7 +116,7 @@ def conclude(trials: Trials, watch: SweepWatch) -> SweepResult:
     Raise if all settings have failed.
     """
     found = results.gather(trials)
-    with waited_lock(trials.folder):
+    with waited_lock(trials.folder, POLL):
         trained = [row for row in found["rows"] if row["runs"]]
         for row in trained if trials.plan.test_all else trained[:1]:
             results.add_test(row, _tested(trials, row, watch))
@@ -139,16 +139,3 @@ def _tested(trials: Trials, row: SettingResult, watch: Watch) -> list[Outcome] |
     if not all((folder / Path(run["run"]).name).exists() for run in row["runs"]):
         return None
     return train_seeds(trials.plan.runs(row["values"]), folder, watch, test=True)
-
-
-@contextmanager
-def waited_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, after whoever else has it."""
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked_folder(folder, Busy(f"{folder} is locked.")))
-                break
-            except Busy:
-                time.sleep(POLL)
-        yield

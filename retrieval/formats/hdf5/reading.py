@@ -10,9 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from retrieval.embeddings import Embeddings
+from retrieval.embeddings import Embeddings, Wanted
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import Wanted, labels
+from retrieval.formats import labels
 from retrieval.formats.hdf5.objects import datasets, entries, look, open_file
 from retrieval.formats.named_arrays import Catalogue, Choice
 

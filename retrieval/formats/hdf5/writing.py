@@ -36,7 +36,7 @@ from retrieval.formats.arrays import KEPT, blocks
 from retrieval.formats.hdf5 import layout
 from retrieval.formats.hdf5.reading import attribute
 
-SUFFIXES = next(format.suffixes for format in FORMATS if format.name == "hdf5")
+SUFFIXES = FORMATS.find("hdf5").suffixes
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
