@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from retrieval.metrics import title_of
 from retrieval.number_format import counted
 from retrieval.problem import QUERY_GALLERY, Problem
 from retrieval.ranking.identical_rows import rows_among
@@ -86,7 +87,7 @@ def notes(problem: Problem, recall_at: Sequence[int]) -> list[str]:
             f"queries have only {number} classes, so intervals are too narrow and p values too "
             "small"
         )
-    beyond = ", ".join(f"Recall@{k}" for k in recall_at if k >= candidates)
+    beyond = ", ".join(title_of(f"recall@{k}") for k in recall_at if k >= candidates)
     if beyond and candidates:
         some = counted(candidates, "candidate")
         found.append(f"{beyond}: a query has only {some}, so every one with a positive finds it")

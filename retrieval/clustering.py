@@ -227,8 +227,8 @@ def _run(job: _Job, seed: int, threads: int) -> Found:
         known = pairs.initial(job.pairs, k, int(seeding.trials(0, k)), seed, job.tell)
         used = pairs.iterate(known, most, job.tell)
         return Found(known.label, known.objective, used)
-    given = (job.points, k, job.settings.kmeans_init, seed, threads, job.tell)
-    found = seeding.initial(*given, short=job.short)
+    kind = job.settings.kmeans_init
+    found = seeding.initial(job.points, k, kind, seed, threads, job.tell, short=job.short)
     if faiss := faiss_with_gpu():
         return _on_gpu(faiss, job.points, found.centroids, most, job.tell)
     used = lloyd.iterate(found, most, job.tell)
@@ -256,7 +256,7 @@ def _on_gpu(
         points.shape[1],
         len(centroids),
         niter=1,
-        gpu=getattr(faiss, "get_num_gpus", int)() > 0,
+        gpu=True,
         check_input_data_for_NaNs=False,  # checked once already, not in every iteration
         # All points, however many; and no complaint on stderr about few.
         max_points_per_centroid=len(points),

@@ -14,6 +14,8 @@ import numpy as np
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
+from retrieval.metrics import title_of
+from retrieval.number_format import percent
 from retrieval.problem import Problem, from_arrays
 from retrieval.resources import StageProgress, slices, stage
 from retrieval.results import Agreement
@@ -36,7 +38,7 @@ def agreement(
     if most > listed.shape[1]:
         raise DmlError(
             f"{data.source} lists {listed.shape[1]} neighbours of each query.",
-            f"Recall@{most} needs {most} of them.",
+            f"{title_of(f'recall@{most}')} needs {most} of them.",
             f"Ask for less: --recall-at 1,{min(10, listed.shape[1])},{listed.shape[1]}",
         )
     rows = np.arange(len(queries))
@@ -122,5 +124,5 @@ def warnings(result: Agreement) -> list[str]:
         return []
     return [
         f"the listed neighbours are not those of exact search by {own}, the file's own distance: "
-        f"Recall@{k} {100 * worst:.2f} %"
+        f"{title_of(f'recall@{k}')} {percent(worst)} %"
     ]

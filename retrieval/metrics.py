@@ -212,6 +212,15 @@ def query_scores(
     return found
 
 
+def occurrences(labels: np.ndarray) -> np.ndarray:
+    """(n,) how often the same label came before."""
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    out = np.empty(len(labels), np.int64)
+    out[order] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
+    return out
+
+
 def title_of(key: str) -> str:
     """Return the title of a score: "recall@5" -> "Recall@5", "mrr" -> "MRR"."""
     name, _, k = key.partition("@")

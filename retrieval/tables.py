@@ -91,7 +91,7 @@ def neighbours_table(result: Agreement) -> RenderableType:
         table.add_column(title, justify="right", no_wrap=True)
     for k in map(str, result["settings"]["recall_at"]):
         recalls = (result["distances"][d]["recall"][k] for d in distances)
-        table.add_row(f"Recall@{k}", *map(percent, recalls))
+        table.add_row(title_of(f"recall@{k}"), *map(percent, recalls))
     head = (
         f"{result['queries']:,} queries against a gallery of {result['gallery']:,} · "
         f"{result['listed']:,} neighbours listed · {result['dim']} dimensions"

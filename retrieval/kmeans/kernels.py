@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,31 @@ TIE = np.float32(1e-6)  # of |x|^2: squared distances that differ by less are me
 EQUAL = 1e-8  # of |x|^2: in float64, distances that differ by less are equal, the point stays
 WIDTH = 1024  # points whose sums are changed at a time: those of 100 clusters take 400 kB
 ORDERED = {"nnan", "nsz", "contract", "reassoc"}  # no NaN: a minimum may use vector registers
+
+
+class Vectors(NamedTuple):
+    """Points or centroids with their squared lengths."""
+
+    rows: np.ndarray  # (n, D) float32
+    norms: np.ndarray  # (n,)
+
+
+class State(NamedTuple):
+    """The points of `lloyd.Clusters`, their centroids, and what is known of their distances."""
+
+    points: np.ndarray  # (N, D) float32
+    norms: np.ndarray  # (N,) squared lengths
+    centroids: np.ndarray  # (k, D)
+    label: np.ndarray  # (N,) int32, the cluster of each point
+    own: np.ndarray  # (N,) squared distance to its own centroid
+    other: np.ndarray  # (N,) at most that to any other centroid
+
+
+class Nearest(NamedTuple):
+    """The two nearest centroids of some points, their own ones left out."""
+
+    distances: np.ndarray  # (2, A) |c|^2 - 2 x c
+    which: np.ndarray  # (A,) int32, the nearest, -1: none
 
 
 @compiled(fastmath=ORDERED)
@@ -24,16 +50,18 @@ def inner(a, b):
 
 
 @compiled(fastmath=ORDERED)
-def fold(bounds, norms, columns, label, limits, points, rows, centroids, nearest, which):
-    """Find the two nearest centroids (|c|^2 - 2 x c) of each row, its own one left out.
+def fold(bounds, centroids, columns, rows, limits, state, nearest):
+    """Find the nearest centroids of these rows among those of a tile, whose numbers are `columns`.
 
     `bounds` are the products x c, with limits of -inf, or upper bounds of them. Then a product is
     computed only if its bound allows that the centroid is the nearest, and nearer than the limit.
     Otherwise its bound stands for it: too near, but no nearer than the limit.
     """
     A, B = bounds.shape
+    norms = centroids.norms
     for i in range(A):
-        first, second = nearest[0, i], nearest[1, i]
+        own = state.label[rows[i]]
+        first, second = nearest.distances[0, i], nearest.distances[1, i]
         for begin in range(0, B, 32):
             end = min(begin + 32, B)
             least = np.float32(np.inf)
@@ -43,28 +71,31 @@ def fold(bounds, norms, columns, label, limits, points, rows, centroids, nearest
             if least < second:
                 for j in range(begin, end):
                     value = norms[j] - np.float32(2) * bounds[i, j]
-                    if value < second and columns[j] != label[i]:
+                    if value < second and columns[j] != own:
                         if value < min(first, limits[i]):
-                            value = norms[j] - np.float32(2) * inner(points[rows[i]], centroids[j])
+                            product = inner(state.points[rows[i]], centroids.rows[j])
+                            value = norms[j] - np.float32(2) * product
                         if value < first:
                             second, first = first, value
-                            which[i] = columns[j]
+                            nearest.which[i] = columns[j]
                         elif value < second:
                             second = value
-        nearest[0, i], nearest[1, i] = first, second
+        nearest.distances[0, i], nearest.distances[1, i] = first, second
 
 
 @compiled
-def settle(rows, points, norms, centroids, nearest, which, label, own, other):
+def settle(rows, state, nearest):
     """Assign points to nearer centroids, and lower their bounds for all others.
 
     float64 decides between distances that float32 may round either way: one point in another
     cluster leads to other centroids, and after some iterations to another objective.
     """
+    points, norms, centroids, label, own, other = state
+    distances, which = nearest
     for i in range(len(rows)):
         row = rows[i]
-        first = max(np.float32(0), nearest[0, i] + norms[row])
-        second = max(np.float32(0), nearest[1, i] + norms[row])
+        first = max(np.float32(0), distances[0, i] + norms[row])
+        second = max(np.float32(0), distances[1, i] + norms[row])
         nearer = which[i] >= 0 and first < own[row]
         if which[i] >= 0 and abs(first - own[row]) <= TIE * norms[row]:
             gained = 0.0
@@ -81,15 +112,15 @@ def settle(rows, points, norms, centroids, nearest, which, label, own, other):
 
 
 @compiled
-def measure(points, norms, centroids, rows, label, own):
+def measure(rows, state):
     """Compute the squared distances of points to their own centroids."""
     for row in rows:
-        point, centroid = points[row], centroids[label[row]]
+        point, centroid = state.points[row], state.centroids[state.label[row]]
         square, product = np.float32(0), np.float32(0)
         for d in range(len(point)):
             square += centroid[d] * centroid[d]
             product += centroid[d] * point[d]
-        own[row] = max(np.float32(0), square - np.float32(2) * product + norms[row])
+        state.own[row] = max(np.float32(0), square - np.float32(2) * product + state.norms[row])
 
 
 @compiled
@@ -130,17 +161,17 @@ def count_below(products, rows, columns, limits):
 
 
 @compiled
-def bounded_distances(bounds, drawn, norms, points, others, own, out, start):
+def bounded_distances(bounds, drawn, points, own, out, start):
     """Do what `squared_distances` does, from upper bounds of the products.
 
     A distance that is not below `own` of its point may be too small, but not below it either.
     """
     for c in range(len(bounds)):
         for i in range(bounds.shape[1]):
-            squared = norms[c] - np.float32(2) * bounds[c, i] + others[i]
+            squared = drawn.norms[c] - np.float32(2) * bounds[c, i] + points.norms[i]
             if squared < own[i]:
-                product = inner(drawn[c], points[i])
-                squared = norms[c] - np.float32(2) * product + others[i]
+                product = inner(drawn.rows[c], points.rows[i])
+                squared = drawn.norms[c] - np.float32(2) * product + points.norms[i]
             out[c, start + i] = max(np.float32(0), squared)
 
 
@@ -157,11 +188,12 @@ def gain(distances, own):
 
 
 @compiled
-def keep_best(distances, bounds, done, wanted, label, own, other):
+def keep_best(distances, bounds, done, wanted, state):
     """Choose candidates one by one, each time the one that gains most.
 
     A gain that was computed before the last choice is an upper bound of what it is now.
     """
+    label, own, other = state.label, state.own, state.other
     chosen = np.empty(wanted, np.int64)
     computed = np.zeros(len(bounds), np.int64)
     for n in range(wanted):

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from retrieval.kmeans import kernels
+from retrieval.kmeans.kernels import Nearest, State, Vectors
 from retrieval.resources import run_all, slices
 
 ROWS, COLUMNS = 1024, 512  # points and centroids of a tile
@@ -87,6 +88,11 @@ class Clusters:
         self.own = np.full(N, np.inf, np.float32)  # squared distance to its own centroid
         self.other = np.full(N, np.inf, np.float32)  # at most that to any other centroid
         self.threads, self.short = threads, short
+
+    @property
+    def state(self) -> State:
+        """The arrays as the compiled loops take them."""
+        return State(self.points, self.norms, self.centroids, self.label, self.own, self.other)
 
     @property
     def objective(self) -> float:
@@ -203,8 +209,7 @@ def _measure_own(found: Clusters, rows: np.ndarray) -> None:
     """Compute the distances of these points to their own centroids."""
 
     def measure(part: slice) -> None:
-        state = (rows[part], found.label, found.own)
-        kernels.measure(found.points, found.norms, found.centroids, *state)
+        kernels.measure(rows[part], found.state)
 
     work = 2 * len(rows) * found.points.shape[1]
     for_each(measure, slices(len(rows), 4 * ROWS), found.threads, work)
@@ -217,28 +222,28 @@ def _compare(found: Clusters, rows: np.ndarray, columns: np.ndarray) -> None:
     centroids = found.centroids[columns]
     norms, zeros = squared_lengths(centroids), np.zeros(len(columns), np.float32)
     shorts = found.short.of(centroids) if found.short else None
+    state = found.state
 
     def compare(part: slice) -> None:
         some = rows[part]
-        nearest = np.full((2, len(some)), np.inf, np.float32)
-        which = np.full(len(some), -1, np.int32)
+        distances = np.full((2, len(some)), np.inf, np.float32)
+        nearest = Nearest(distances, np.full(len(some), -1, np.int32))
         limits, exact = found.own[some] - found.norms[some], np.full(len(some), -np.inf, np.float32)
         short = _taken(found.short.points, some) if found.short else None
         points = None  # taken when they are needed: often the short forms are enough
         for tile in slices(len(columns), COLUMNS):
-            given = (norms[tile], columns[tile], found.label[some])
-            parts = (found.points, some, centroids[tile], nearest, which)
+            vectors = Vectors(centroids[tile], norms[tile])
             if short is not None and shorts is not None:
                 bounds = short @ shorts[tile].T
-                limits = np.minimum(limits, nearest[0])
+                limits = np.minimum(limits, distances[0])
                 nearer = kernels.count_below(bounds, -limits, norms[tile], zeros[tile])
                 if nearer * DENSE <= bounds.size:
-                    kernels.fold(bounds, *given, limits, *parts)
+                    kernels.fold(bounds, vectors, columns[tile], some, limits, state, nearest)
                     continue
             points = _taken(found.points, some) if points is None else points
-            kernels.fold(points @ centroids[tile].T, *given, exact, *parts)
-        state = (nearest, which, found.label, found.own, found.other)
-        kernels.settle(some, found.points, found.norms, found.centroids, *state)
+            product = points @ vectors.rows.T
+            kernels.fold(product, vectors, columns[tile], some, exact, state, nearest)
+        kernels.settle(some, state, nearest)
 
     size = min(ROWS, max(64, -(-len(rows) // 8)))
     for_each(compare, slices(len(rows), size), found.threads, len(rows) * centroids.size)

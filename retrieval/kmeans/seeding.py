@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from retrieval.kmeans import kernels
+from retrieval.kmeans.kernels import Vectors
 from retrieval.kmeans.lloyd import DENSE, ROWS, Clusters, Short, for_each, from_centroids
 from retrieval.resources import slices
 
@@ -60,8 +61,7 @@ def _greedy(found: Clusters, rng: np.random.Generator, tick: Callable[[int], Non
     while True:
         distances = _distances(found, drawn)
         gains = _gains(found, distances)
-        state = (found.label, found.own, found.other)
-        chosen = kernels.keep_best(distances, gains, done, wanted, *state)
+        chosen = kernels.keep_best(distances, gains, done, wanted, found.state)
         found.centroids[done : done + wanted] = points[drawn[chosen]]
         done += wanted
         tick(wanted)
@@ -86,8 +86,10 @@ def _distances(found: Clusters, drawn: np.ndarray) -> np.ndarray:
             bounds = shorts @ found.short.points[part].T
             others, own = found.norms[part], found.own[part]
             if kernels.count_below(bounds, norms, others, own) * DENSE <= bounds.size:
-                state = (found.points[part], others, own, out, part.start)
-                kernels.bounded_distances(bounds, points, norms, *state)
+                some = Vectors(found.points[part], others)
+                kernels.bounded_distances(
+                    bounds, Vectors(points, norms), some, own, out, part.start
+                )
                 return
         product = points @ found.points[part].T
         kernels.squared_distances(product, norms, found.norms[part], out, part.start)

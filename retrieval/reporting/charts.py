@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from retrieval.metrics import title_of
+from retrieval.number_format import percent
 from retrieval.reporting.view import Curve, Histogram
 
 WIDTH, HEIGHT = 480, 270
@@ -65,7 +67,7 @@ def recall_curve(curve: dict[str, Curve]) -> Markup:
     parts = [frame(x, y, _log_ticks(x), within(low, 1), "K", as_percent)]
     for name, one in curve.items():
         points = list(zip(one["k"], one["recall"], strict=True))
-        told = [f"{name}: Recall@{k} {100 * recall:.2f}" for k, recall in points]
+        told = [f"{name}: {title_of(f'recall@{k}')} {percent(recall)}" for k, recall in points]
         parts += [_band(one, x, y, name), _line(points, x, y, name)]
         parts += [_dots(points, told, x, y, name)]
     return svg(parts, "Recall at K over K, by distance")

@@ -55,7 +55,7 @@ def render(view: View) -> str:
             recalls=_recalls(view["classes"]),
             comparisons=[(one, _tables(one)) for one in view["compare"]],
             training=_training(view["run"]),
-            checks=[(k.replace("_", " "), v) for k, v in result["checks"].items() if v is not None],
+            checks=[(k.replace("_", " "), v) for k, v in result["checks"].items()],
         )
     )
     return page.encode("utf-8", "replace").decode()  # a path may hold lone surrogates

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.distances import DISTANCES
+from retrieval.metrics import occurrences
 from retrieval.neighbours import pair_scores
 from retrieval.problem import Problem
 from retrieval.reporting.view import Histogram
@@ -32,22 +33,13 @@ def choose(ranks: np.ndarray, codes: np.ndarray, margin: np.ndarray, seed: int) 
         "worst": missed[np.lexsort((margin[missed], -ranks[missed]))][:TAB],
         "best": found[np.argsort(-margin[found], kind="stable")][:TAB],
     }
-    by_turns = shuffled[np.argsort(_turns(codes[shuffled]), kind="stable")]
+    # Every class has its first turn before any has its second.
+    by_turns = shuffled[np.argsort(occurrences(codes[shuffled]), kind="stable")]
     wanted = np.concatenate([*tabs.values(), by_turns])
     queries = list(dict.fromkeys(wanted.tolist()))[:MOST]
     index = {query: n for n, query in enumerate(queries)}
     shown = {name: [index[query] for query in tab.tolist()] for name, tab in tabs.items()}
     return Sample(np.array(queries), shown)
-
-
-def _turns(codes: np.ndarray) -> np.ndarray:
-    """(Q,) how many of the same class came before: every class has its first turn first."""
-    order = np.argsort(codes, kind="stable")
-    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
-    lengths = np.diff(np.append(starts, len(codes)))
-    turns = np.empty(len(codes), np.int64)
-    turns[order] = np.arange(len(codes)) - np.repeat(starts, lengths)
-    return turns
 
 
 def histograms(problem: Problem, seed: int) -> dict[str, Histogram]:

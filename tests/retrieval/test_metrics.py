@@ -208,3 +208,7 @@ def test_a_metric_is_one_entry_and_shows_in_json_console_comparison_and_report(
 
 def discounted(ranks):
     return np.where(ranks > 0, 1 / np.log2(1 + np.maximum(ranks, 1)), 0.0)
+
+
+def test_occurrences_count_earlier_items_of_the_same_label():
+    assert metrics.occurrences(np.array([5, 2, 5, 5, 2])).tolist() == [0, 0, 1, 2, 1]

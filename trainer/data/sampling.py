@@ -6,6 +6,8 @@ more processes, sees the same batches. A rank takes its columns of every batch.
 
 import numpy as np
 
+from retrieval.metrics import occurrences
+
 _PLANS = 0x706C616E  # keeps the stream of plans apart from others of the same seed
 
 
@@ -39,7 +41,7 @@ def balanced_batches(
     order = np.lexsort((rng.random(len(targets)), targets))
     starts = np.cumsum(sizes) - sizes
     labels = table.ravel()
-    k = images * _occurrence(labels)[:, None] + np.arange(images)  # (steps * classes, images)
+    k = images * occurrences(labels)[:, None] + np.arange(images)  # (steps * classes, images)
     plan = order[starts[labels][:, None] + k % sizes[labels][:, None]]
     return plan.reshape(steps, classes * images)
 
@@ -85,15 +87,6 @@ def spread(uses: np.ndarray, steps: int, classes: int, rng: np.random.Generator)
     labels.append(once[shuffle(len(once), rng)])
     row, label = np.concatenate(rows), np.concatenate(labels)
     return label[np.lexsort((rng.random(len(row)), row))].reshape(steps, classes)
-
-
-def _occurrence(labels: np.ndarray) -> np.ndarray:
-    """(n,) how often the same label came before."""
-    order = np.argsort(labels, kind="stable")
-    ordered = labels[order]
-    out = np.empty(len(labels), np.int64)
-    out[order] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
-    return out
 
 
 def generator(seed: int, epoch: int) -> np.random.Generator:

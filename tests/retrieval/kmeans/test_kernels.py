@@ -24,8 +24,10 @@ def test_the_two_nearest_centroids_other_than_the_own_are_found(rng, exact):
         limits = np.full(40, np.inf, np.float32)
     nearest = np.full((2, 40), np.inf, np.float32)
     which = np.full(40, -1, np.int32)
-    state = (points, rows, centroids, nearest, which)
-    kernels.fold(bounds, norms, columns, label, limits, *state)
+    own = np.zeros(40, np.float32)
+    state = kernels.State(points, own, centroids, label, own, own)
+    vectors, found = kernels.Vectors(centroids, norms), kernels.Nearest(nearest, which)
+    kernels.fold(bounds, vectors, columns, rows, limits, state, found)
     assert which.tolist() == near.argmin(axis=1).tolist()
     first, second = np.sort(near, axis=1)[:, :2].T
     np.testing.assert_allclose(nearest[0], first, atol=1e-5)
