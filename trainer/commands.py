@@ -75,17 +75,7 @@ def train(
       torchrun --nproc-per-node=4 -m cli train --preset sop-ce --data SOP
     """
     start, folder = start_of(**given), Path(out) if out else None
-    if resume and (start.preset or start.file or folder):
-        raise click.UsageError(
-            "--resume continues a run as it was: no --preset, --config or --out."
-        )
-    if resume and seeds:
-        raise click.UsageError("--seeds needs no --resume: repeat the command, and it continues.")
-    if resume:
-        config, folder = _resumed(Path(resume), start)
-        name = folder.name
-    else:
-        config, name = resolved(start)
+    config, folder, name = _settings(start, folder, resume, seeds)
     if dry_run:
         from trainer.validate import check_names
 
@@ -107,13 +97,26 @@ def train(
     next_step("export", result["run"])
 
 
-def _resumed(run: Path, start: Start) -> tuple[Config, Path]:
-    """Return the settings of an interrupted run, and its folder."""
+def _settings(
+    start: Start, folder: Path | None, resume: str | None, seeds: int | None
+) -> tuple[Config, Path | None, str]:
+    """Return the settings, the folder and the name of a new run or of one that is resumed."""
+    if not resume:
+        config, name = resolved(start)
+        return config, folder, name
+    if start.preset or start.file or folder:
+        raise click.UsageError(
+            "--resume continues a run as it was: no --preset, --config or --out."
+        )
+    if seeds:
+        raise click.UsageError("--seeds needs no --resume: repeat the command, and it continues.")
     from trainer.resolve import resumed
     from trainer.run.checkpoint import load_config
 
+    run = Path(resume)
     folder = run.parent if run.is_file() else run
-    return resumed(load_config(folder), start.flags, start.settings, OPTION_OF), folder
+    config = resumed(load_config(folder), start.flags, start.settings, OPTION_OF)
+    return config, folder, folder.name
 
 
 def _run(config: Config, folder: Path | None, name: str, resume: bool) -> RunResult | None:

@@ -122,7 +122,7 @@ def pictures_of(
     read, note = None, ""
     if recorded.get("files"):
         read, note = _recorded_folder(data, recorded)
-    elif recorded or (entry and not entry.needs_root):  # older files record the name alone
+    elif recorded or (entry and not entry.needs_root):
         options = _dict(recorded.get("options")) | dict(entry.display_options if entry else {})
         root = next((str(place) for place in _places(data, recorded) if place.exists()), None)
         read, note = _pictures(str(name), root, options)

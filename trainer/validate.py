@@ -25,7 +25,7 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
     types = get_type_hints(Config)
     tables: dict[str, dict[str, Any]] = {}
     found: list[Fault] = []
-    for name, table in _renamed(given).items():
+    for name, table in given.items():
         if name not in types:
             found.append(unknown_key(name, types))
         elif not isinstance(table, Mapping):
@@ -45,26 +45,6 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
     if found:
         raise BadSettings(f"{source} cannot be used.", found, FIX)
     return config
-
-
-def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with keys of today: those of earlier versions, also in checkpoints, go on working.
-
-    loss.classification_epochs has become phase.epochs, run.tensorboard has become run.log.
-    """
-    tables, old = dict(given), "classification_epochs"
-    run = tables.get("run")
-    if isinstance(run, Mapping) and isinstance(run.get("tensorboard"), bool):
-        tables["run"] = {key: value for key, value in run.items() if key != "tensorboard"}
-        if run["tensorboard"]:
-            tables["run"].setdefault("log", ["tensorboard"])
-    loss = tables.get("loss")
-    if isinstance(loss, Mapping) and old in loss:
-        tables["loss"] = {key: value for key, value in loss.items() if key != old}
-        phase = tables.get("phase", {})
-        if isinstance(phase, Mapping):
-            tables["phase"] = {"epochs": loss[old], **phase}
-    return tables
 
 
 def _sound(name: str, given: Mapping[str, Any], kind: type, found: list[Fault]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from retrieval.errors import DmlError
-from tests.conftest import call
 from tests.trainer.conftest import small_config
 from trainer import losses
 from trainer.config import Batches, Config, Loss, Phase
@@ -111,12 +110,6 @@ def test_anchors_leave_an_image_to_refine():
     assert "--batch 4x5" in error.value.fix
 
 
-def test_classification_epochs_of_older_files_are_those_of_the_phase():
-    old = {"loss": {"name": "group", "classification_epochs": 3}}
-    assert from_dict(old, "it").phase == Phase(3)
-    assert from_dict(old | {"phase": {"batch": 8}}, "it").phase == Phase(3, 8)
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -202,10 +195,3 @@ def test_anchors_that_leave_nothing_to_refine_are_refused_also_if_they_are_the_d
     source = open_data(config, Watch())
     with pytest.raises(DmlError, match="anchors = 4 with 4 images"):
         balanced(config, source.data, 1, Watch())
-
-
-def test_the_setting_of_earlier_versions_still_means_tensorboard():
-    assert from_dict({"run": {"tensorboard": True}}, "It").run.log == ("tensorboard",)
-    assert from_dict({"run": {"tensorboard": False}}, "It").run.log == ()
-    done = call("train", "--set", "run.tensorboard=true", "--dry-run")
-    assert 'log = ["tensorboard"]' in done.stdout

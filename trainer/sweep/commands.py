@@ -1,13 +1,18 @@
 """The command sweep. What it calls is imported when it runs."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrieval.console import RUN_AGAIN, on_interrupt, print_json, say_next, stdout_console
 from retrieval.options import json_option, whole_option
-from trainer.options import resolved, settings_options, start_of
+from trainer.options import Start, resolved, settings_options, start_of
+
+if TYPE_CHECKING:
+    from trainer.sweep.plan import Plan
 
 
 @click.command()
@@ -60,28 +65,12 @@ def sweep(
       dmltool sweep --preset glyphs-group --grid loss.options.anchors=0,1,2
       dmltool sweep --preset glyphs-ce --tpe 50 --space space.toml --workers 2
     """
-    if random and tpe:
-        raise click.UsageError("--random and --tpe exclude each other.")
-    if space and not (random or tpe):
-        raise click.UsageError("--space is for --random N or --tpe N.")
-    if not grid and not space:
-        raise click.UsageError("Name the settings to vary: --grid KEY=V,V,... or --space FILE.")
     from retrieval.resources import processors
-    from trainer.sweep import space as spaces
-    from trainer.sweep.plan import GRID, RANDOM, TPE, Plan
 
-    parameters = spaces.from_grid(grid) | (spaces.from_file(Path(space)) if space else {})
     start = start_of(**given)
+    threads = max(1, processors() // workers)
+    plan = _plan(start, grid, space, random, tpe, seeds=seeds, threads=threads, test_all=test_all)
     _, name = resolved(start)
-    plan = Plan(
-        **vars(start),
-        space=parameters,
-        method=TPE if tpe else RANDOM if random else GRID,
-        trials=tpe or random or len(spaces.cells(parameters)),
-        seeds=seeds,
-        threads=max(1, processors() // workers),
-        test_all=test_all,
-    )
     folder = Path(out) if out else Path("runs") / f"{name}-sweep"
     with on_interrupt(lambda: RUN_AGAIN):
         from trainer.sweep.page import PAGE
@@ -96,3 +85,31 @@ def sweep(
     console = stdout_console()
     console.print(sweep_table(found, console))
     say_next(f"open {folder / PAGE} in a browser")
+
+
+def _plan(
+    start: Start,
+    grid: tuple[str, ...],
+    space: str | None,
+    random: int | None,
+    tpe: int | None,
+    **others: Any,
+) -> Plan:
+    """Return the plan of a sweep; others: fields of Plan that need no choice."""
+    if random and tpe:
+        raise click.UsageError("--random and --tpe exclude each other.")
+    if space and not (random or tpe):
+        raise click.UsageError("--space is for --random N or --tpe N.")
+    if not grid and not space:
+        raise click.UsageError("Name the settings to vary: --grid KEY=V,V,... or --space FILE.")
+    from trainer.sweep import space as spaces
+    from trainer.sweep.plan import GRID, RANDOM, TPE, Plan
+
+    parameters = spaces.from_grid(grid) | (spaces.from_file(Path(space)) if space else {})
+    return Plan(
+        **vars(start),
+        space=parameters,
+        method=TPE if tpe else RANDOM if random else GRID,
+        trials=tpe or random or len(spaces.cells(parameters)),
+        **others,
+    )

@@ -17,10 +17,9 @@ from pathlib import Path
 from retrieval import files
 from retrieval.errors import DmlError, install
 from retrieval.remote.address import without_secrets
-from trainer.config import Config
 from trainer.results import Outcome
 from trainer.sweep import space as spaces
-from trainer.sweep.plan import GRID, TPE, Plan, comparable
+from trainer.sweep.plan import GRID, TPE, Plan
 from trainer.sweep.results import recall_of
 
 try:
@@ -79,8 +78,7 @@ class Trials:
             self.study.set_user_attr(DEFINITION, definition)
             return
         ours = definition.pop("settings") | definition
-        new = comparable(Config())  # settings that an older version did not know have its default
-        theirs = {key: new[key] for key in ours if key in new} | saved.pop("settings") | saved
+        theirs = saved.pop("settings") | saved
         ours, theirs = json.loads(json.dumps([ours, theirs]))
         names = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
         if names:

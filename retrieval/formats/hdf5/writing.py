@@ -98,7 +98,6 @@ class Writer:
     def _begin(self, opened: ExitStack) -> BinaryIO:
         """The file to write to, claimed or new; what is opened is closed with `opened`."""
         files.remove_leftovers(self.partial)
-        files.remove_unused(self.partial.with_name(f"{self.partial.name}.new"))  # of older versions
         old = self._claim()
         if old is not None:
             opened.enter_context(old)

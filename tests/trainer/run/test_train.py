@@ -164,24 +164,6 @@ def test_group_presets_train_on_small_pictures(name, pictures, tmp_path):
     assert head["head.weight"].shape == (8, 1024 if name.endswith("code") else 512)
 
 
-def test_a_checkpoint_of_classification_epochs_is_resumed(change, tmp_path):
-    config = change(
-        loss=Loss("group"),
-        phase=Phase(1),
-        batches=Batches(classes=4, images=4),
-        schedule={"epochs": 2},
-    )
-    fit(config, tmp_path / "whole")
-    with pytest.raises(Interruption):
-        fit(config, tmp_path / "run", Interrupting(4))
-    state = checkpoint.load(tmp_path / "run")
-    del state["config"]["phase"], state["version"], state["format"]
-    state["config"]["loss"]["classification_epochs"] = 1
-    checkpoint.save(tmp_path / "run", state, best=True)  # as before there was a phase
-    fit(checkpoint.load_config(tmp_path / "run"), tmp_path / "run", resume=True)
-    assert_same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
-
-
 @pytest.mark.parametrize("select", ["test", "last"])
 def test_without_validation_all_training_classes_are_learnt(select, change, tmp_path):
     result = train.train(change(run={"select": select}), tmp_path / "run", test=select == "test")

@@ -289,8 +289,7 @@ def test_a_writer_that_opens_a_file_just_before_it_is_finished_does_not_own_it(
 
 
 def test_temporary_files_of_dead_writers_are_removed_and_of_living_ones_not(tmp_path):
-    for left in (".x.h5.partial.0123abcd.tmp", "x.h5.partial.new"):
-        (tmp_path / left).write_bytes(b"half")
+    (tmp_path / ".x.h5.partial.0123abcd.tmp").write_bytes(b"half")
     (tmp_path / ".x.h5.partial.original.tmp").write_bytes(b"of the user")
     living, name = files.create_temporary(tmp_path / "x.h5.partial")
     with living, writer(tmp_path / "x.h5", force=True) as out:
@@ -302,7 +301,7 @@ def test_temporary_files_of_dead_writers_are_removed_and_of_living_ones_not(tmp_
 
 def test_a_resumed_file_leaves_no_file_of_an_attempt_to_start_again(tmp_path):
     stop_early(tmp_path / "x.h5")
-    (tmp_path / "x.h5.partial.new").write_bytes(b"half")  # killed while --force began
+    (tmp_path / ".x.h5.partial.0123abcd.tmp").write_bytes(b"half")  # killed while --force began
     with writer(tmp_path / "x.h5", resume=True) as out:
         out.write("test", 0, X)
     assert [path.name for path in tmp_path.iterdir()] == ["x.h5"]
