@@ -57,7 +57,7 @@ HIDDEN = {"baselines": "exporter.tool_commands:baselines"}  # a step of the demo
 
 
 class LazyCommands(Mapping[str, click.Command]):
-    """The commands by name, each imported when it is asked for."""
+    """The commands by name; each is imported when it is first used."""
 
     def __init__(self) -> None:
         self.paths = {name: path for group in COMMANDS.values() for name, path in group.items()}

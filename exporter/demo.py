@@ -26,7 +26,7 @@ MARK = "demo.json"  # marks a folder of the demo, and records its settings
 
 @dataclass(frozen=True)
 class Step:
-    """A process of the demo, finished when `made` exists, is whole and not older than `needs`."""
+    """A step of the demo; finished when `made` is complete and not older than `needs`."""
 
     args: tuple[str, ...]
     made: Path

@@ -187,7 +187,7 @@ def check_targets(folder: Path, runs: Sequence[Path], settings: Settings) -> Non
 
 
 def export_model(job: Job) -> tuple[Model, ModelResult]:
-    """Write model.onnx after comparing it with the network; the model and what to tell about it."""
+    """Compare the model with the network and write model.onnx; return the model and its result."""
     settings, target = job.settings, (job.folder / MODEL).resolve()
     if settings.resume and target.exists():
         remove_scratch_folders(job.folder, SCRATCH)  # killed just after the model got its name
@@ -263,7 +263,7 @@ def at_precision(job: Job, plain: Model, name: str) -> Model:
 def compare_precisions(
     job: Job, plain: Model, made: Model, images: tuple[np.ndarray, np.ndarray]
 ) -> list[precision.Row]:
-    """Compare all precisions, also the one that was not asked for."""
+    """Compare all precisions, also the one that was not requested."""
     settings = job.settings
     models = {"fp32": plain, settings.precision: made}
     other = "fp16" if settings.precision == "int8" else "int8"

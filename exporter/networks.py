@@ -181,7 +181,7 @@ def existing_model(path: Path, members: Sequence[Member], **wanted: object) -> M
 
 
 def earlier_result(model: Model, path: Path) -> ModelResult | None:
-    """What the export that made this very model recorded at `path`; None if it is not there."""
+    """The result at `path` of the export that wrote this model; None if there is none."""
     try:
         found = json.loads(path.read_text())["model"]
         return found if found["sha256"] == model.sha256 else None

@@ -170,7 +170,7 @@ def retrieved(
 
 
 def agreement(vectors: np.ndarray, nearest: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """(N,) whether the other nearest row is as near; one of equally near ones is no change."""
+    """(N,) whether the other nearest row is the same one, or one that is equally near."""
     rows = vectors.astype(np.float64)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
     mine, theirs = ((rows * rows[index]).sum(1) for index in (nearest, other))

@@ -1,4 +1,4 @@
-"""Estimate by a class bootstrap how far a score would move with other test classes.
+"""Estimate by a bootstrap over classes how much a score depends on the choice of classes.
 
 Images of one class succeed and fail together, so classes are drawn with replacement, not images;
 intervals over images are too narrow. What is drawn depends on the seed and the classes alone, which
@@ -93,7 +93,7 @@ def paired_runs(
 
 
 def _widening(gain: np.ndarray, sizes: np.ndarray, level: float) -> float:
-    """Student's t over the normal quantile, by how much of the variance is that of few seeds."""
+    """Student's t quantile over the normal one; larger for few seeds or classes."""
     from scipy import stats  # takes half a second
 
     S, C = gain.shape
@@ -119,7 +119,7 @@ def _tested(means: np.ndarray, level: float) -> tuple[tuple[float, float], float
 
 
 def _limits(means: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """(M,) and (M,): those of -means are exactly the same, mirrored."""
+    """Lower and upper limits (M,); the limits of -means are exactly mirrored."""
     low, high = (np.quantile(side, (1 - level) / 2, axis=0) for side in (means, -means))
     return low, -high
 

@@ -61,14 +61,14 @@ def data_checks(problem: Problem) -> dict[str, int]:
 
 
 def warnings(result: Result) -> list[str]:
-    """What a reader of the numbers must know: a sentence for every check that found something."""
+    """Warnings about a result: a sentence for every check that found something, and the notes."""
     known = {"queries": result["queries"], "classes": result["classes"]}
     found = [MESSAGES[name].format(n=n, **known) for name, n in result["checks"].items() if n]
     return found + result["notes"]
 
 
 def notes(problem: Problem, recall_at: Sequence[int]) -> list[str]:
-    """One sentence for every way in which scores say less than they seem to."""
+    """One sentence for each reason why scores may mislead."""
     alone = problem.protocol != QUERY_GALLERY
     classes, candidates = len(problem.names), len(problem.gallery) - alone
     found = []

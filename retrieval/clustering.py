@@ -44,7 +44,7 @@ RESTARTS = 10  # of each seed, up to MANY clusters: beyond them they would take 
 SMALL = 1 << 31  # multiplications of an assignment: up to here every thread has its own start
 SOME = 64  # clusters from which short forms of the points save more than they cost
 SPEED = 1 << 36  # multiplications a second on two cores
-LONG = 120.0  # seconds that are worth waiting for without being asked
+LONG = 120.0  # seconds; longer k-means runs only on request
 
 
 def add_nmi(
@@ -53,9 +53,9 @@ def add_nmi(
     settings: Settings,
     progress: StageProgress | None = None,
 ) -> Evaluation:
-    """The evaluation with NMI and AMI of the same problem, all its queries among the points.
+    """Add NMI and AMI to the evaluation of this problem; all its queries are clustered.
 
-    A note says so if k-means is left out because it would take long and was not asked for.
+    A note says so if k-means is left out because it would take long and was not requested.
     """
     if settings.nmi is False:
         return found
@@ -112,7 +112,7 @@ def restarts(settings: Settings, k: int) -> int:
 
 
 def _clustered(problem: Problem, settings: Settings) -> Sequence[str]:
-    """The distances by which items are clustered: of l2 and cos, one where all have length 1."""
+    """The distances to cluster by; only cos if all vectors have length 1: l2 is the same."""
     if len(settings.distances) < 2:
         return settings.distances
     alike = unit_length(problem.gallery) and (
@@ -191,7 +191,7 @@ def kmeans(
 
 
 def _derived(seed: int, restart: int) -> int:
-    """The seed itself, then others that do not meet those of neighbouring seeds."""
+    """The seed of a start: `seed` itself, then seeds that no other seed in use shares."""
     if restart == 0:
         return seed
     return int(np.random.SeedSequence((seed, restart)).generate_state(1)[0] >> 1)
@@ -251,7 +251,7 @@ def _on_gpu(
     most: int,
     tell: Callable[[], object],
 ) -> Found:
-    """One iteration per call, so that progress is seen and Ctrl-C waits for one only."""
+    """Run FAISS one iteration per call, to show progress and to stop soon after Ctrl-C."""
     faiss_kmeans = faiss.Kmeans(
         points.shape[1],
         len(centroids),

@@ -28,7 +28,7 @@ def compare(
     progress: StageProgress | None = None,
     world: World = ALONE,
 ) -> Comparison:
-    """Compare two embeddings of the same items: B less A in every score.
+    """Compare two embeddings of the same items: the difference B - A of every score.
 
     Items are matched by path where both have paths, by row otherwise; labels must agree.
 
@@ -87,7 +87,7 @@ def _taken(split: Split, rows: np.ndarray | None) -> Split:
 def difference(
     first: Evaluation, second: Evaluation, d: str, settings: Settings
 ) -> dict[str, Difference]:
-    """Second less first in every score of one distance; their queries are the same, in order."""
+    """Second minus first in every score of one distance; both have the same queries in order."""
     out: dict[str, Difference] = {}
     for metric, one in first.per_query[d].items():
         two = second.per_query[d][metric]
@@ -118,7 +118,7 @@ def _flipped(first: Evaluation, second: Evaluation, d: str, a: Embeddings) -> di
 
 
 def flipped(first: np.ndarray, second: np.ndarray) -> dict[str, np.ndarray]:
-    """Of ranks (Q,) of two files, the queries that only the second gets right, or the first."""
+    """Queries with rank 1 in the second file only (gained), or in the first only (lost)."""
     one, two = first == 1, second == 1
     return {"gained": np.flatnonzero(two & ~one), "lost": np.flatnonzero(one & ~two)}
 

@@ -136,7 +136,7 @@ def given_options(**given: str | None) -> list[str]:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Print nothing inside."""
+    """Suppress stdout and stderr inside the block."""
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
 
@@ -183,7 +183,7 @@ def _options() -> tuple[dict[str, object], list[str]]:
 
 @contextmanager
 def on_interrupt(left: Callable[[], str]) -> Iterator[None]:
-    """Say on Ctrl-C what `left()` returns: what is there to go on from; exit with code 130."""
+    """On Ctrl-C, print what `left()` returns, such as how to continue, and exit with code 130."""
     before, signals.left = signals.left, left  # said there if an import does not let Ctrl-C through
     try:
         yield

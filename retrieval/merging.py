@@ -48,7 +48,7 @@ def merge(
     force: bool = False,
     progress: StageProgress | None = None,
 ) -> Merged:
-    """Items, splits and labels must agree. A killed merge continues when it is called again."""
+    """Merge files of the same items and labels; a killed merge continues when it is repeated."""
     if len(paths) < 2:
         raise DmlError(
             f"{len(paths)} file cannot be merged.",
@@ -87,7 +87,7 @@ def merge(
 
 
 def _hash(place: Place, progress: StageProgress | None) -> str:
-    """Of all files of a set, and of all in a store; empty if one is not there."""
+    """The hash of all files of a set or store; empty if one is missing."""
     found = [file for path in place.files for file in sorted(files_in(path))]
     if not all(path.is_file() for path in found):
         return ""  # reading it will tell what is wrong

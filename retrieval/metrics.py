@@ -45,7 +45,7 @@ RECALL_AT_OF = {
 
 
 def usual_recall_at(data_set: object = None) -> tuple[int, ...]:
-    """The values of K for Recall@K on a data set; also for one that is not known."""
+    """The usual values of K for Recall@K on a data set; defaults for an unknown one."""
     return RECALL_AT_OF.get(str(data_set), RECALL_AT)
 
 

@@ -33,7 +33,7 @@ class Neighbours(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The nearest negative of each query by float32: not enough to decide a tie."""
+    """The nearest negative of each query, computed in float32, which cannot decide ties."""
 
     negative: np.ndarray  # (Q,) int64 gallery index, -1: none
     margin: np.ndarray  # (Q,) float32, to any scale: how much nearer the positive is; -inf, inf

@@ -203,7 +203,7 @@ def tell_device(device: str, *several: Embeddings) -> None:
 
 
 class Output(NamedTuple):
-    """Where `output_options` want a result to go."""
+    """Where a result goes, according to `output_options`."""
 
     as_json: bool
     target: Path | None

@@ -48,7 +48,7 @@ def reports_fully() -> bool:
 
 
 class OtherRankEnded(DmlError):
-    """The one line of a rank that stops because another has ended, which says why."""
+    """A rank stops because another one has ended; the other one reports the reason."""
 
     def __init__(self, rank: int, other: str) -> None:
         super().__init__(f"Rank {rank} stops, because {other or 'another process'} has ended.")
@@ -59,7 +59,7 @@ def joined(device_type: str = "cpu") -> Iterator[World]:
     """Join the other processes of this job, if there are any.
 
     A rank that fails inside ends the others within a minute. Its reason is reported once: the
-    first rank to fail raises its error, the others one that says which rank ended.
+    first rank to fail raises its own error, the others raise `OtherRankEnded`, which names it.
     """
     world = from_environment()
     if world.size == 1:
@@ -84,7 +84,7 @@ def joined(device_type: str = "cpu") -> Iterator[World]:
 
 
 def _is_own(error: Exception, store: Store) -> bool:
-    """Whether this rank tells the error: a command's exit, or no rank failed or ended before."""
+    """Whether this rank reports the error: no rank failed before, or it is a command's exit."""
     from click.exceptions import Exit
     from torch.distributed import DistError
 

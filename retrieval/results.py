@@ -85,7 +85,7 @@ class Comparison(TypedDict):
 
 
 class Spread(TypedDict):
-    """None: beyond float64."""
+    """Least, median and largest value; None: beyond float64."""
 
     min: float | None
     median: float | None

@@ -35,7 +35,7 @@ _main = _thread.get_ident()  # of the thread that runs commands
 
 
 def left() -> str:
-    """What a command leaves behind that Ctrl-C ends; `console.on_interrupt` replaces this."""
+    """What to say when Ctrl-C ends a command; `console.on_interrupt` replaces this."""
     return NOTHING
 
 
@@ -58,7 +58,7 @@ def end_on_interrupt(name: str) -> None:
 
 
 class raised:
-    """Ctrl-C raises KeyboardInterrupt inside, for a command to clean up; pressed again, it ends."""
+    """Inside, Ctrl-C raises KeyboardInterrupt, for a command to clean up; a second one ends it."""
 
     def __init__(self) -> None:
         self.ours = signal.getsignal(signal.SIGINT) is _end
@@ -75,7 +75,7 @@ class raised:
 
 
 class patient:
-    """Ctrl-C waits longer for the end of an import inside: there are results to keep."""
+    """Inside, Ctrl-C waits longer for an import to end, because there are results to keep."""
 
     def __enter__(self) -> None:
         global _patience
@@ -87,7 +87,7 @@ class patient:
 
 
 def happened() -> bool:
-    """Ctrl-C was pressed; what fails after that, such as an import, fails because of it."""
+    """Whether Ctrl-C was pressed: it is then the cause of later failures, such as of an import."""
     return _when > 0
 
 

@@ -138,7 +138,7 @@ class Sources:
 
     @contextmanager
     def being_read(self) -> Iterator[None]:
-        """Where a file cannot be read because it was changed meanwhile, say so."""
+        """If reading fails because a file was changed meanwhile, raise an error that says so."""
         try:
             yield
         except DmlError:

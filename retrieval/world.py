@@ -47,7 +47,7 @@ class World:
         return max(1, min(machine, share))
 
     def share(self, tasks: Sequence[T], before: int = 0) -> Sequence[T]:
-        """Those of the tasks that are this rank's: every size-th one.
+        """The tasks of this rank: every size-th one.
 
         `before` is the number of tasks in earlier lists: all lists together are shared evenly.
         """
@@ -138,7 +138,7 @@ def _of_torchrun(given: Mapping[str, str]) -> World:
 
 
 def _of_slurm(given: Mapping[str, str]) -> World:
-    """A shell of sbatch or salloc has some of Slurm's variables too, but not that of the step."""
+    """Read the variables of a Slurm step; a shell of sbatch or salloc has only some of them."""
     try:
         rank, size, local_rank = (int(given.get(name, "")) for name in SLURM)
         job, step = (int(given.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))

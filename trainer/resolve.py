@@ -62,7 +62,7 @@ def resolve(
 
 
 def adapt(tables: dict, changes: Mapping[str, Any], named: bool) -> None:
-    """Change what a preset or file says where another loss, or no weights, are asked for."""
+    """Adapt the settings of a preset or file to another loss, or to a start without weights."""
     given, own = _texts(changes), tables.get("loss", {})
     loss = given.get("loss.name")
     if loss and isinstance(own, dict) and loss != own.get("name"):
@@ -135,7 +135,7 @@ def resumed(
     settings: Iterable[str],
     names: Mapping[str, str] | None = None,
 ) -> Config:
-    """The config of a resumed run: nothing changes that its result depends on, but for epochs."""
+    """The config of a resumed run; of what its result depends on, only epochs may change."""
     sets, names = parsed(settings), names or {}
     changes = {**flags, **sets}
     fixed = [key for key in changes if key not in (*ANY_TIME, EPOCHS)]

@@ -81,7 +81,7 @@ def onnx_engine(
 
 
 def own_processors(world: World) -> int | None:
-    """The threads of one of several processes; None: a process that is alone finds out by trial."""
+    """Threads of one of several processes; None: a single process chooses by a trial."""
     return world.processors if world.size > 1 else None
 
 
@@ -97,7 +97,7 @@ def lanes_and_threads(total: int | None = None) -> tuple[int, int]:
 
 
 def trial(session: Session, batches: int, lanes: int) -> float:
-    """Seconds for so many small batches of black images, `lanes` of them at a time."""
+    """Seconds that small batches of black images take, `lanes` of them at a time."""
     side = session.preprocessing.crop
     batch = np.zeros((max(1, TRIAL_PIXELS // side**2), side, side, 3), np.uint8)
     with pool(lanes, session.stop) as executor:

@@ -35,7 +35,7 @@ Recalls = dict[str, tuple[float, float]]  # by distance: Recall@1 before and aft
 def rewrite(
     out: Writer, dtype: str, bad: dict[str, Bad], progress: StageProgress | None, device: str
 ) -> Recalls | None:
-    """Rewrite the file of `out`, which is locked; Recall@1 before and after a change of dtype.
+    """Rewrite the locked file of `out`; return Recall@1 before and after a change of dtype.
 
     device: that counts the ranks, as in `retrieval.evaluation.Settings`.
     """
@@ -64,7 +64,7 @@ def rewrite(
 
 
 def _prefix(out: Writer) -> str:
-    """How the names of the folders begin in which this file is rewritten."""
+    """Prefix of the scratch folders in which this file is rewritten."""
     return f".{out.path.name}-"
 
 
@@ -149,9 +149,9 @@ def _taken(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def finished(out: Writer, dtype: str) -> tuple[dict[str, int], tuple[tuple[str, str], ...]] | None:
-    """What the target holds if it is what would be written; removes what a killed run left.
+    """Return what the target holds if it is already the wanted file; clean up after killed runs.
 
-    Rows of each split, and path and reason of the images that were left out.
+    That is the number of rows of each split, and path and reason of each image left out.
     """
     try:
         found = load(out.path)

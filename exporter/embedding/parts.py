@@ -76,7 +76,7 @@ def remove(out: Writer) -> None:
 
 
 def leftovers(out: Writer) -> list[Path]:
-    """The part files that are there, of this run or of one that was killed."""
+    """Existing part files, of this run or of a killed one."""
     return sorted(out.path.parent.glob(f"{glob.escape(out.path.name)}.part-*"))
 
 

@@ -144,7 +144,7 @@ def describe_checkpoint(
     input: str = "uint8-nhwc",
     normalize: bool = False,
 ) -> dict[str, Any]:
-    """What the properties of a float32 model say that is exported from a checkpoint."""
+    """The properties of a float32 model that is exported from a checkpoint."""
     config = state["config"]
     prepared = Preprocessing.from_checkpoint(state, input)
     values = {
@@ -165,7 +165,7 @@ def describe_checkpoint(
 
 
 def describe_ensemble(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the properties of an ensemble say, given those of the models its members would be.
+    """The properties of an ensemble, from the properties that each member has on its own.
 
     The preprocessing is that of the first member; mean and std are recorded for each.
     """

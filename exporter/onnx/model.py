@@ -46,7 +46,7 @@ class Model:
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """None: a model of another program, see `foreign_preprocessing`."""
+        """The preprocessing that the file names; None: see `foreign_preprocessing`."""
         return self.metadata.preprocessing if self.metadata else None
 
     def read(self) -> bytes:

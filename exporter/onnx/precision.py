@@ -233,7 +233,7 @@ def tail(model: ModelProto) -> list[NodeProto]:
 def _before(
     model: ModelProto, names: list[str], kinds: set[str]
 ) -> tuple[list[NodeProto], list[str]]:
-    """The nodes of these kinds that lead to values without others between, and their inputs."""
+    """The nodes of these kinds that lead directly to the values, and the inputs of those nodes."""
     maker = {name: node for node in model.graph.node for name in node.output}
     found, ends = {}, []
     while names:

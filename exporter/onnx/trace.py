@@ -136,7 +136,7 @@ def save(proto: ModelProto, path: Path, properties: Mapping[str, str]) -> Model:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raise Ctrl-C at the end: the exporter takes it for a failure and tries another strategy."""
+    """Delay Ctrl-C to the end: the exporter would treat it as a failure and try again."""
     before, seen = signal.getsignal(signal.SIGINT), []
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield

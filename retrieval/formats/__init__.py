@@ -209,7 +209,7 @@ STAND_INS = (b"version https://git-lfs", b"<!doctype html", b"<html")
 
 
 def find_format(path: Path) -> Format:
-    """By suffix, else by the first bytes; raises for what is not a readable file."""
+    """Find the format by the suffix, else by the first bytes; raise if the file is not readable."""
     if store := store_format(path):
         return store
     start = _first_bytes(path)
@@ -227,7 +227,7 @@ def find_format(path: Path) -> Format:
 
 
 def of_suffix(suffix: str) -> Format | None:
-    """The format of files whose names end so; None for other endings."""
+    """The format of files with this suffix; None for an unknown suffix."""
     return next((format for format in FORMATS if suffix.lower() in format.suffixes), None)
 
 
@@ -241,7 +241,7 @@ def store_format(path: Path) -> Format | None:
 
 
 def _first_bytes(path: Path) -> bytes:
-    """How a file begins; raises for whatever is not a regular file with something in it."""
+    """The first bytes of a file; raise unless it is a regular file that is not empty."""
     try:
         if path.is_file() and path.suffix != ".partial":
             with path.open("rb") as file:
@@ -285,7 +285,7 @@ def sniff(path: Path) -> Format | None:
 
 
 def _has_member(path: Path, ending: str) -> bool:
-    """Whether a file is a zip archive that holds a file whose name ends so."""
+    """Whether a file is a zip archive with a member whose name has this ending."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:

@@ -121,7 +121,7 @@ class Growing:
 
 
 def rounded(where: str) -> DmlError:
-    """The error about a whole number that float64 does not hold."""
+    """The error about an integer that float64 cannot represent."""
     return DmlError(
         f"{where} is beyond 2^53.",
         "It cannot be converted to float64 without rounding.",
@@ -138,7 +138,7 @@ _UNCOMPRESSED = (
 def refuse_bomb(
     where: str, stored: int, expanded: int, room: int | None = None, fix: str = _UNCOMPRESSED
 ) -> None:
-    """Raise if `stored` bytes claim to hold implausibly many; `room` bytes more are plausible."""
+    """Raise if `stored` bytes claim to expand implausibly far; `room` more bytes are allowed."""
     if expanded > ROOM_RATIO * stored + (ROOM_BYTES if room is None else room):
         raise DmlError(
             f"{where} claims {expanded:,} bytes of data but stores {stored:,}.",
@@ -158,7 +158,7 @@ def refuse_overrun(where: str, claimed: int, present: int) -> None:
 
 
 def ensure(path: Path, wanted: Iterable[Range] | None = None) -> None:
-    """Before these ranges, or all of a file, are read: download what is missing of them."""
+    """Download what is missing of these ranges of a file, or of all of it, before it is read."""
     if copy := copies.get(path):
         copy.ensure([(0, copy.size)] if wanted is None else list(wanted))
 

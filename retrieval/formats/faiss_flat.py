@@ -96,7 +96,7 @@ def _header(file: BinaryIO, path: Path) -> tuple[int, int]:
 
 
 def _values(file: BinaryIO, path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    """(count,) values where they lie in the file, which is left behind them."""
+    """Map (count,) values, and move the file's position behind them."""
     data = file.read(LENGTH.size)
     stored = LENGTH.unpack(data)[0] if len(data) == LENGTH.size else 0
     if stored != count:

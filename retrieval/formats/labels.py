@@ -190,7 +190,7 @@ def from_values(values: Iterable[Any], where: str) -> np.ndarray:
 
 
 def _integer(cell: str) -> int:
-    """The number, or one beyond 64 bits for the longer ones, which Python refuses to read."""
+    """Parse an integer; one too long for Python to parse becomes a number beyond 64 bits."""
     return int(cell) if len(cell) <= 20 else (-1 if cell.startswith("-") else 1) << 70
 
 
@@ -208,7 +208,7 @@ def _fit(values: list[int], cells: Sequence[str]) -> np.ndarray:
 
 
 def numbers(values: np.ndarray) -> np.ndarray | None:
-    """Text labels as the integers that they write, None if some are anything else."""
+    """Text labels as integers; None if some of them are not integers."""
     cells = values.tolist()
     if not all(map(INTEGER.match, cells)):
         return None

@@ -76,7 +76,7 @@ def entry(array: np.ndarray) -> Entry:
 
 
 def refused(shape: tuple[int, ...], dtype: str, error: DmlError | None = None) -> Entry:
-    """An entry for an array that cannot be read: it fails when it is asked for."""
+    """An entry for an array that cannot be read: reading it raises the error."""
 
     def fail() -> np.ndarray:
         if error:

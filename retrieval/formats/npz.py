@@ -64,7 +64,7 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> named
 
 
 def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
-    """The local header repeats the name, and its extra field may differ from the directory's."""
+    """Where a member's data begin, by its local header, which may differ from the directory."""
     with path.open("rb") as file:
         file.seek(info.header_offset + 26)
         name, extra = struct.unpack("<HH", file.read(4))

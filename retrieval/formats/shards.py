@@ -77,7 +77,7 @@ def join_labels(
 
 
 def _read(name: Path | str, file: Path, read: Callable[[Path], T]) -> T:
-    """Read a shard; a remark that all shards give rise to is made once, on the set."""
+    """Read a shard; a note that every shard would repeat is made once, about the set."""
     with collected() as notes:
         shard = read(file)
     for text in notes:
@@ -86,7 +86,7 @@ def _read(name: Path | str, file: Path, read: Callable[[Path], T]) -> T:
 
 
 def without_train(files: Sequence[Path]) -> Sequence[Path]:
-    """The files that `join` reads, by their names alone, which need not exist yet."""
+    """The files that `join` will read, chosen by name; they need not exist yet."""
     told = _told_splits(files)
     wanted = to_read([split for split in told if split])
     kept = {file: split for file, split in zip(files, told, strict=True) if split in wanted}

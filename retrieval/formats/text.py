@@ -73,7 +73,7 @@ def open_text(path: Path, newline: str | None = None) -> TextIO:
 
 
 def charset(path: Path) -> str:
-    """The encoding by the mark at its start, else by what all of its bytes allow."""
+    """The encoding of a text by its byte order mark, else one that fits all of its bytes."""
     with path.open("rb") as file:
         start = file.read(4)
     for mark, name in MARKS:

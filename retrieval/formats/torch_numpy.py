@@ -83,11 +83,11 @@ def unwrapped(value: object) -> object:
 
 
 class Anything:
-    """In the place of numpy.ndarray, which a pickle names and nothing calls."""
+    """Stand-in for numpy.ndarray, which pickles name but nothing calls."""
 
 
 def allowed() -> list[Callable | tuple[Callable, str]]:
-    """For torch.serialization.safe_globals: each stand-in and the name that it answers to."""
+    """For torch.serialization.safe_globals: each stand-in, and the name that it replaces."""
     found: list[Callable | tuple[Callable, str]] = [
         (Anything, "numpy.ndarray"),
         (Dtype, "numpy.dtype"),

@@ -73,7 +73,7 @@ def direction_groups(
 
 
 def _block(array: np.ndarray, part: slice) -> np.ndarray:
-    """Float64 holds every accepted dtype exactly; adding 0.0 turns -0.0 into 0.0."""
+    """Rows in float64, which holds every accepted dtype exactly, with 0.0 for -0.0."""
     return np.asarray(array[part], np.float64) + 0.0
 
 

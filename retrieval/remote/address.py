@@ -31,7 +31,7 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """For people and results: without a query and a password, which may be secret."""
+        """The address for messages and results, without query and password, which may be secret."""
         if self.scheme not in WEB:
             return self.url
         parts = urlsplit(self.url)

@@ -57,8 +57,8 @@ class Entry:
     ) -> None:
         """root: the address of the folder that the names of files are below.
 
-        parts: suffixes of files of which readers ask for what they need. Large ones get a copy
-        with holes.
+        parts: suffixes of files of which readers request only the parts that they need. Large ones
+        get a copy with holes.
         """
         self.store, self.parts, self.progress = store, parts, progress
         self.address = store.address
@@ -115,7 +115,7 @@ class Entry:
             )
 
     def _clear_way(self, name: str) -> None:
-        """Remove what had the name of a folder of this file, or its name as a folder."""
+        """Remove a file in the place of a folder of this file, or a folder in its own place."""
         for root in (self.data, self.path / "versions", self.path / "marks"):
             path = root / name
             for parent in path.relative_to(root).parents:
@@ -149,7 +149,7 @@ class Entry:
     # Copies with holes
 
     def _begin(self, file: Found) -> Copy:
-        """A copy that is all holes."""
+        """Create a copy in which all parts are missing."""
         assert file.size is not None
         self._version(file.name).unlink(missing_ok=True)
         blocks = -(-file.size // ranges.BLOCK)

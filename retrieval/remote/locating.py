@@ -19,7 +19,7 @@ Located = tuple[str, tuple[Path, ...], Path | None]
 
 
 def fetch(address: Address, whole: bool, progress: StageProgress | None) -> Located:
-    """Bring copies up to date; unless they are wanted whole, files read in parts get holes.
+    """Bring copies up to date; unless `whole`, files that are read in parts get holes.
 
     Inside `leaving_out_train`, files of the split `train` are passed over.
     """

@@ -30,7 +30,7 @@ IN_PARTS = " in parts"  # ends the version of a copy with holes: others must not
 
 
 class Copy:
-    """A copy with holes, and one byte for each of its blocks that tells whether it is there."""
+    """A partly downloaded copy, with a byte for each block that tells whether it is there."""
 
     def __init__(
         self, path: Path, marks: Path, version: Path, download: Callable[[Copy, list[Range]], None]
@@ -139,7 +139,7 @@ class Reader(io.RawIOBase):
 
 
 def suits(size: int | None, version: str) -> bool:
-    """Whether a file is large enough, and its version known; Windows has other sparse files."""
+    """Whether to download a file in parts: it is large, its version known, and not on Windows."""
     return bool(version) and (size or 0) >= LEAST and sys.platform != "win32"
 
 
@@ -149,7 +149,7 @@ def ends(size: int | None) -> list[Range]:
 
 
 def changed(where: str) -> DmlError:
-    """The error about a file of which parts of two versions have come."""
+    """The error about a file that changed between the downloads of its parts."""
     return DmlError(
         f"{where} was changed while it was downloaded.",
         "Half of it may be old and half of it new.",

@@ -89,7 +89,7 @@ def histogram(one: Histogram, title: str) -> Markup:
 
 
 def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
-    """How many classes have which recall."""
+    """Histogram of the recall of the classes."""
     counts = [0] * bins
     for value in _known(recall):
         counts[min(bins - 1, int(value * bins + 1e-9))] += 1
@@ -106,7 +106,7 @@ def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
 
 
 def scatter(spread: Sequence[float | None], gap: Sequence[float | None]) -> Markup:
-    """A dot for each class: how wide it is, how far away the next one."""
+    """A dot for each class: its spread, and the distance to the nearest other class."""
     pairs = [(s, g) for s, g in zip(spread, gap, strict=True) if s is not None and g is not None]
     across, up = (ticks(0, max(column) or 1) for column in zip(*pairs, strict=True))
     x, y = Axis(0, across[-1], LEFT, RIGHT), upward(0, up[-1])

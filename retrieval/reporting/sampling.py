@@ -68,7 +68,7 @@ def _pairs(problem: Problem, rng: np.random.Generator) -> list[tuple[np.ndarray,
 
 
 def _drawn(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Owners, and which of an owner's counts: every one once, or PAIRS drawn at random."""
+    """Owner of each pair, and its number among the owner's: all pairs, or PAIRS at random."""
     ends = np.cumsum(counts)
     total = int(ends[-1])
     number = np.arange(total) if total <= PAIRS else np.sort(rng.integers(0, total, PAIRS))

@@ -34,7 +34,7 @@ def thumbnails(
     budget: int = BUDGET,
     progress: Progress | None = None,
 ) -> Thumbs:
-    """Of the paths in their order, until the budget is used up."""
+    """Thumbnails of the paths in their order, until the budget is used up."""
     paths = list(dict.fromkeys(paths))
     encode, known = _encoder(), {}
     out = Thumbs([], {}, [])

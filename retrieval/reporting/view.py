@@ -63,7 +63,7 @@ class ChangedQuery(TypedDict):
 
 
 class Compared(TypedDict):
-    """What the file gains on another file, and loses."""
+    """The comparison with another file: differences, and the queries gained and lost."""
 
     file: str
     distances: dict[str, dict[str, Difference]]

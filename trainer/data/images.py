@@ -95,7 +95,7 @@ def read_rgb(
 
 
 class _Bounded(io.BufferedReader):
-    """A file that is not asked for more than it holds.
+    """A file that limits each read to the bytes that are left.
 
     Pillow reads as many bytes as a part of an image claims to have, and room is made for all.
     """
@@ -182,7 +182,7 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
 
 
 def _turn(image: Image.Image) -> Callable[[np.ndarray], np.ndarray] | None:
-    """What its EXIF data says of its orientation; damaged EXIF data says nothing."""
+    """The orientation in the EXIF data of an image; damaged EXIF data is ignored."""
     try:
         return _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # the picture itself may be sound

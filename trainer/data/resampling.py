@@ -1,8 +1,8 @@
 """Resample (H, W, 3) uint8 images with compiled loops.
 
 `resample` is Pillow's antialiased resize, rows first and then columns, to the bit. (From version 13
-on Pillow itself begins with the columns of some images.) It computes no more than the window that
-is asked for: half of the work where a crop follows. `warp` is one affine change; on small images
+on Pillow itself begins with the columns of some images.) It computes only the requested
+window: half of the work where a crop follows. `warp` is one affine change; on small images
 Pillow's takes several times as long.
 """
 

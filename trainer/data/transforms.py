@@ -21,7 +21,7 @@ Window = tuple[int, int, int, int]  # left, top, width, height
 
 
 def resized_size(width: int, height: int, spec: Input) -> tuple[int, int]:
-    """Width and height after `resized`; that of an image so resized stays."""
+    """Width and height after `resized`; an image of this size is not resized again."""
     if not spec.resize:
         return width, height
     if not spec.keep_ratio:
@@ -145,7 +145,7 @@ def square(
 
 
 def _constant(image: np.ndarray) -> np.ndarray:
-    """Contiguous and read-only: one kind of array, for which kernels are compiled once."""
+    """Make an array contiguous and read-only, so that kernels are compiled for one type only."""
     image = np.ascontiguousarray(image).view()
     image.flags.writeable = False
     return image

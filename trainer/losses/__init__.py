@@ -37,7 +37,7 @@ class Entry(registry.Entry):
 
 
 def _pml(name: str, summary: str, loss: str, own_weights: bool = False, **options: Any) -> Entry:
-    """A loss of pytorch-metric-learning; options: defaults of ours."""
+    """A loss of pytorch-metric-learning; options: our defaults."""
     return Entry(name, PML, summary, {"loss": loss, **options}, own_weights=own_weights)
 
 
@@ -236,7 +236,7 @@ def with_head() -> str:
 
 
 def check_phase(epochs: int, loss: str, options: Mapping[str, Any]) -> None:
-    """Raise if classification epochs are asked for and the loss has no head."""
+    """Raise if classification epochs are set and the loss has no head."""
     if epochs and not described(loss, options).has_head:
         raise DmlError(
             f"The loss {loss!r} has no head to classify with.",

@@ -30,7 +30,7 @@ class InParts:
 
 
 class MultiSimilarity(InParts, losses.MultiSimilarityLoss):
-    """The same value as the library's."""
+    """Multi-similarity loss in two parts; the value is the library's."""
 
     def _compute_loss(self, mat: Tensor, pos_mask: Tensor, neg_mask: Tensor) -> dict[str, Any]:
         near, far = self.distance.margin(mat, self.base), self.distance.margin(self.base, mat)

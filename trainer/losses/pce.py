@@ -106,6 +106,6 @@ def smallest_eigenvalue(embeddings: Tensor, probabilities: Tensor, enough: float
 
 
 def above(symmetric: Tensor, value: float) -> bool:
-    """Whether all eigenvalues are."""
+    """Whether all eigenvalues are above a value."""
     shifted = symmetric - value * torch.eye(len(symmetric)).to(symmetric)
     return torch.linalg.cholesky_ex(shifted).info.item() == 0

@@ -131,7 +131,7 @@ BACKBONES = Registry(
 def build(name: str, weights: str = "none", image_size: int = 224) -> Backbone:
     """Build a backbone by its name; `timm:NAME` is any network of timm.
 
-    weights: `none`, which never asks the network; `imagenet`, for torchvision the IMAGENET1K_V1
+    weights: `none`, which downloads nothing; `imagenet`, for torchvision the IMAGENET1K_V1
     weights that the papers use, for timm those that belong to the name; or a file.
     """
     entry = BACKBONES.find(name)

@@ -140,7 +140,7 @@ def _timm_file(model: str, published: Any) -> Path:
 
 
 def _features(module: nn.Module, image_size: int) -> int:
-    """F, by trying: what timm's networks say of themselves is not always what they return."""
+    """The number of features F, by a trial: timm's own number is not always right."""
     module.eval()
     with torch.no_grad():
         shape = tuple(module(torch.zeros(1, 3, image_size, image_size)).shape)

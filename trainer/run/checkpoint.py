@@ -138,7 +138,7 @@ def load_config(path: Path) -> Config:
 
 
 def _reason(error: BaseException) -> str:
-    """torch hides the error of the file behind its own."""
+    """The reason of an error; torch hides the error of the file behind its own."""
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.strerror:
             return f"{cause.strerror}."

@@ -54,7 +54,7 @@ def trainable(module: nn.Module, kind: str) -> list[nn.Parameter]:
 def rate(
     spec: config.Schedule, step: int, steps_per_epoch: int, phase: tuple[int, int] = (0, 0)
 ) -> float:
-    """What the learning rate is multiplied with in `step`, counted from 0 over all epochs.
+    """The factor on the learning rate in `step`, counted from 0 over all epochs.
 
     `step` and `steps_per_epoch` are counted as if all epochs had the batches of this one. phase:
     how many more steps have been done, and the run has in all, as a first phase has other batches.

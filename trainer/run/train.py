@@ -228,7 +228,7 @@ def fit(training: Training) -> None:
 
 
 def is_better(training: Training, scores: Recalls) -> bool:
-    """Whether these scores are the best so far; of equals the later has learnt for longer."""
+    """Whether these scores are the best so far; of equal scores, the later epoch wins."""
     if training.config.run.select == "last" or training.best is None:
         return True
     return scores["cos"] >= training.best["scores"]["cos"]
@@ -244,7 +244,7 @@ def record(training: Training, found: EpochRecord) -> None:
 
 
 def finish(training: Training, test: bool) -> RunResult:
-    """Score the best epoch, on the test set if asked; write validation.json and result.json."""
+    """Score the best epoch, optionally on the test set; write validation.json and result.json."""
     config, data, folder = training.config, training.source.data, training.folder
     chosen, compared = training.best, validation.baselines(training)
     assert chosen is not None, "an epoch was trained"

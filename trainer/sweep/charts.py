@@ -25,7 +25,7 @@ from trainer.sweep.results import mean_of, recall_of
 
 MOST_LABELS = 12  # on an axis
 MOST_CELLS = 12  # rows or columns of a heat map
-LOG_FROM = 30  # a ratio of largest and smallest value that asks for a logarithmic axis
+LOG_FROM = 30  # a ratio of largest and smallest value from which an axis is logarithmic
 WIDE = 1000
 
 

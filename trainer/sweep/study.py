@@ -72,7 +72,7 @@ class Trials:
         self._check_definition()
 
     def _check_definition(self) -> None:
-        """Write down what this sweep is; raise if the storage holds another of this name."""
+        """Store the definition of this sweep; raise if the storage holds another of this name."""
         definition, saved = self.plan.definition(), self.study.user_attrs.get(DEFINITION)
         if saved is None:
             self.study.set_user_attr(DEFINITION, definition)
@@ -167,7 +167,7 @@ class Trials:
 
     @contextmanager
     def _beating(self, trial: Trial) -> Iterator[None]:
-        """Write signs of life until the trial is left."""
+        """Write heartbeats until the end of the block."""
         ended = threading.Event()
 
         def beat() -> None:
@@ -200,7 +200,7 @@ class Trials:
         self.study.tell(claim.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def all(self) -> list[FrozenTrial]:
-        """The trials so far, in order; not those that were one too many."""
+        """The trials so far, in order, without surplus ones."""
         return self.study.get_trials(deepcopy=False)[: self.plan.trials]
 
     def unfinished(self) -> int:

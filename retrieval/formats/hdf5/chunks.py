@@ -59,7 +59,7 @@ def blocks(
 
 
 def read(dataset: h5py.Dataset, dtype: np.dtype, out: np.ndarray, path: Path, where: str) -> None:
-    """Fill `out` with a data set that lies in its chunks as NumPy would have it."""
+    """Fill `out` with a data set whose chunks hold plain NumPy numbers."""
     for place, data in blocks(dataset, dtype.itemsize, path, where):
         block = np.frombuffer(data, dtype).reshape(dataset.chunks)
         out[place] = block[tuple(slice(part.stop - part.start) for part in place)]
@@ -141,7 +141,7 @@ def _unshuffle(data: bytes, limit: int, item: int) -> bytes:
 
 
 def _verify(data: bytes, limit: int) -> bytes:
-    """Without the Fletcher-32 checksum at the end, once that has been compared."""
+    """Check the Fletcher-32 checksum at the end, and remove it."""
     if len(data) < 4:
         raise ValueError("no room for its checksum")
     body, stored = data[:-4], int.from_bytes(data[-4:], "little")

@@ -28,7 +28,7 @@ Splits = Mapping[str, tuple[np.ndarray | None, Paths | None]]  # (labels, paths)
 
 @dataclass(frozen=True)
 class Layout:
-    """Dictionaries are by split."""
+    """What an embedding file holds besides its rows; dictionaries are by split."""
 
     lengths: dict[str, int]
     dim: int
@@ -39,7 +39,7 @@ class Layout:
     attrs: dict[str, object]
 
     def bytes_needed(self) -> int:
-        """Of the disk, nearly."""
+        """Approximate size of the file on the disk."""
         row = self.dim * self.dtype.itemsize + 16
         return sum(
             count * row + sum(map(len, self.paths[split] or ()))
@@ -47,12 +47,12 @@ class Layout:
         )
 
     def path(self, split: str, row: int, errors: str = "replace") -> str:
-        """The path of a row, empty without paths; errors: what becomes of other than UTF-8."""
+        """The path of a row, empty without paths; errors: how to decode what is not UTF-8."""
         paths = self.paths[split]
         return "" if paths is None else paths[row].decode("utf-8", errors)
 
     def create(self, path: Path) -> None:
-        """A file with everything but the rows, and room for them."""
+        """Create a file with everything but the rows, and with room for them."""
         # Aligned, so that the vectors can be used where they are mapped.
         options = {"alignment_threshold": ALIGNMENT, "alignment_interval": ALIGNMENT}
         with h5py.File(path, "w", locking=False, **options) as file:
@@ -72,7 +72,7 @@ class Layout:
                 marks[:] = 0
 
     def differences(self, file: h5py.File) -> list[str]:
-        """In what a file that was begun differs from this one, in words."""
+        """Name what differs between a partial file and this layout."""
         if attribute(file, "format") != FORMAT or attribute(file, "version") != VERSION:
             return ["format"]
         found = [key for key in SAME if attribute(file, key) != self.attrs.get(key)]
@@ -171,7 +171,7 @@ def hash_paths(paths: dict[str, list[bytes] | None]) -> str:
 
 
 def put_text(group: h5py.Group, name: str, values: list[bytes]) -> None:
-    """Fixed width and gzip: for a million paths a ninth of the size of variable length."""
+    """Write text of fixed width with gzip: a ninth of the size of text of variable length."""
     width = max(map(len, values), default=0) or 1
     if width * len(values) > 1 << 26 and width * len(values) > 8 * sum(map(len, values)):
         group.create_dataset(name, data=values, dtype=h5py.string_dtype())  # one very long path
@@ -184,7 +184,7 @@ def put_text(group: h5py.Group, name: str, values: list[bytes]) -> None:
 def preallocate(
     group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype
 ) -> h5py.Dataset:
-    """Contiguous, with its place in the file fixed at once: a kill then leaves a sound file."""
+    """Create a contiguous data set and allocate it at once: a kill then leaves a valid file."""
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

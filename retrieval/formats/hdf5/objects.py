@@ -95,7 +95,7 @@ def _entry(found: Found, path: Path, name: str) -> named_arrays.Entry:
 
 
 def array(found: Found, path: Path, name: str) -> np.ndarray:
-    """Memory-mapped if it lies in the file as NumPy would have it, else read in blocks."""
+    """A data set as an array: memory-mapped if it is stored as in NumPy, else read in blocks."""
     dataset, where = found[name], f"{path}::{name}"
     if dataset.shape is None:
         raise DmlError(f"{where} is empty.", "It holds no values at all.", "Write it again.")
@@ -130,7 +130,7 @@ def array(found: Found, path: Path, name: str) -> np.ndarray:
 
 
 def look(found: Found, path: Path, name: str) -> None:
-    """Ask HDF5 all that `array` will ask it, without reading numbers that NumPy decodes."""
+    """Make the HDF5 calls that `array` makes, but do not read numbers that NumPy decodes."""
     dataset = found[name]
     if not is_plain(dataset):
         array(found, path, name)

@@ -32,16 +32,16 @@ class Backend(Protocol):
     workers: int  # threads that work on tiles
 
     def ready(self) -> AbstractContextManager[None]:
-        """Set up what the products need; at the end all is as it was."""
+        """Set up what the products need, and undo it at the end of the block."""
 
     def load(self, g: slice) -> Any:
         """Bring gallery items to the device, for products with several blocks of queries."""
 
     def products(self, q: slice, g: slice, items: Any) -> Iterator[tuple[slice, Any]]:
-        """Multiply queries and loaded items; -2 for pairs that matter to none.
+        """Multiply queries and loaded items; pairs that no query needs become -2.
 
         Yields runs of the queries, usually one, with their product as `Tile` has it. A
-        product lasts until the same thread asks for the next one.
+        product lasts until the same thread requests the next one.
         """
 
     def count(self, tile: Tile) -> np.ndarray:

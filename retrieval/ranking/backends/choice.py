@@ -34,7 +34,7 @@ def choose(device: str, queries: int, gallery: int, dim: int) -> Choice:
     """Choose devices for the ranks of so many queries and gallery items.
 
     auto takes the GPUs that torch can use and whose trial product is right; a CPU where there are
-    none, or where the work is small. A GPU that was asked for and does not work is an error.
+    none, or where the work is small. A requested GPU that does not work is an error.
     """
     if not PATTERN.fullmatch(device):
         raise DmlError(
@@ -57,7 +57,7 @@ def choose(device: str, queries: int, gallery: int, dim: int) -> Choice:
 
 
 def require_device(device: str) -> None:
-    """Raise if a device that was asked for cannot be used, before the long work."""
+    """Raise if a requested device cannot be used, before the long work."""
     if device != "auto":
         choose(device, 1, 1, 1)
 
@@ -80,7 +80,7 @@ def _automatic(dim: int) -> Choice:
 
 
 def _requested(device: str, dim: int) -> Choice:
-    """Take the GPU that was asked for, or all for `cuda`; an error if one does not work."""
+    """Take the requested GPU, or all for `cuda`; an error if one does not work."""
     fix = "Count on the CPU: --device cpu"
     if missing := _missing():
         raise DmlError(

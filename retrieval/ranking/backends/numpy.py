@@ -49,7 +49,7 @@ class NumpyBackend:
         yield q, product
 
     def _room(self, name: str, rows: int, columns: int) -> np.ndarray:
-        """Memory for a product, the same for all of a thread: new pages would cost a tenth."""
+        """Memory for products, reused by each thread: new pages would cost a tenth of the time."""
         rooms = vars(self._local)
         if name not in rooms or rooms[name].size < rows * columns:
             rooms[name] = np.empty(rows * columns, np.float32)
@@ -121,7 +121,7 @@ class NumpyBackend:
     def _arguments(
         self, tile: Tile, distance: str
     ) -> tuple[kernels.Tile, bool, kernels.TileQueries, kernels.TileGallery]:
-        """What the kernels take first."""
+        """The first arguments of the kernels."""
         cosines = kernels.Tile(tile.product, self.limits.margin, tile.transposed)
         return cosines, distance == "l2", *self.limits.of_tile(distance, tile.q, tile.g)
 

@@ -47,7 +47,7 @@ def multiply(queries: Tensor, items: Tensor) -> Tensor:
 
 @contextmanager
 def ieee_products() -> Iterator[None]:
-    """Products in float32 without TF32; calls may overlap, the last one out restores."""
+    """Compute products without TF32 inside; of overlapping blocks, the last to end restores it."""
     with _lock:
         _users.append(_users[0] if _users else _precisions())
         torch.set_float32_matmul_precision("highest")
