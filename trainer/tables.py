@@ -141,7 +141,7 @@ def result_table(result: RunResult) -> Group:
     ]
     compared = {BASELINES[name]: scores for name, scores in result["baselines"].items()}
     if result["scores"]:
-        compared["picked the epoch"] = result["scores"]
+        compared["best epoch"] = result["scores"]
     rows = [(f"Recall@1 ({result['select']}, {of})", recalls(s)) for of, s in compared.items()]
     if result["test"]:
         tested = score_rows(result["test"]["distances"])

@@ -41,7 +41,7 @@ def columns(problem: Problem, ranks: np.ndarray, distance: str, names: list[str]
 def confused(
     problem: Problem, ranks: np.ndarray, best: Best
 ) -> Iterator[tuple[int, int, int, float, np.ndarray]]:
-    """Class of queries, class of their nearest negative, how many, their share, some of them.
+    """The most confused pairs of classes, with number, share and examples of the queries.
 
     Only queries that have a positive count; the share is of all queries of their class.
     """
@@ -59,8 +59,8 @@ def confused(
         yield int(pairs[0, pair]), int(pairs[1, pair]), int(counts[pair]), float(share[pair]), some
 
 
-def nearest_strangers(problem: Problem, best: Best, distance: str) -> np.ndarray:
-    """(n,) queries whose nearest negative is nearest of all; each pair of items once."""
+def closest_negatives(problem: Problem, best: Best, distance: str) -> np.ndarray:
+    """(n,) queries with the closest negatives, closest first; each pair of items once."""
     queries = np.flatnonzero(best.negative >= 0)
     scores = pair_scores(problem, queries, best.negative[queries], distance)
     queries = queries[np.argsort(-scores if distance == "cos" else scores, kind="stable")]

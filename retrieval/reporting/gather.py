@@ -125,7 +125,7 @@ def gather(
     columns = classes.columns(problem, ranks, d, _names(data, problem))
     # Items are numbered, and get their pictures, in the order of these calls.
     confused = _confused(items, ranks, best, d)
-    duplicates = _pairs(items, classes.nearest_strangers(problem, best, d), best, d)
+    duplicates = _pairs(items, classes.closest_negatives(problem, best, d), best, d)
     compared = [
         _compared(name, own, theirs, items, settings, options, progress)
         for name, theirs in zip(names, pairs, strict=True)
@@ -239,7 +239,7 @@ def _compared(
     options: Options,
     progress: StageProgress | None,
 ) -> view.Compared:
-    """What our file has gained on another one, and lost."""
+    """The comparison with another file: differences, and the queries gained and lost."""
     tell = of_file(progress, name)
     theirs = run(from_embeddings(data), replace(settings, nmi=False), tell)
     ranks, their_ranks = own.ranks[options.distance], theirs.ranks[options.distance]
@@ -332,7 +332,7 @@ def _shortened(text: str) -> str:
 
 
 def _tails(paths: Sequence[Path | str]) -> list[str]:
-    """Names of files, with as many folders as tell them apart."""
+    """Names of files, with as many folders as are needed to tell them apart."""
     parts = [Path(path).parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
         tails = ["/".join(part[-depth:]) for part in parts]
@@ -346,4 +346,4 @@ def _digits(values: Iterable[float]) -> list[float]:
 
 
 def _silent(stage: str, done: int, total: int) -> None:
-    """Progress that nobody wants to hear of."""
+    """Report no progress."""

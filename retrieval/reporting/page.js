@@ -98,11 +98,11 @@
 
   function tile(item, { kind = "", score, open = showDetail, caption } = {}) {
     const mark = { right: "✓", wrong: "✗" }[kind];
-    const says = { right: "right", wrong: "wrong", asked: "query" }[kind];
+    const says = { right: "right", wrong: "wrong", query: "query" }[kind];
     const about = [nameOf(item), says, scoreText(score), pathOf(item)].filter(Boolean).join(", ");
     const title = [nameOf(item), pathOf(item), scoreText(score)].filter(Boolean).join("\n");
     const inside = [picture(item), mark && el("span", { class: "mark", "aria-hidden": "true" }, mark)];
-    const link = kind !== "asked" && queryOf.has(item);
+    const link = kind !== "query" && queryOf.has(item);
     const frame = link
       ? el("button", { type: "button", class: "frame", title, "aria-label": `${about}: show its neighbours`, click: () => open(queryOf.get(item)) }, ...inside)
       : el("div", { class: "frame", title, role: "img", "aria-label": about }, ...inside);
@@ -110,7 +110,7 @@
     return el("figure", { class: `tile ${kind || "plain-tile"}` }, frame, below.length ? el("figcaption", {}, ...below) : null);
   }
 
-  const asked = (item) => tile(item, { kind: "asked", caption: [el("span", { class: "score" }, "query")] });
+  const queryTile = (item) => tile(item, { kind: "query", caption: [el("span", { class: "score" }, "query")] });
 
   function near(query, items, scores, open) {
     const kind = (item) => (classOf(item) === classOf(query) ? "right" : "wrong");
@@ -128,7 +128,7 @@
     const query = view.queries[index];
     return el("li", { class: "row", "data-query": index },
       rowHead(query.item, query.rank),
-      el("div", { class: "line-up" }, asked(query.item), near(query.item, query.near, query.score, open)));
+      el("div", { class: "line-up" }, queryTile(query.item), near(query.item, query.near, query.score, open)));
   }
 
   /* Lists that grow by a page. */
@@ -404,7 +404,7 @@
   function panelContent(query, open) {
     const item = query.item;
     return [
-      el("div", { class: "head-tile" }, asked(item),
+      el("div", { class: "head-tile" }, queryTile(item),
         el("div", {}, el("h3", {}, nameOf(item)), el("div", { class: "path" }, pathOf(item)), el("div", { class: "note" }, rankText(query.rank)))),
       near(item, query.near, query.score, open),
     ];
@@ -481,7 +481,7 @@
   function flipRow(flip, file) {
     const side = (title, rank, items, scores) => el("div", {}, el("h4", {}, `${title}: ${rankText(rank)}`), near(flip.item, items, scores));
     return el("li", { class: "row" }, rowHead(flip.item),
-      el("div", { class: "line-up" }, asked(flip.item),
+      el("div", { class: "line-up" }, queryTile(flip.item),
         el("div", { class: "versus" }, side(view.title, flip.rank, flip.ours, flip.score), side(file, flip.their_rank, flip.theirs, flip.their_score))));
   }
 

@@ -62,7 +62,7 @@ def render(view: View) -> str:
 
 
 def embedded(view: View) -> str:
-    """JSON that no HTML parser reads anything into, whatever its strings hold."""
+    """JSON that is safe inside HTML, whatever its strings hold."""
     text = json.dumps(view, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -70,7 +70,7 @@ def embedded(view: View) -> str:
 
 
 def sentence(result: Result) -> str:
-    """The protocol, for a reader who does not know the word."""
+    """Explain the protocol in a sentence."""
     queries, gallery = result["queries"], result["gallery"]
     if result["protocol"] == "leave-one-out":
         who = "each item" if queries == gallery else f"each of {queries:,} items drawn at random"
@@ -194,7 +194,7 @@ def _verdict(span: list[float] | None) -> str:
 
 
 def _training(run: Run | None) -> list[dict[str, Any]]:
-    """Charts of a run: the loss, its parts, what was watched, recall."""
+    """Charts of a run: the loss, its parts, monitored losses, recall."""
     if not run or not run["epochs"]:
         return []
     curves = run["lines"]
@@ -203,7 +203,7 @@ def _training(run: Run | None) -> list[dict[str, Any]]:
     groups = {
         "Loss": {"loss": curves.get("loss")},
         "Parts of the loss": curves.get("parts") or {},
-        "Watched, not trained on": curves.get("monitor") or {},
+        "Monitored losses": curves.get("monitor") or {},
         f"{split}Recall@1, %": recall,
     }
     out = []

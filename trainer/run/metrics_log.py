@@ -103,13 +103,16 @@ def environment(device: str, world: int) -> dict[str, Any]:
 def _git() -> dict[str, Any] | None:
     """The commit of the sources that run, if they are a working copy."""
 
-    def ask(*words: str) -> str:
+    def output(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         return found.stdout.strip()
 
     try:
-        return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain"))}
+        return {
+            "commit": output("rev-parse", "HEAD"),
+            "changed": bool(output("status", "--porcelain")),
+        }
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -123,7 +126,7 @@ def draw_curves(folder: Path, records: Sequence[EpochRecord]) -> None:
         return
     panels = {"loss": _series(records, ("loss", "parts"))}
     if any(record["monitor"] for record in records):
-        panels["beside the loss"] = _series(records, ("loss", "monitor"))
+        panels["monitored losses"] = _series(records, ("loss", "monitor"))
     if any(record["scores"] for record in records):
         split = next(record["scores_of"] for record in records if record["scores"])
         recalls = panels[f"Recall@1 ({split})"] = _series(records, ("scores",))
