@@ -74,7 +74,7 @@ def embeddings_table(found: EmbeddingsResult) -> Group:
 
 
 def _title(text: str) -> Text:
-    """A title above a table may be longer than a title of it."""
+    """A heading above a table; unlike the table's own title, it may be wider than the table."""
     return Text(text, style="bold", no_wrap=True)
 
 
@@ -130,7 +130,7 @@ def _model_lines(found: ModelInspection) -> dict[str, object]:
     if found.get("weights_beside"):
         lines["weights in"] = ", ".join(found["weights_beside"])
     if own is None and "problem" not in found:
-        lines["preprocessing"] = "not said: a model of another program"
+        lines["preprocessing"] = "unknown: the file was written by another program"
     if own is not None:
         lines |= {
             "network": own["arch"],
@@ -146,7 +146,7 @@ def _model_lines(found: ModelInspection) -> dict[str, object]:
 
 
 def _preprocessing(given: dict[str, Any]) -> dict[str, object]:
-    """The lines of the preprocessing, with plain names for those that would be riddles."""
+    """The lines of the preprocessing, with descriptive names."""
     lines = dict(given)
     inside, draft = lines.pop("inside"), lines.pop("draft")
     decoded = f"smaller, but not below {draft} x resize" if draft else "at full size"

@@ -167,7 +167,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Train one loss instead of three, in about a minute.")
+@click.option("--quick", is_flag=True, help="Train one loss instead of three, in about 90 s.")
 @whole_option("--epochs", "Epochs of each training run.  [default: those of the preset]")
 @click.option(
     "--out",

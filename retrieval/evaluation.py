@@ -42,30 +42,30 @@ class Settings(Checked):
 
     distances: tuple[str, ...] = one_of(*DISTANCES, default=DISTANCES)
     recall_at: tuple[int, ...] = within(1, default=())
-    """Empty: those of the data set that the file names."""
+    """Values of K for Recall@K; empty: those usual for the data set that the file names."""
     map_at_r: bool = True
-    """R-precision and MAP@R."""
+    """Compute R-precision and MAP@R."""
     nmi: bool | None = None
-    """NMI and AMI; None: if k-means does not take long."""
+    """Compute NMI and AMI; None: only if k-means does not take long."""
     seeds: int = within(1, default=3)
-    """k-means is run with seeds 0, 1, ..."""
+    """Number of seeds of k-means, which are 0, 1, ..."""
     kmeans_init: str = one_of(*STARTS, default=STARTS[0])
     kmeans_iterations: int = within(1, default=ITERATIONS)
-    """At most."""
+    """Maximum number of iterations."""
     kmeans_restarts: int | None = within(1, default=None)
-    """None: ten up to 1,000 clusters, else one."""
+    """Starts of k-means for each seed; None: ten up to 1,000 clusters, else one."""
     queries: int | None = within(1, default=None)
-    """Ask only so many, drawn at random."""
+    """Evaluate only this many queries, drawn at random."""
     memory: int = within(64 << 20, default=2 << 30)
-    """Bytes beyond the embeddings themselves."""
+    """Bytes of working memory, in addition to the embeddings."""
     threads: int | None = within(1, default=None)
     device: str = accepting(PATTERN.fullmatch, DEVICES, default="auto")
-    """That counts ranks."""
+    """Device that counts ranks."""
     resamples: int = within(1, default=2000)
-    """Of the class bootstrap."""
+    """Number of resamples of the class bootstrap."""
     level: float = accepting(lambda level: 0 < level < 1, "above 0 and below 1", default=0.95)
     seed: int = within(0, default=0)
-    """Of the bootstrap and of the sampled queries."""
+    """Seed of the bootstrap and of the choice of queries."""
 
     def __post_init__(self) -> None:
         for name in ("distances", "recall_at"):  # one of them may be given alone
@@ -76,7 +76,10 @@ class Settings(Checked):
 
     def conflicts(self) -> Iterator[Fault]:
         if len(set(self.distances)) != len(self.distances) or not self.distances:
-            text = f"distances = {self.distances} is empty or names a distance twice."
+            listed = ", ".join(self.distances)
+            text = (
+                f"distances = {listed} names a distance twice." if listed else "distances is empty."
+            )
             yield Fault(("distances",), text)
 
     def of(self, data: Embeddings | None = None) -> Settings:
@@ -95,7 +98,7 @@ class Evaluation:
     per_query: dict[str, dict[str, np.ndarray]] = field(repr=False)  # distance -> metric -> (Q,)
 
     def noted(self, note: str) -> Evaluation:
-        """The same with one more note for people."""
+        """A copy with one more note for the user."""
         return replace(self, result=self.result | {"notes": [*self.result["notes"], note]})
 
 
@@ -145,7 +148,7 @@ def evaluate(
     if isinstance(data, Embeddings) and given:
         raise DmlError(
             "An `Embeddings` has its own labels and gallery.",
-            "Others are given beside it.",
+            "Other labels or another gallery are given as well.",
             "Pass arrays, or a file: evaluate(path, labels=other_path)",
         )
     chosen = Settings(**settings)
@@ -177,7 +180,7 @@ def run(
     progress: StageProgress | None = None,
     world: World = ALONE,
 ) -> Evaluation:
-    """Evaluates the problem; `progress(stage, done, total)` hears of everything long.
+    """Evaluate the problem; `progress(stage, done, total)` is called during long stages.
 
     Of several processes, each counts its share of the ranks; the first one clusters.
     """

@@ -27,14 +27,14 @@ if sys.platform != "win32":
 
 
 def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> Path:
-    """The path as one that can be written; called before long work, so that none is lost.
+    """Check that a path can be written, before long work, and return it without links.
 
     What is read is never overwritten, not even by force.
     """
     given, path = path, Path(path).resolve()  # the file that links lead to is replaced, not they
     if any(source.exists() and path.exists() and path.samefile(source) for source in inputs):
         raise DmlError(
-            f"{given} is read and written at once.",
+            f"{given} is both an input and the output.",
             "The result would replace the data it was computed from.",
             "Choose another name for the output.",
         )
@@ -45,7 +45,7 @@ def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> 
             "Print to it instead: --json > FILE",
         )
     if path.is_dir():
-        raise DmlError(f"{given} is a folder.", "A file is to be written there.", "Name a file.")
+        raise DmlError(f"{given} is a folder.", "The output is a file.", "Name a file.")
     if path.exists() and not force:
         raise DmlError(
             f"{given} exists already.",
@@ -68,7 +68,7 @@ def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> 
 
 
 def write_text(path: Path, text: str, force: bool = False) -> None:
-    """As UTF-8; stray bytes of names that are not UTF-8 are written as escapes."""
+    """Write text as UTF-8; bytes of names that are not UTF-8 are written as escapes."""
     with whole_file(path, force) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
@@ -179,7 +179,7 @@ def locked_folder(folder: Path, taken: DmlError) -> Iterator[bool]:
 
 @contextmanager
 def waited_lock(path: Path, every: float = 0.2) -> Iterator[None]:
-    """Hold the lock of a folder, or of a file that may be new, after whoever has it.
+    """Hold the lock of a folder or file, which may be new; wait while another process has it.
 
     every: seconds between looks at the lock.
     """
@@ -200,7 +200,7 @@ def waited_lock(path: Path, every: float = 0.2) -> Iterator[None]:
 
 
 def claim(path: Path) -> BinaryIO:
-    """Opens and locks the file that has this name; BlockingIOError if another process has it.
+    """Open and lock the file of this name; BlockingIOError if another process has locked it.
 
     Between opening and locking it may have been replaced or removed: then the lock would be of a
     file that nobody sees, and it is tried again.
@@ -258,7 +258,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def remove_unused(path: Path) -> bool:
-    """Remove a file unless a living process has locked it, or that cannot be told."""
+    """Remove a file that no living process has locked; keep it if that cannot be found out."""
     with suppress(OSError), claim(path) as file:
         if lock(file) or release(file):
             path.unlink()

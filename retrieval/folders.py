@@ -49,7 +49,7 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
 def no_match(pattern: str, fix: str) -> DmlError:
     return DmlError(
         f"{pattern} matches no file.",
-        "A pattern stands for the files whose names it fits: * for any text, ? for one sign.",
+        "A pattern stands for the files whose names it fits: * for any text, ? for one character.",
         fix,
     )
 

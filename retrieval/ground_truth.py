@@ -39,16 +39,16 @@ def agreement(
         raise DmlError(
             f"{data.source} lists {listed.shape[1]} neighbours of each query.",
             f"{title_of(f'recall@{most}')} needs {most} of them.",
-            f"Ask for less: --recall-at 1,{min(10, listed.shape[1])},{listed.shape[1]}",
+            f"Use smaller K: --recall-at 1,{min(10, listed.shape[1])},{listed.shape[1]}",
         )
     rows = np.arange(len(queries))
     if settings.queries is not None and settings.queries < len(rows):
-        drawn = np.random.default_rng(settings.seed).choice(len(rows), settings.queries, False)
-        rows = np.sort(drawn)
-    asking, listed = queries[rows], listed[rows, :most]
+        rng = np.random.default_rng(settings.seed)
+        rows = np.sort(rng.choice(len(rows), settings.queries, False))
+    drawn, listed = queries[rows], listed[rows, :most]
     # Without labels, every item is a positive of every query.
-    one, other = np.zeros(len(asking), np.int64), np.zeros(len(gallery), np.int64)
-    problem = from_arrays(asking, one, gallery, other)
+    one, other = np.zeros(len(drawn), np.int64), np.zeros(len(gallery), np.int64)
+    problem = from_arrays(drawn, one, gallery, other)
     distances = {}
     for d in settings.distances:
         report = stage(progress, f"neighbours ({d})")
@@ -114,7 +114,7 @@ def _distances(queries: np.ndarray, items: np.ndarray, distance: str) -> np.ndar
 
 
 def warnings(result: Agreement) -> list[str]:
-    """Where the lists are not those of exact search by the distance that the file names."""
+    """Warn if the lists differ from exact search by the distance that the file names."""
     own = result["distance"]
     if own not in result["distances"]:
         return []

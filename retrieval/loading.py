@@ -233,7 +233,7 @@ def _read_file(path: Path, key: str | None, wanted: Wanted) -> Any:
     except ModuleNotFoundError as error:
         raise DmlError(
             f"{path} needs {error.name}, which is not installed.",
-            f"Reading {path.suffix or format.name} files is optional.",
+            f"Reading {path.suffix or format.name} files needs an optional package.",
             install(format.extra or "cpu"),
         ) from error
     except Exception as error:

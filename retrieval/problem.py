@@ -58,7 +58,7 @@ class Problem:
         return row_groups(self.gallery, scans=[self.gallery_scan])
 
     def checksum(self) -> int:
-        """Tells problems of other files from this one: all classes, and a thousand rows."""
+        """A number that differs for other files; it covers all classes and a thousand rows."""
         total = crc32(repr((self.protocol, self.query_vectors.shape, self.gallery.shape)).encode())
         for codes in (self.query_codes, self.gallery_codes):
             total = crc32(codes.tobytes(), total)
@@ -91,7 +91,7 @@ def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Proble
     else:
         raise DmlError(
             f"{data.source}: cannot tell what to evaluate.",
-            f"It holds {', '.join(data.splits)}; eval wants `test`, or `query` and `gallery`.",
+            f"It holds {', '.join(data.splits)}; eval needs `test`, or `query` and `gallery`.",
             "Pick one, for example `dmltool eval FILE::KEY`; `dmltool inspect FILE` lists them.",
         )
     arrays = [each for name in names for each in (data.splits[name].vectors, _labels(data, name))]
@@ -105,7 +105,7 @@ def _labels(data: Embeddings, split: str) -> np.ndarray:
         option = "--gallery-labels" if split == "gallery" else "--labels"
         raise DmlError(
             f"{data.source}: the {split} items have no labels.",
-            "Retrieval is right or wrong by label, so every item needs one.",
+            "Scores compare labels, so every item needs one.",
             f"Give them in a file of their own, one per row: {option} labels.npy (or .txt, .csv).",
         )
     return labels
@@ -217,7 +217,7 @@ def _unmasked(given: np.ndarray, what: str) -> np.ndarray:
     if np.ma.is_masked(given):
         raise DmlError(
             f"{np.ma.count_masked(given):,} values of the {what} are masked.",
-            "A value that is not there has no distance and no label.",
+            "A masked value has no distance and no label.",
             "Leave out these rows, or fill in what is meant: `array.filled(0)`.",
         )
     return np.asarray(given)
@@ -236,7 +236,7 @@ def finite_rows(vectors: np.ndarray) -> np.ndarray:
 
 
 class _Side(NamedTuple):
-    """Queries or gallery, as far as their numbers are finite."""
+    """The finite rows of the queries or of the gallery."""
 
     vectors: np.ndarray
     labels: np.ndarray
@@ -259,14 +259,14 @@ def _side(vectors: np.ndarray, labels: np.ndarray, what: str, drop: bool, source
             leave_out = f"dmltool eval {shlex.quote(source)} --drop-nonfinite"
         raise DmlError(
             f"{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {some}).",
-            "They have no distance to anything, so any score would be made up.",
+            "Their distances are undefined, so scores would be meaningless.",
             f"Embed these items again, or leave them out: {leave_out}",
         )
     if not len(rows):
         raise DmlError(
             f"All {len(good)} {what} hold NaN or Inf.",
             "Nothing is left to evaluate.",
-            "Look for the NaN in the model that made them.",
+            "Check the model that computed them.",
         )
     kept = allocate((len(rows), vectors.shape[1]), vectors.dtype)  # a large one goes to disk
     for part in blocks(kept):

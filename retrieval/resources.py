@@ -31,7 +31,7 @@ _blas_users: list[Any] = []  # threadpoolctl has no public name for the type of 
 
 @contextmanager
 def single_blas_thread() -> Iterator[None]:
-    """BLAS on the calling thread alone; calls may overlap, the last one out restores."""
+    """Run BLAS on one thread inside; of overlapping blocks, the last to end restores it."""
     with _blas_lock:
         _blas_users.append(_blas_users[0] if _blas_users else _limited_blas())
     try:
@@ -113,7 +113,7 @@ def _value_of(file: Path, name: str) -> int:
 
 
 def processors_if_limited() -> int:
-    """The processors that this process may use where some are withheld from it, else 0."""
+    """The number of processors that this process is limited to; 0 if it may use all."""
     allowed = processors()
     return allowed if allowed < (os.cpu_count() or 1) else 0
 
@@ -131,9 +131,9 @@ def allowed(threads: int) -> int:
 
 
 def told_allowed(threads: int) -> str:
-    """What is said where more threads were asked for than there are processors."""
+    """A note if more threads are requested than there are processors, else empty."""
     most = allowed(threads)
-    return "" if most == threads else f"--threads {threads}: {most} are used, one a processor"
+    return "" if most == threads else f"--threads {threads}: {most} are used, one per processor"
 
 
 def faster_threads(seconds: Callable[[int], float], most: int) -> tuple[int, float]:
@@ -157,7 +157,7 @@ def faster_threads(seconds: Callable[[int], float], most: int) -> tuple[int, flo
 
 
 def told_threads(count: int, gain: float, most: int) -> str:
-    """What a trial has found, in a line."""
+    """The result of a trial, in one line."""
     many = counted(count, "thread")
     if count == most:
         return f"{many}: fewer are not faster in a trial"

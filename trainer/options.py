@@ -74,7 +74,10 @@ settings_options = options(
     whole_option("--dim", "Embedding dimension; 0: that of the backbone.", 0),
     whole_option("--epochs", "Number of epochs."),
     click.option(
-        "--batch", type=Batch(), help="N random images, or C classes x M images: 128, 6x9."
+        "--batch",
+        type=Batch(),
+        metavar=Batch.name,
+        help="N random images, or C classes x M images: 128, 6x9.",
     ),
     click.option("--lr", type=float, help="Learning rate."),
     whole_option("--seed", "Seed of the run.", 0),

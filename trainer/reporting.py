@@ -184,7 +184,7 @@ def _table(run: Path) -> dict[str, Any]:
         table = _dict(toml.parse(_settings_text(run)).get("data"))
     except ValueError as error:
         raise DmlError(
-            f"{run / CONFIG} is not TOML.", f"{error}.", "Mend the file, or name another --run."
+            f"{run / CONFIG} is not TOML.", f"{error}.", "Correct the file, or name another --run."
         ) from error
     return {
         "dataset": str(table.get("dataset")),

@@ -49,9 +49,7 @@ def read(path: Path) -> dict[str, Any]:
                 "TOML cannot hold such a name.",
                 "Rename the file or folder, and write its new name into that line.",
             ) from error
-        raise DmlError(
-            f"{path} is not TOML.", f"{error}.", "Mend the line that is named."
-        ) from error
+        raise DmlError(f"{path} is not TOML.", f"{error}.", "Correct that line.") from error
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -42,12 +42,12 @@ def pick(provider: str = "auto") -> tuple[list[str], str]:
     if provider not in CHOICES:
         raise unknown("provider", provider, CHOICES, "--provider")
     if provider == "cpu":
-        return [NAMES["cpu"]], "CPU: asked for"
+        return [NAMES["cpu"]], "CPU: requested"
     wanted = "cuda" if provider == "auto" else provider
     missing = missing_for(wanted)
     if missing is None:
         chain = ["cuda", "cpu"] if wanted == "cuda" else ["tensorrt", "cuda", "cpu"]
-        reason = "it works on this machine" if provider == "auto" else "asked for, and it works"
+        reason = "it works on this machine" if provider == "auto" else "requested, and it works"
         return [NAMES[name] for name in chain], f"{TITLES[wanted]}: {reason}"
     why, fix = missing
     if provider == "auto":

@@ -85,7 +85,7 @@ def _open(path: Path) -> Source:
 
 @contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """A claim of more bytes than there is memory for is a damaged file, not a small machine."""
+    """Report a claim of more bytes than there is memory for as damage to the file."""
     try:
         yield
     except pa.ArrowMemoryError as error:
@@ -113,7 +113,7 @@ def _open_parquet(path: Path) -> Source:
 
 
 def _fetch_footer(path: Path) -> None:
-    """Let the metadata be there: they end with their length and four more bytes."""
+    """Download the metadata at the end, whose last eight bytes begin with their length."""
     size = os.path.getsize(path)
     with path.open("rb") as file:
         file.seek(max(0, size - 8))
@@ -139,7 +139,7 @@ def _extents(metadata: Any, names: list[str]) -> Iterator[Range]:
 
 
 def _open_ipc(path: Path, start: bytes) -> Source:
-    """Batches of an Arrow file or stream; only the columns that are asked for are inflated."""
+    """Batches of an Arrow file or stream; only the requested columns are inflated."""
     ensure(path)
     source = pa.memory_map(str(path)).read_buffer()
     is_file = start == b"ARRO"  # Hugging Face's datasets writes streams under the same suffix
@@ -191,7 +191,7 @@ def _is_list(type: pa.DataType) -> bool:
 
 
 def _storage(type: pa.DataType) -> Any:
-    """What an extension type, such as a tensor of fixed shape, is stored as."""
+    """The type in which an extension type, such as a tensor of fixed shape, is stored."""
     return type.storage_type if isinstance(type, pa.BaseExtensionType) else type
 
 
@@ -253,7 +253,7 @@ def _ragged(path: Path, row: int, found: int, first: int) -> DmlError:
     return DmlError(
         f"{path}, row {row}: the vector has {found} numbers.",
         f"The first vector has {first}.",
-        "Mend the row or remove it.",
+        "Correct the row or remove it.",
     )
 
 

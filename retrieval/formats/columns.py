@@ -67,10 +67,10 @@ NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 
 
 def fold(names: Sequence[str]) -> list[str]:
-    """Names with each run of three and more that count upwards as one: d0 ... d31, 32 columns."""
+    """Shorten every run of three or more numbered names: d0 ... d31, 32 columns."""
 
     def start(item: tuple[int, str]) -> object:
-        """The same for all names of a run."""
+        """A key that is the same for all names of a run."""
         match = NUMBERED.fullmatch(item[1])
         return (match[1], int(match[2]) - item[0]) if match else item[0]
 
@@ -95,7 +95,7 @@ def describe(columns: Sequence[Column]) -> str:
 
 def bad_line(path: Path, line: int, what: str, why: str) -> DmlError:
     """The error about one line of a text file."""
-    return DmlError(f"{path}, line {line}: {what}.", f"{why}.", "Mend the line or remove it.")
+    return DmlError(f"{path}, line {line}: {what}.", f"{why}.", "Correct the line or remove it.")
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Choice:
         return _single(fits)
 
     def _vectors(self, free: Sequence[Column], prefix: str) -> Sequence[Column]:
-        """One column of lists, or a series of columns of numbers; of neither, all numbers."""
+        """The one column of lists or series of numbered columns; without either, all numbers."""
         found = {column.name: [column] for column in free if column.kind == "list"}
         series = _series(free)
         if prefix:
@@ -224,7 +224,7 @@ class Choice:
                         f"{self.source}: the column {column.name} is mostly not numbers{cell}.",
                         f"It stands in the middle of {listed(members)}, and a vector needs all of "
                         "them.",
-                        "Mend the column, or rename it to leave it out.",
+                        "Correct the column, or rename it to leave it out.",
                     )
 
 
@@ -234,7 +234,7 @@ def _single(columns: Iterable[Column]) -> Column | None:
 
 
 def _numbered(free: Sequence[Column]) -> dict[str, dict[int, Column]]:
-    """Columns such as f0, f1, f2 by what their names begin with and, sorted, by their numbers."""
+    """Columns such as f0, f1, f2: by the prefix of their names, sorted by number."""
     found: dict[str, dict[int, Column]] = {}
     for column in free:
         if match := NUMBERED.fullmatch(column.name.strip()):

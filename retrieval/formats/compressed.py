@@ -42,7 +42,7 @@ def _format(path: Path) -> Format:
     if suffix not in INSIDE:
         raise DmlError(
             f"{path} is compressed by {'zstd' if _is_zstd(path) else 'gzip'}.",
-            f"Of such files {', '.join(s + path.suffix for s in INSIDE)} are read as they are.",
+            f"Compressed files that are read: {', '.join(s + path.suffix for s in INSIDE)}.",
             _unpacking(path),
         )
     format = of_suffix(suffix)

@@ -156,7 +156,7 @@ def _decimal_comma(sample: list[Row]) -> bool:
 
 
 def _pointed(cells: Sequence[str], comma: bool) -> Sequence[str]:
-    """Cells in which numbers have a decimal point; with commas, one that has it is no number."""
+    """Cells with decimal points; if the file uses commas, a cell with a point is no number."""
     return [cell.translate(SWAPPED) for cell in cells] if comma else cells
 
 
@@ -204,7 +204,7 @@ def _kind(cells: Sequence[str], comma: bool) -> str:
 
 
 def _name_columns(kinds: list[str], with_labels: bool) -> list[Column]:
-    """Without a header: the one text column, or integers at an edge of floats, are the label.
+    """Name the columns of a file without a header; the label is text, or integers at an edge.
 
     If the labels are in another file, such integers are a dimension of the vectors.
     """
@@ -221,7 +221,7 @@ def _check_width(row: list[str], width: int, path: Path, line: int) -> None:
         raise DmlError(
             f"{path}, line {line}: there are {len(row)} cells where other rows have {width}.",
             "The line is cut short, or a text holds the delimiter without quotes.",
-            "Mend the line, or put texts that hold the delimiter in double quotes.",
+            "Correct the line, or put texts that hold the delimiter in double quotes.",
         )
 
 
@@ -236,7 +236,7 @@ class _Vectors:
         self.taken = itemgetter(slice(at[0], at[-1] + 1)) if span else itemgetter(*at)
 
     def read(self, block: list[Row]) -> np.ndarray:
-        """(n, D) float64: how many digits a later line has cannot be known."""
+        """Vectors (n, D) as float64, because later lines may have more digits."""
         self.dim = self.dim or len(self._texts(block[0][1]))
         try:
             values = np.array([self._floats(line, row) for line, row in block])
@@ -276,7 +276,7 @@ class _Vectors:
                     "Other numbers have a decimal comma."
                     if mixed
                     else "Every item needs all numbers of its vector.",
-                    "Mend the cell, or leave it empty for NaN.",
+                    "Correct the cell, or leave it empty for NaN.",
                 )
         return [float(text.strip() or "nan") for text in texts]
 

@@ -63,10 +63,10 @@ def quoted(text: str | Path) -> str:
 
 
 def unreadable(path: Path) -> DmlError:
-    """What a name stands for that is not a regular file with something in it."""
-    again = "Run the command that writes it again; export and embed go on with --resume."
+    """The error about a name that is not a regular file, or an empty file."""
+    again = "Run the command that writes it again; export and embed continue with --resume."
     if path.suffix == ".partial":
-        unfinished = "Whoever wrote it has not finished; rows may be missing."
+        unfinished = "Its writer has not finished; rows may be missing."
         return DmlError(f"{path} is half-written.", unfinished, again)
     if path.is_file():
         return DmlError(f"{path} is empty.", "It has no bytes at all.", "Write it again.")
@@ -99,7 +99,7 @@ def unreadable(path: Path) -> DmlError:
 
 
 def unknown(path: Path, known: list[str]) -> DmlError:
-    """The error about a file that nothing tells anything of; known: suffixes."""
+    """The error about a file of unknown format; known: the suffixes that are read."""
     near = nearest(path.suffix.lower(), known)
     return DmlError(
         f"{path} has the suffix {path.suffix.lower() or '(none)'}, and its first bytes are not "
@@ -110,7 +110,7 @@ def unknown(path: Path, known: list[str]) -> DmlError:
 
 
 def labels_only(path: Path) -> DmlError:
-    """The error about a file of labels in the place of embeddings."""
+    """The error about a file of labels that is given as embeddings."""
     return json_records(path) or DmlError(
         f"{path} holds labels only.",
         "A file of embeddings comes first.",
@@ -119,7 +119,7 @@ def labels_only(path: Path) -> DmlError:
 
 
 def explain(path: Path) -> DmlError | None:
-    """What a file is that no reader takes, and the line that converts it."""
+    """The error about a file of an unsupported format, with a command that converts it."""
     if _starts(path, b"version https://git-lfs"):
         return DmlError(
             f"{path} is a pointer of Git LFS.",
@@ -195,7 +195,7 @@ def _convertible(path: Path, kind: str) -> DmlError:
 
 
 def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlError | None:
-    """What a folder with files of these names is instead of embeddings.
+    """The error about a folder without embedding files, by the names in it.
 
     shards: those of them that could be embeddings.
     """

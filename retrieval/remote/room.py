@@ -97,7 +97,9 @@ class Bytes:
                 self.progress(self.done, max(self.total, self.done))
         if self.stopped:
             raise DmlError(
-                "The download was stopped.", "Another one failed.", "Mend the cause of that error."
+                "The download was stopped.",
+                "Another download failed.",
+                "Correct the cause of that error.",
             )
         if self.done > max(self.total, self.most):
             raise DmlError(
@@ -152,7 +154,7 @@ def hold(path: Path) -> None:
 
 
 def _remove(path: Path) -> bool:
-    """Remove an entry unless a process holds it, or that cannot be told."""
+    """Remove an entry that no process holds; keep it if that cannot be found out."""
     with suppress(OSError), (path / "used").open("ab") as file:
         if lock(file) or release(file):  # Windows renames no folder that somebody uses
             gone = path.with_name(f"{path.name}-gone")

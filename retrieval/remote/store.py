@@ -136,7 +136,7 @@ class Store:
         return Found(path, name, info.get("size"), str(told))
 
     def download(self, file: Found, out: BinaryIO, wrote: Callable[[int], None]) -> None:
-        """Write a file to `out`, which has a name; `wrote` hears of the bytes as they come."""
+        """Write a file to `out`, which has a name; report the bytes of each piece to `wrote`."""
         from fsspec.callbacks import Callback
 
         came = 0
@@ -236,7 +236,7 @@ def _filesystem(address: Address) -> Any:
         package = PACKAGES[address.scheme]
         raise DmlError(
             f"{address.shown} needs {package}, which is not installed.",
-            f"Reading {address.scheme}:// addresses is optional.",
+            f"Reading {address.scheme}:// addresses needs an optional package.",
             install("remote"),
         ) from error
 

@@ -123,7 +123,7 @@ def test_a_foreign_model_is_shown_and_checked(tmp_path):
     path = save(tmp_path / "foreign.onnx", mean_model(("batch", 3, 8, 8), FLOAT, axes=(2, 3)))
     done = call("inspect", path, "--check")
     assert done.exit_code == 0, done.stderr
-    assert "a model of another program" in done.stdout
+    assert "the file was written by another program" in done.stdout
     assert "same result alone and in a batch" in done.stdout
     assert done.stderr.splitlines()[-1].startswith(f"Next: dmltool embed {path}")
 

@@ -55,7 +55,7 @@ def test_no_more_threads_than_processors(monkeypatch):
     monkeypatch.setattr(resources, "processors", lambda: 2)
     assert (allowed(1), allowed(2), allowed(100_000)) == (1, 2, 2)
     assert told_allowed(2) == ""
-    assert told_allowed(100_000) == "--threads 100000: 2 are used, one a processor"
+    assert told_allowed(100_000) == "--threads 100000: 2 are used, one per processor"
 
 
 def write_limits(folder, names, most="3000000000\n"):

@@ -89,7 +89,7 @@ def tell_unused(config: Config, watch: Watch) -> None:
 
 
 def check_names(config: Config, folder: Path) -> None:
-    """Raise for what can be known to be wrong before any image is read."""
+    """Raise for errors that can be found before any image is read."""
     validate.check_names(config)
     if config.data.root and datasets.DATASETS.find(config.data.dataset).takes_all_images:
         root = Path(config.data.root).expanduser().resolve()
@@ -124,13 +124,13 @@ def check_splits(data: datasets.DataSet, select: str) -> None:
     there = [split for split in ("query", "gallery") if len(data.rows(split))]
     if len(there) == 1:
         raise DmlError(
-            f"{data.name} has {there[0]} images, but none to go with them.",
-            "Queries are searched in a gallery.",
+            f"{data.name} has {there[0]} images, but not those of the other split.",
+            "Each query is ranked against the gallery, so both splits are needed.",
             "Name both splits, query and gallery, or one, test.",
         )
     if select != "last" and not len(gallery_and_queries(data, select)[0]):
         raise DmlError(
-            f"{data.name} has no images to pick the best epoch by.",
+            f"{data.name} has no images to choose the best epoch by.",
             f"--select {select} needs a {'validation' if select == 'val' else 'test'} set.",
             "Hold out classes with --set data.val_fraction=0.1, or keep the last: --select last",
         )

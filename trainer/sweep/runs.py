@@ -45,9 +45,9 @@ def train_seeds(
 
 
 def train_seed(config: Config, folder: Path, watch: Watch, test: bool) -> Outcome:
-    """Train a run, go on with an interrupted one, or read a finished one.
+    """Train a run, continue an interrupted one, or read a finished one.
 
-    A finished run that was not scored on the test set is scored now if `test` asks for it.
+    A finished run that was not scored on the test set is scored now if `test` is true.
     """
     started = (folder / LAST).exists()
     if started:
@@ -71,13 +71,13 @@ def check_alone() -> None:
 
 
 def continued(config: Config, folder: Path) -> Config:
-    """The settings of a run that has begun, where it is computed changed as asked."""
+    """The saved settings of a run, with new values of those that its result does not depend on."""
     saved = load_config(folder)
     ours, theirs = comparable(config), comparable(saved)
     if ours != theirs:
         key = next(k for k in (*ours, *theirs) if ours.get(k) != theirs.get(k))
         raise DmlError(
-            f"{folder} holds a run of other settings.",
+            f"{folder} holds a run with other settings.",
             f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here.",
             "Choose another --out.",
         )

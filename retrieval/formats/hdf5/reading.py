@@ -80,7 +80,7 @@ def _read_own(file: h5py.File, listed: Catalogue, key: str | None) -> Embeddings
     if attrs.get("complete") is not True:
         raise DmlError(
             f"{path} is half-written.",
-            "Whoever wrote it has not finished; rows may be missing.",
+            "Its writer has not finished; rows may be missing.",
             "Let it be finished, or write it again.",
         )
     chosen = {}

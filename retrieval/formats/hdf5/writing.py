@@ -41,7 +41,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_name(path: str | Path) -> None:
-    """Whether a file of this name would be taken for what it is."""
+    """Raise unless the name has a suffix of HDF5 files."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise DmlError(
             f"{path} is not the name of an embedding file.",
@@ -138,7 +138,9 @@ class Writer:
     def _refuse_overwriting(self) -> None:
         if self.path.exists() and not self.force:
             raise DmlError(
-                f"{self.path} exists.", "It is not overwritten.", "Add --force to overwrite it."
+                f"{self.path} exists.",
+                "Existing files are not overwritten.",
+                "Add --force to overwrite it.",
             )
 
     def _refuse_losing(self) -> None:
@@ -150,14 +152,14 @@ class Writer:
             )
 
     def _reserve(self) -> None:
-        """HDF5 does not survive a full disk, so there must be room before it begins."""
+        """Raise if the disk lacks room: a full disk would damage the HDF5 file."""
         needed = self.layout.bytes_needed()
         free = shutil.disk_usage(self.partial.parent).free
         if needed > free:
             raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
 
     def _create(self, raw: BinaryIO, name: Path, old: BinaryIO | None) -> BinaryIO:
-        """Lays the file out under another name, so that whatever is called partial can be resumed.
+        """Create the file under another name, so that every .partial file can be resumed.
 
         It is locked before it gets its name, so that of several writers one begins.
         """

@@ -245,7 +245,7 @@ def test_what_embed_reads_is_never_overwritten(trained, run, tmp_path):
         before = target.read_bytes()
         done = call("embed", run / MODEL, data, "--out", target, "--force")
         assert done.exit_code == 1
-        assert "read and written at once" in done.stderr
+        assert "is both an input and the output" in done.stderr
         assert target.read_bytes() == before
 
 

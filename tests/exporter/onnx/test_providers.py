@@ -70,7 +70,7 @@ def gpu_build(monkeypatch):
 
 def test_cpu_is_cpu(model):
     session = Session(model, "cpu")
-    assert (session.provider, session.why) == ("cpu", "CPU: asked for")
+    assert (session.provider, session.why) == ("cpu", "CPU: requested")
 
 
 @needs_none

@@ -79,7 +79,7 @@ def test_inputs_are_not_overwritten_and_mistakes_are_named(photos, tmp_path):
     before = photos.read_bytes()
     quick = ("--no-nmi", "--map", "none")
     for args, code, words in (
-        ((photos, "--out", photos, "--force"), 1, "read and written"),
+        ((photos, "--out", photos, "--force"), 1, "both an input and the output"),
         ((tmp_path / "none.h5",), 1, "none.h5"),
         ((photos, "--images", tmp_path / "nowhere"), 1, "no folder"),
         ((photos, "--run", tmp_path), 1, "not a run folder"),

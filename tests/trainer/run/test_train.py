@@ -254,7 +254,7 @@ def test_a_rank_that_ends_ends_the_others_and_its_reason_is_told_once(moment, co
     ("tables", "told"),
     [
         ({"data": {"root": "nowhere"}}, "nowhere"),
-        ({"data": {"val_fraction": 0.0}}, "no images to pick the best epoch by"),
+        ({"data": {"val_fraction": 0.0}}, "no images to choose the best epoch by"),
         ({"batches": {"classes": 20, "images": 4}}, "a batch needs 20 classes"),
         ({"batches": {"classes": 4, "images": 40}}, "fewer than 40 images"),
         ({"run": {"device": "cuda:7"}}, "'cuda:7' cannot be used"),

@@ -41,8 +41,8 @@ def _devkit(place: Path, root: Path) -> tuple[Path, Path, list[tuple[str, int]],
     if test is None:
         raise DmlError(
             f"{place} holds {TRAIN} but not {TEST}.",
-            "Half of the images come from the devkit's test part; `cars_test_annos.mat` in "
-            "cars_devkit.tgz has no labels.",
+            "The labels of half of the images are in that file; `cars_test_annos.mat` in "
+            "cars_devkit.tgz has none.",
             f"Get {TEST} and put it beside {TRAIN}.",
         )
     entries = []

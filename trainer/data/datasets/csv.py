@@ -113,7 +113,11 @@ def _rows(table: Path, base: Path, labelled: bool = True) -> list[Row]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise layout.unreadable(table, error) from error
     if not rows:
-        raise DmlError(f"{table} lists no images.", "", "Add a line for each image.")
+        raise DmlError(
+            f"{table} lists no images.",
+            "It has no lines below the first.",
+            "Add a line for each image.",
+        )
     return rows
 
 
@@ -145,7 +149,7 @@ def _split(table: Path, line: int, text: str) -> str:
 
 
 def _relative(path: str, base: Path, table: Path, line: int) -> str:
-    """A table of one's own may well name files in full, if they are under the folder."""
+    """The path relative to the folder; tables may hold absolute paths of files under it."""
     if os.path.isabs(path):
         inside = os.path.relpath(path, os.path.abspath(base))
         path = path if inside.startswith(os.pardir) else inside

@@ -22,7 +22,7 @@ def shuffled(names: Iterable[str], seed: int) -> list[str]:
 
 
 def held_out(classes: int, fraction: float, option: str) -> int:
-    """How many of the classes a fraction is; at least two unless it is zero."""
+    """The number of classes that a fraction means; at least two unless it is zero."""
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
         raise DmlError(
             f"{option} is {fraction!r}.",
@@ -141,7 +141,7 @@ def without_small_classes(data: DataSet, images: int) -> DataSet:
             f"{data.name}: no classes are left.",
             f"None of the {np.count_nonzero(sizes):,} classes of train has {images} images; "
             f"the largest has {sizes.max()}.",
-            f"Ask for fewer images of a class, --min-images {sizes.max()}, or add images.",
+            f"Require fewer images of a class, --min-images {sizes.max()}, or add images.",
         )
     classes = counted(int(np.count_nonzero(small)), "class", "classes")
     note = f"{classes} with fewer than {images} images left out."
