@@ -192,6 +192,7 @@ def on_interrupt(left: Callable[[], str]) -> Iterator[None]:
     except (KeyboardInterrupt, Exception) as error:
         if not isinstance(error, KeyboardInterrupt) and not signals.happened():
             raise  # else a library has made another error of Ctrl-C
+        signals.answered()
         click.echo(f"\nInterrupted: {left()}.", err=True)
         raise click.exceptions.Exit(signals.INTERRUPTED) from None
     finally:

@@ -136,7 +136,11 @@ def _beside(queries: Embeddings, gallery: Embeddings, name: str | Path) -> Embed
         "query": queries.splits[_main_split(queries, "query")],
         "gallery": gallery.splits[_main_split(gallery, "gallery")],
     }
-    return replace(queries, splits=splits)
+    models = {data.attrs.get("model_sha256") for data in (queries, gallery)} - {None, ""}
+    notes = queries.notes
+    if len(models) > 1:
+        notes += ("queries and gallery were embedded by different models",)
+    return replace(queries, splits=splits, notes=notes)
 
 
 def comparable(first: Embeddings, second: Embeddings) -> tuple[Embeddings, Embeddings]:

@@ -91,6 +91,12 @@ def happened() -> bool:
     return _when > 0
 
 
+def answered() -> None:
+    """Stop waiting for the end of an import: Ctrl-C has been answered."""
+    global _waiting
+    _waiting = False
+
+
 def _end(*_: object) -> None:
     try:
         os.write(2, f"\nInterrupted: {left()}.\n".encode())

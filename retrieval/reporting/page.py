@@ -198,7 +198,8 @@ def _training(run: Run | None) -> list[dict[str, Any]]:
     if not run or not run["epochs"]:
         return []
     curves = run["lines"]
-    recall = {NAMES[d]: curves.get(f"recall_{d}") for d in DISTANCES}
+    # cos first: colours follow the order, and cos has the first one in all charts.
+    recall = {NAMES[d]: curves.get(f"recall_{d}") for d in reversed(DISTANCES)}
     split = {"val": "Validation ", "test": "Test "}.get(run["scores_of"] or "", "")
     groups = {
         "Loss": {"loss": curves.get("loss")},

@@ -78,7 +78,7 @@ def test_inputs_devices_and_twin_outputs_are_not_overwritten(files):
     for out in ("a.h5", "link.h5"):
         result = call("eval", files / "a.h5", *QUICK, "--out", files / out, "--force")
         assert result.exit_code == 1
-        assert "read and written" in result.stderr
+        assert "both an input and the output" in result.stderr
     assert (files / "a.h5").read_bytes() == before
     os.mkfifo(files / "pipe")
     result = call("eval", files / "a.h5", *QUICK, "--out", files / "pipe", "--force")

@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
+from retrieval import console, signals
 from tests.forks import Forked
 
 pytestmark = pytest.mark.usefixtures("tried")
@@ -289,3 +291,13 @@ def test_eval_of_a_file_that_is_cut_short_says_so(file):
     assert code == 1, (out, told)
     # All rows may have been copied before; then the change itself is noticed.
     assert "cut short" in told or "was changed while it was read" in told
+
+
+def test_a_ctrl_c_that_has_been_answered_is_not_raised_again(monkeypatch, capsys):
+    monkeypatch.setattr(signals, "_when", 1.0)
+    monkeypatch.setattr(signals, "_waiting", True)  # for the end of an import
+    with pytest.raises(click.exceptions.Exit), console.on_interrupt(lambda: "nothing"):
+        raise RuntimeError("what a library makes of Ctrl-C")
+    assert "Interrupted: nothing." in capsys.readouterr().err
+    monkeypatch.setattr(signals, "_looking", True)
+    signals._raise(signal.SIGINT, None)

@@ -65,7 +65,7 @@ class Pool:
             return iter(self.loader)
         # A forked process shares the kept images; a spawned one would copy them.
         start = "fork" if sys.platform == "linux" else "spawn"
-        with _same_handler(), warnings.catch_warnings():
+        with _same_handler(), _without_interrupts(), warnings.catch_warnings():
             # More processes than cores may be wanted where reading waits for a network.
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             self.loader = DataLoader(
@@ -154,6 +154,19 @@ def _start_worker(_: int) -> None:
     """Ignore Ctrl-C, which reaches the whole group of processes: the parent alone answers it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back: a process that is being forked would answer it like its parent."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

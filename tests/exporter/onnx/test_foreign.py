@@ -230,7 +230,7 @@ def test_all_that_is_missing_is_told_at_once(saved):
         ({"layout": "nhwc"}, "--layout nhwc: it takes nchw"),
         ({"layout": "hwc"}, "--layout hwc: it takes nchw"),
         ({"std": (1, 0, 1)}, "above 0"),
-        ({"mean": (1, 2)}, "mean = [1.0, 2.0]: a list of 3"),
+        ({"mean": (1, 2)}, "mean = [1.0, 2.0] is not a list of 3"),
         ({"resize": 4}, "does not fit"),
     ],
 )

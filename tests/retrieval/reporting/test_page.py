@@ -91,7 +91,7 @@ def make_view(
             "classes": C,
             "dim": 64,
             "distances": {"cos": scores(0.78, intervals), "l2": scores(0.68, intervals)},
-            "checks": {"nonfinite_rows": 0, "tied_queries": 2, "conflicting_duplicates": None},
+            "checks": {"nonfinite_rows": 0, "tied_queries": 2, "conflicting_duplicates": 0},
             "settings": {"level": 0.95, "recall_at": [1, 2, 4, 8]},
             "source": {"file": "late.h5"},
         },

@@ -130,10 +130,10 @@ def test_unknown_devices_are_refused_with_those_there_are(files):
             choose(wrong, *LARGE)
         with pytest.raises(DmlError, match="settings") as found:
             Settings(device=wrong)
-        assert "'cuda:1'" in found.value.why
+        assert "cuda:1" in found.value.why
     done = call("eval", files / "a.h5", "--device", "gpu")
     assert done.exit_code == 2
-    assert "is not auto, cpu, cuda, or a GPU such as cuda:1" in done.stderr
+    assert "is not auto, cpu, cuda or a GPU such as cuda:1" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["eval", "compare", "report"])
