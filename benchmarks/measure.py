@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import time
@@ -88,6 +89,9 @@ def machine(*packages: str) -> str:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             found.append(f"{name} absent")
+    found += [
+        f"{name}={value}" for name, value in os.environ.items() if name.startswith("OPENBLAS_")
+    ]
     return (
         f"{processors()} cores of {processor()}, Python {platform.python_version()}, "
         + ", ".join(found)

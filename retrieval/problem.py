@@ -18,7 +18,7 @@ from retrieval.formats.arrays import allocate
 from retrieval.formats.labels import alike
 from retrieval.ranking.identical_rows import row_groups
 from retrieval.ranking.row_scan import Scan, scan
-from retrieval.resources import blocks
+from retrieval.resources import blocks, processors, run_all
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
 
@@ -58,12 +58,12 @@ class Problem:
         return row_groups(self.gallery, scans=[self.gallery_scan])
 
     def checksum(self) -> int:
-        """A number that differs for other files; it covers all classes and a thousand rows."""
+        """A number that differs for other files; it covers all classes and all vectors."""
         total = crc32(repr((self.protocol, self.query_vectors.shape, self.gallery.shape)).encode())
         for codes in (self.query_codes, self.gallery_codes):
             total = crc32(codes.tobytes(), total)
-        for rows in (self.query_vectors, self.gallery):
-            total = crc32(rows[:: max(1, len(rows) // 1000)].tobytes(), total)
+        for rows in (self.gallery,) if self.queries is None else (self.queries, self.gallery):
+            total = crc32(_checksums(rows).tobytes(), total)
         return total
 
     def select(self, rows: np.ndarray) -> Problem:
@@ -243,6 +243,18 @@ class _Side(NamedTuple):
     rows: np.ndarray  # of the array that was given
     scan: Scan | None
     dropped: int = 0
+
+
+def _checksums(rows: np.ndarray) -> np.ndarray:
+    """A checksum of each block of rows."""
+    parts = list(blocks(rows))
+    sums = np.zeros(len(parts), np.uint32)
+
+    def add(n: int) -> None:
+        sums[n] = crc32(rows[parts[n]].tobytes())
+
+    run_all(add, range(len(parts)), processors())
+    return sums
 
 
 def _side(vectors: np.ndarray, labels: np.ndarray, what: str, drop: bool, source: str) -> _Side:

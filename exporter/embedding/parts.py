@@ -77,7 +77,8 @@ def remove(out: Writer) -> None:
 
 def leftovers(out: Writer) -> list[Path]:
     """Existing part files, of this run or of a killed one."""
-    return sorted(out.path.parent.glob(f"{glob.escape(out.path.name)}.part-*"))
+    found = sorted(out.path.parent.glob(f"{glob.escape(out.path.name)}.part-*"))
+    return [path for path in found if path.name.rpartition("-")[2].isdecimal()]
 
 
 def wait_for(out: Writer, ranks: int) -> None:

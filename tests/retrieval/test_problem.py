@@ -122,3 +122,15 @@ def test_dropped_rows_leave_the_scan_of_the_others(rng):
     wanted = row_scan.scan(np.delete(X, [2, 5], axis=0))
     np.testing.assert_array_equal(found.gallery_scan.hashes, wanted.hashes)
     assert found.query_rows.tolist() == [0, 1, 3, 4, 6, 7, 8, 9]
+
+
+def test_the_checksum_covers_every_number(rng):
+    X, labels = rng.standard_normal((5000, 3)).astype(np.float32), np.arange(5000) % 7
+    known = from_arrays(X, labels).checksum()
+    assert known == from_arrays(X.copy(), labels).checksum()
+    changed = X.copy()
+    changed[4321, 1] += 1
+    assert known != from_arrays(changed, labels).checksum()
+    pair = from_arrays(X[:9], labels[:9], X, labels).checksum()
+    assert pair != from_arrays(X[:9], labels[:9], changed, labels).checksum()
+    assert pair != from_arrays(changed[:9] + 1, labels[:9], X, labels).checksum()
