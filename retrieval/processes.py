@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 JOIN = timedelta(seconds=50)
 """All ranks start within this time, or the others stop."""
+GRACE = timedelta(seconds=5)
+"""How long after that torch may take to say so itself."""
 TIMEOUT = timedelta(days=1)
 """How long ranks wait for one another; the watchdog ends them if one dies."""
 LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
@@ -111,6 +114,10 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
     backend = backend_for(device_type, world)
     where = f"tcp://{world.host}:{world.port}" if world.by_slurm else "env://"
     dog = None
+    # torch waits longer than its timeout for a machine that does not answer, and in C++.
+    late = threading.Timer((JOIN + GRACE).total_seconds(), _give_up, [world])
+    late.daemon = True
+    late.start()
     try:
         place = world.host, world.port
         if place not in _stores:
@@ -118,6 +125,7 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
         store = distributed.PrefixStore(f"dmltool/{next(_joined)}", _stores[place])
         meet(store, world)
         dog = Watchdog.start(store, world.rank, world.size, world.host)
+        late.cancel()
         distributed.init_process_group(
             backend, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT
         )
@@ -132,7 +140,21 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
             str(error).split("\n")[0],
             f"Start all of them, with a reachable address and a free port: {START}",
         ) from error
+    finally:
+        late.cancel()
     return store, dog
+
+
+def _give_up(world: World) -> None:
+    """End this process, whose main thread waits in torch for an answer."""
+    lines = (
+        f"Error: Rank {world.rank} cannot join the {world.size} processes at "
+        f"{world.host}:{world.port}.",
+        "  What listens there does not answer: another program, or a rank that has ended.",
+        f"  Fix: Start all of them, with a free port as MASTER_PORT: {START}",
+    )
+    os.write(2, "\n".join([*lines, ""]).encode())
+    os._exit(1)
 
 
 def meet(store: Store, world: World) -> None:

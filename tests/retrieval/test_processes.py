@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -180,6 +181,34 @@ def test_a_port_that_is_taken_is_named(environment):
         environment(**FITTING | {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": port})
         with pytest.raises(DmlError, match=f"Rank 0 cannot join the 2 processes at .*:{port}"):
             join()
+
+
+def test_a_port_where_nobody_answers_ends_the_rank():
+    program = (
+        "from datetime import timedelta; from retrieval import processes\n"
+        "processes.JOIN, processes.GRACE = timedelta(seconds=1), timedelta(seconds=1)\n"
+        "with processes.joined(): pass"
+    )
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        given = FITTING | {
+            "RANK": "1",
+            "LOCAL_RANK": "1",
+            "MASTER_PORT": str(mute.getsockname()[1]),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | given,
+            cwd=Path(__file__).parents[2],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "Error: Rank 1 cannot join the 2 processes at 127.0.0.1" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_who_cannot_connect_is_not_watched_any_longer(environment, monkeypatch):
