@@ -18,6 +18,7 @@ import click
 
 from retrieval import console
 from retrieval.errors import DmlError, install, remedy
+from retrieval.registry import ARGUMENTS
 from retrieval.world import refuse_several
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
@@ -82,7 +83,10 @@ class Cli(click.Group):
     def make_context(self, *args, **extra) -> click.Context:
         if os.environ.get("NO_COLOR"):  # rich looks for it, click does not
             extra.setdefault("color", False)
-        return super().make_context(*args, **extra)
+        typed = list(args[1])
+        context = super().make_context(*args, **extra)
+        context.meta[ARGUMENTS] = typed
+        return context
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -7,10 +7,13 @@ a table loads nothing heavy. A module's table is extended with `TABLE.add(Entry(
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
+
+import click
 
 from retrieval.errors import DmlError
 
@@ -31,6 +34,8 @@ class Entry:
         return getattr(found, attribute) if attribute else found
 
 
+ARGUMENTS = "dmltool.arguments"  # key of the context of click: what was typed
+OWN = "DMLTOOL_OWN"  # environment variable: paths of your own code, separated by commas
 LISTS = {  # what an entry is -> what `dmltool list` calls the entries
     "preset": "presets",
     "loss": "losses",
@@ -92,10 +97,26 @@ class Registry(Collection[E]):
         if colon and prefix in self.families:
             return self.families[prefix](rest)
         if colon and rest and self.own:
+            _require_typed(self.kind, name, self.option)
             return self.own(name)
         also = [f"{prefix}:NAME" for prefix in self.families]
         also += ["package.module:NAME for your own"] if self.own else []
         raise unknown(self.kind, name, self.names(), self.option, also)
+
+
+def _require_typed(kind: str, name: str, option: str) -> None:
+    """Raise if a command would run code that only a file names, such as a checkpoint."""
+    context = click.get_current_context(silent=True)
+    if context is None:  # called from Python: the caller names it
+        return
+    typed = context.find_root().meta.get(ARGUMENTS, ())
+    if any(name in word for word in typed) or name in os.environ.get(OWN, "").split(","):
+        return
+    raise DmlError(
+        f"A file names the {kind} {name}, which is code outside dmltool.",
+        "Files never choose which code runs; the command line has to name it.",
+        f"If you trust that code, type it: {option} {name}; or set {OWN}={name}",
+    )
 
 
 def unknown(

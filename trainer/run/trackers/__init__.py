@@ -1,8 +1,9 @@
 """The table of trackers, which show the metrics of runs, and the trackers of one run.
 
-A tracker is a class. Tracker(folder, config, run) opens a run: a new one, or that of the id `run`,
-which an earlier tracker of the same folder had as its attribute `run`. `place` tells the user where
-the run can be seen. add(values, epoch) logs numbers by name; close(finished) ends the run.
+A tracker is a subclass of `Tracker`. Tracker(folder, config, run) opens a run: a new one, or that
+of the id `run`, which an earlier tracker of the same folder had as its attribute `run`. `place`
+tells the user where the run can be seen. add(values, epoch) logs numbers by name; close(finished)
+ends the run.
 """
 
 import json
@@ -12,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from retrieval import registry
 from retrieval.errors import DmlError, install
@@ -21,22 +22,10 @@ from retrieval.registry import Registry
 from retrieval.remote.address import without_secrets
 from trainer.config import Config
 from trainer.results import EpochRecord
+from trainer.run.watch import Tracker
 
 STATE = "trackers.json"
 LOGGED = ("loss", "lr", "images_per_second", "parts", "monitor", "scores", "train_scores")
-
-
-class Tracker(Protocol):
-    """What a run needs of a tracker."""
-
-    run: str
-    """The id by which a resumed run finds its own run again."""
-    place: str
-    """Where the run can be seen, for the user."""
-
-    def __init__(self, folder: Path, config: Config, run: str | None) -> None: ...
-    def add(self, values: dict[str, float], epoch: int) -> None: ...
-    def close(self, finished: bool) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ class Trackers:
         for name in config.run.log:
             own = self.state.setdefault(name, {})
             try:
-                tracker = TRACKERS.find(name).load()(folder, config, own.get("run"))
+                tracker = _load(name)(folder, config, own.get("run"))
             except Exception as error:
                 self._failed(name, error)
                 continue
@@ -146,6 +135,18 @@ class Trackers:
             f"{name} failed, and the run continues without it ({without_secrets(text)}); "
             "metrics.jsonl has everything, and --resume sends what is missing"
         )
+
+
+def _load(name: str) -> type[Tracker]:
+    """Return the class of a tracker; other objects are never called."""
+    found = TRACKERS.find(name).load()
+    if not (isinstance(found, type) and Tracker in found.__mro__):
+        raise DmlError(
+            f"{name} is no tracker.",
+            "A tracker is a class that inherits from trainer.run.watch.Tracker.",
+            "Inherit from it; its docstring says what the class needs.",
+        )
+    return found
 
 
 def _read_state(folder: Path) -> dict[str, dict[str, Any]]:

@@ -11,13 +11,14 @@ from mlflow.entities import Metric, Param
 
 from retrieval.remote.address import without_secrets
 from trainer.config import Config
+from trainer.run.watch import Tracker
 
 PROJECT = "dmltool"
 LONGEST = 500  # characters of a parameter that every store takes
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run of the experiment MLFLOW_EXPERIMENT_NAME, by default dmltool, named by its folder."""
 
     def __init__(self, folder: Path, config: Config, run: str | None) -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from trainer.config import Config
+from trainer.run.watch import Tracker
 
 FOLDER = "tensorboard"
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """A run is its folder: the files of a resumed run join the earlier ones."""
 
     def __init__(self, folder: Path, config: Config, run: str | None) -> None:

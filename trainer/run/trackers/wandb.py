@@ -7,11 +7,12 @@ from uuid import uuid4
 import wandb
 
 from trainer.config import Config
+from trainer.run.watch import Tracker
 
 PROJECT = "dmltool"
 
 
-class WandB:
+class WandB(Tracker):
     """A run of the project WANDB_PROJECT, by default dmltool, named by its folder."""
 
     def __init__(self, folder: Path, config: Config, run: str | None) -> None:

@@ -7,6 +7,7 @@ pip install -c constraints.txt ".[trackers]", test_mlflow.py and test_wandb.py r
 import json
 
 import pytest
+import torch
 
 from retrieval.errors import DmlError
 from tests.conftest import call
@@ -15,13 +16,14 @@ from trainer.run import trackers
 from trainer.run.metrics_log import read_metrics
 from trainer.run.trackers import TRACKERS
 from trainer.run.train import train
-from trainer.run.watch import Watch
+from trainer.run.watch import Tracker, Watch
 
 HERE = "tests.trainer.run.trackers.test_trackers"
+CODE = [("run", "log", ["shutil:rmtree"]), ("loss", "name", "shutil:rmtree")]
 MEMORY, FULL, GONE = (f"{HERE}:{name}" for name in ("Memory", "Full", "Gone"))
 
 
-class Memory:
+class Memory(Tracker):
     """Writes what it gets to a file of the run folder, by the id of its run."""
 
     def __init__(self, folder, config, run):
@@ -46,7 +48,7 @@ class Full(Memory):
         super().add(values, epoch)
 
 
-class Gone:
+class Gone(Tracker):
     """Its server does not answer."""
 
     def __init__(self, *given):
@@ -132,3 +134,24 @@ def test_an_unknown_tracker_is_refused_before_anything_is_trained():
     done = call("train", "--log", "tensorbord", "--dry-run")
     assert done.exit_code == 1
     assert "--log tensorboard" in done.stderr
+
+
+def test_only_subclasses_of_tracker_are_called(change, tmp_path):
+    notes = Notes()
+    train(change(run={"log": ("shutil:rmtree", "builtins:print")}), tmp_path / "run", notes)
+    assert sum("is no tracker" in note for note in notes.notes) == 2
+    assert (tmp_path / "run/best.pt").exists()
+
+
+@pytest.mark.parametrize(("table", "key", "value"), CODE)
+def test_a_checkpoint_does_not_choose_code_that_runs(table, key, value, change, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(change(), tmp_path / "run", Notes(stop=1))
+    path = tmp_path / "run/last.pt"
+    state = torch.load(path, weights_only=True)
+    state["config"][table][key] = value
+    torch.save(state, path)
+    done = call("train", "--resume", tmp_path / "run")
+    assert done.exit_code == 1
+    assert "code outside dmltool" in done.stderr
+    assert "DMLTOOL_OWN" in done.stderr
