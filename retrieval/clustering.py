@@ -22,6 +22,7 @@ from retrieval.kmeans.seeding import MANY
 from retrieval.metrics import cluster_metrics
 from retrieval.number_format import duration
 from retrieval.problem import QUERY_GALLERY, Problem
+from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import (
     Progress,
     StageProgress,
@@ -178,6 +179,9 @@ def kmeans(
     N = len(vectors)
     assert 1 <= k <= N, "every class has an item"
     points, scale = single_precision(vectors, distance)
+    alike = row_groups(points)
+    if len(distinct := np.unique(alike)) <= k:  # identical rows are never split
+        return [Found(np.searchsorted(distinct, alike), 0.0, 1) for _ in seeds]
     starts = restarts(settings, k)
     workers = allowed(settings.threads or processors())
     tell = _Meter(progress, len(seeds) * starts, k)

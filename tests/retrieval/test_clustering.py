@@ -163,7 +163,7 @@ def test_size_and_place_of_the_rows_do_not_matter_to_l2(size):
 def test_more_clusters_than_distinct_points(k, capfd):
     x = np.repeat(np.array([[0.0, 1.0], [3.0, 0.0]], np.float32), 30, axis=0)
     found = kmeans(x, k, seed=0)
-    assert len(np.unique(found.assignment)) == k  # none is empty
+    assert len(np.unique(found.assignment)) == min(k, 2)  # identical rows stay together
     assert found.objective == pytest.approx(0 if k > 1 else 150, abs=1e-5)
     assert capfd.readouterr() == ("", "")
 
@@ -280,3 +280,14 @@ def test_the_start_of_k_means_is_chosen_and_recorded(clustered):
     assert all(1 <= n < 300 for n in used)
     with pytest.raises(DmlError, match="kmeans_init"):
         Settings(kmeans_init="magic")
+
+
+@pytest.mark.parametrize("distance", ["l2", "cos"])
+def test_identical_rows_share_a_cluster_where_there_are_fewer_than_classes(distance, rng):
+    labels = np.repeat(np.arange(100), 4)
+    equal = evaluate(np.ones((400, 8), np.float32), labels, nmi=True)["distances"][distance]
+    assert equal["nmi"]["mean"] == equal["ami"]["mean"] == 0
+    X = rng.standard_normal((10, 8)).astype(np.float32)[rng.integers(0, 10, 400)]
+    found = evaluate(X, labels, nmi=True)["distances"][distance]["nmi"]["mean"]
+    own = np.unique(X, axis=0, return_inverse=True)[1]
+    assert found == pytest.approx(normalized_mutual_info_score(labels, own))
