@@ -186,7 +186,7 @@ def test_existing_files_need_force_and_inputs_are_never_overwritten(tmp_path):
         merge([b, a], c)
     merge([b, a], c, force=True)
     assert load(c).splits["test"].vectors.shape == (N, 10)
-    with pytest.raises(DmlError, match="read and written"):
+    with pytest.raises(DmlError, match="both an input and the output"):
         merge([a, b], a, force=True)
     with pytest.raises(DmlError, match="At least two"):
         merge([a], tmp_path / "d.h5")
