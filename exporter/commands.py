@@ -203,7 +203,7 @@ def embed(model: str, data: str, out: str, as_json: bool, world: World, **given:
     from exporter.embedding.embed import embed as run_embed
     from exporter.tables import embeddings_table
 
-    left = resumable(Path(out).with_name(f"{Path(out).name}.partial"), resume=given["resume"])
+    left = resumable(Path(f"{out}.partial"), resume=given["resume"])
     with on_interrupt(left), ProgressBar() as report:
         result = run_embed(model, data, out, progress=report, world=world, **given)
     if world.rank:

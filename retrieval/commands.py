@@ -111,7 +111,7 @@ def eval_command(
         of_labels = (labels, gallery_labels)
         sources = Sources(file, gallery, labels=of_labels, train=False, progress=report)
     output = Output.checked(as_json, out, force, sources.files)
-    classes = check_target(per_class, force, sources.files) if per_class else None
+    classes = check_target(per_class, force, sources.files) if per_class is not None else None
     if classes and classes == output.target:
         raise click.UsageError("--out and --per-class name the same file.")
     with ProgressBar() as report, sources.being_read():

@@ -31,6 +31,12 @@ def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> 
 
     What is read is never overwritten, not even by force.
     """
+    if not str(path):
+        raise DmlError(
+            "The name of a file to write is empty.",
+            "A variable of the shell may not be set.",
+            "Give a name, or leave the option out.",
+        )
     given, path = path, Path(path).resolve()  # the file that links lead to is replaced, not they
     if any(source.exists() and path.exists() and path.samefile(source) for source in inputs):
         raise DmlError(

@@ -214,7 +214,7 @@ class Output(NamedTuple):
         """Refuse a target that exists or is one of the inputs before the work begins."""
         from retrieval.files import check_target
 
-        return cls(as_json, check_target(out, force, inputs) if out else None, force)
+        return cls(as_json, check_target(out, force, inputs) if out is not None else None, force)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Write the result to the target, and print it if JSON is wanted."""

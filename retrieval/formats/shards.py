@@ -8,7 +8,7 @@ a time is held, and the pages of the file give way when memory is wanted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,12 +45,16 @@ def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddi
         named = wanted
     found: dict[str, _Split] = {}
     attrs: dict[str, object] = {}
+    first: dict[str, object] = {}
     with ExitStack() as opened:
         for n, file in enumerate(files):
             shard = _read(name, file, read)
             if named and list(shard.splits) == ["test"]:
                 shard = replace(shard, splits={named[n]: shard.splits["test"]})
-            attrs = shard.attrs if n == 0 else _shared(attrs, shard.attrs)
+            if n == 0:
+                first = attrs = shard.attrs
+            _require_one_model(files[0], first, file, shard.attrs)
+            attrs = _shared(attrs, shard.attrs)
             for split, part in shard.splits.items():
                 if split not in found:
                     rows = opened.enter_context(closing(Growing(part.vectors)))
@@ -62,6 +66,20 @@ def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddi
     if given and any(split.paths is None for split in splits.values()):
         note(f"{name}: paths are not used, because some of its files have none")
     return Embeddings(name, shard.format, splits, names, attrs)
+
+
+def _require_one_model(
+    a: Path, attrs: Mapping[str, object], b: Path, others: Mapping[str, object]
+) -> None:
+    """Raise for two shards that were embedded by different models or from other pixels."""
+    for key, what in (("model_sha256", "by the same model"), ("preprocessing", "in the same way")):
+        known = attrs.get(key), others.get(key)
+        if None not in known and plain(known[0]) != plain(known[1]):
+            raise DmlError(
+                f"{a} and {b} do not belong to one set.",
+                f"They were not embedded {what}, so distances between their rows say nothing.",
+                "Embed the images of one of them again, or choose files by a pattern.",
+            )
 
 
 def _shared(attrs: dict[str, object], others: dict[str, object]) -> dict[str, object]:

@@ -274,3 +274,17 @@ def test_a_missing_file_is_told_in_sentences_and_an_unfinished_one_names_resume(
     done = CliRunner().invoke(main, ["eval", str(tmp_path / "x.h5")])
     assert "Only x.h5.partial is there: its writer has not finished.\n" in done.stderr
     assert "--resume." in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--out", "--per-class"])
+def test_an_empty_name_of_an_output_is_an_error(files, option):
+    refused = call("eval", files / "a.h5", *QUICK, option, "")
+    assert refused.exit_code == 1
+    assert "empty" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_merge_refuses_what_is_no_name(files, name):
+    refused = call("merge", files / "a.h5", files / "a.h5", "--out", name)
+    assert refused.exit_code == 1
+    assert "is not the name of an embedding file" in refused.stderr

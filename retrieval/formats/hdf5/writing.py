@@ -43,10 +43,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def check_name(path: str | Path) -> None:
     """Raise unless the name has a suffix of HDF5 files."""
     if Path(path).suffix.lower() not in SUFFIXES:
+        example = Path(path).with_suffix(SUFFIXES[0]) if Path(path).name else "embeddings.h5"
         raise DmlError(
-            f"{path} is not the name of an embedding file.",
+            f"{path or 'An empty text'} is not the name of an embedding file.",
             f"HDF5 is written, so the name ends in {', '.join(SUFFIXES)}.",
-            f"Change the name: --out {shlex.quote(str(Path(path).with_suffix(SUFFIXES[0])))}",
+            f"Change the name: --out {shlex.quote(str(example))}",
         )
 
 

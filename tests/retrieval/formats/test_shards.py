@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from retrieval.embeddings import Split
+from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings, run
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load
+from retrieval.loading import load, save
 from retrieval.problem import from_embeddings
 from tests.retrieval.shards import NAMES, PARTS, N, X, Y, sharded, write
 
@@ -147,3 +147,15 @@ def test_a_remark_on_all_shards_is_made_once(tmp_path):
         frame = pd.DataFrame({"d0": [0.5, 1.5], "d1": [1.0, 2.0], "label": [1, 2], "z": [0.1, 0.2]})
         frame.to_csv(tmp_path / f"{n}.csv", index=False)
     assert load(tmp_path).notes == (f"{tmp_path}: not used: z",)
+
+
+@pytest.mark.parametrize("key", ["model_sha256", "preprocessing"])
+def test_shards_of_different_models_are_no_set(key, tmp_path, rng):
+    X, labels = rng.standard_normal((6, 3)).astype(np.float32), np.array([0, 0, 0, 1, 1, 1])
+    for n, value in enumerate(("one", "one", "other")):
+        found = Embeddings("x", "x", {"test": Split(X, labels)}, attrs={key: value})
+        save(tmp_path / f"part-{n}.h5", found)
+    with pytest.raises(DmlError, match=r"part-0\.h5 and .*part-2\.h5 do not belong to one set"):
+        load(tmp_path)
+    (tmp_path / "part-2.h5").unlink()
+    assert len(load(tmp_path).splits["test"].vectors) == 12
