@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import click
@@ -36,6 +38,7 @@ class Entry:
 
 ARGUMENTS = "dmltool.arguments"  # key of the context of click: what was typed
 OWN = "DMLTOOL_OWN"  # environment variable: paths of your own code, separated by commas
+NAMING = ("--loss", "--log", "--monitor", "--set", "--grid")  # options whose values name code
 LISTS = {  # what an entry is -> what `dmltool list` calls the entries
     "preset": "presets",
     "loss": "losses",
@@ -97,25 +100,30 @@ class Registry(Collection[E]):
         if colon and prefix in self.families:
             return self.families[prefix](rest)
         if colon and rest and self.own:
-            _require_typed(self.kind, name, self.option)
+            _require_typed(self.kind, name)
             return self.own(name)
         also = [f"{prefix}:NAME" for prefix in self.families]
         also += ["package.module:NAME for your own"] if self.own else []
         raise unknown(self.kind, name, self.names(), self.option, also)
 
 
-def _require_typed(kind: str, name: str, option: str) -> None:
+def _require_typed(kind: str, name: str) -> None:
     """Raise if a command would run code that only a file names, such as a checkpoint."""
     context = click.get_current_context(silent=True)
     if context is None:  # called from Python: the caller names it
         return
-    typed = context.find_root().meta.get(ARGUMENTS, ())
-    if any(name in word for word in typed) or name in os.environ.get(OWN, "").split(","):
+    words = context.find_root().meta.get(ARGUMENTS, ())
+    allowed = os.environ.get(OWN, "").split(",")
+    # Values of these options only: the name of a folder is not chosen by who types it.
+    for option, value in [*pairwise(words), *(word.split("=", 1) for word in words if "=" in word)]:
+        if option in NAMING:
+            allowed += re.split("[=,]", value)
+    if name in allowed:
         return
     raise DmlError(
         f"A file names the {kind} {name}, which is code outside dmltool.",
         "Files never choose which code runs; the command line has to name it.",
-        f"If you trust that code, type it: {option} {name}; or set {OWN}={name}",
+        f"If you trust that code, set an environment variable: {OWN}={name} dmltool ...",
     )
 
 

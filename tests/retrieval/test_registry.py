@@ -2,8 +2,10 @@
 
 import math
 
+import click
 import pytest
 
+from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import LISTS, Entry, Registry, check_options, nearest, unknown
 from trainer.commands import TABLES
@@ -84,3 +86,30 @@ def test_errors_name_the_command_that_lists_the_names():
     for kind, listing in LISTS.items():
         assert unknown(kind, "?", ["a"]).fix.endswith(f"dmltool list {listing}")
     assert unknown("split", "?", ["a"]).fix == "Give one of these names."
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        (["train", "--loss", "mine:Loss"], True),
+        (["train", "--loss=mine:Loss"], True),
+        (["train", "--log", "tensorboard,mine:Loss"], True),
+        (["train", "--set", "loss.name=mine:Loss"], True),
+        (["sweep", "--grid", "loss.name=ce,mine:Loss"], True),
+        (["train", "--resume", "runs"], False),
+        (["train", "--resume", "mine:Loss"], False),  # a folder may have any name
+        (["train", "--resume=mine:Loss"], False),
+        (["train", "--loss", "mine:Losses"], False),
+    ],
+)
+def test_code_outside_dmltool_has_to_be_typed(words, allowed, monkeypatch):
+    table = Registry("loss", own=lambda path: Entry(path, path, "own"))
+    with click.Context(click.Command("main")) as context:
+        context.meta[registry.ARGUMENTS] = words
+        if allowed:
+            assert table.find("mine:Loss").path == "mine:Loss"
+            return
+        with pytest.raises(DmlError, match="code outside dmltool"):
+            table.find("mine:Loss")
+        monkeypatch.setenv(registry.OWN, "other:Loss,mine:Loss")
+        assert table.find("mine:Loss").path == "mine:Loss"
