@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,8 +36,8 @@ from retrieval.options import (
 if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Evaluation, Settings
+    from retrieval.inputs import Inputs
     from retrieval.problem import Problem
-    from retrieval.sources import Sources
     from retrieval.world import World
 
 
@@ -97,57 +96,60 @@ def eval_command(
       dmltool eval 's3://bucket/shards/*.npy' --labels s3://bucket/labels.npy
       torchrun --nproc-per-node=8 -m cli eval large.h5 --no-nmi
     """
-    from retrieval.checks import warnings
-    from retrieval.embeddings import provenance
-    from retrieval.evaluation import score
-    from retrieval.files import check_target, write_text
-    from retrieval.loading import load
+    from retrieval.inputs import Inputs
     from retrieval.problem import from_embeddings
-    from retrieval.sources import Sources
-    from retrieval.tables import per_class_csv
 
     settings = scoring_settings(**scoring)
     with ProgressBar() as report:
         of_labels = (labels, gallery_labels)
-        sources = Sources(file, gallery, labels=of_labels, train=False, progress=report)
-    output = Output.checked(as_json, out, force, sources.files)
-    classes = check_target(per_class, force, sources.files) if per_class is not None else None
-    if classes and classes == output.target:
-        raise click.UsageError("--out and --per-class name the same file.")
-    with ProgressBar() as report, sources.being_read():
-        read = partial(load, train=False, progress=report, places=sources.places)
-        data = read(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
-        lists = data.has_only_neighbours
-        problem = None if lists else from_embeddings(data, drop_nonfinite=drop_nonfinite)
+        inputs = Inputs(file, gallery, labels=of_labels, train=False, progress=report)
+        output = Output.checked(as_json, out, force, inputs.files, per_class)
+        beside = {"gallery": gallery, "labels": labels, "gallery_labels": gallery_labels}
+        with inputs.being_read():
+            data = inputs.load(file, **beside)
+            lists = data.has_only_neighbours
+            problem = None if lists else from_embeddings(data, drop_nonfinite=drop_nonfinite)
     if problem is None:
-        if per_class:
-            raise click.UsageError("--per-class needs labels, and the file has none.")
-        if world.rank == 0:
-            _compare_lists(data, settings, sources, output)
-        return
-    settings = settings.of(data)
+        _compare_lists(data, settings, inputs, output, world)
+    elif _evaluate(problem, data, settings.of(data), inputs, output, world) and not as_json:
+        next_step("report", file, *given_options(**beside))
+
+
+def _evaluate(
+    problem: Problem,
+    data: Embeddings,
+    settings: Settings,
+    inputs: Inputs,
+    output: Output,
+    world: World,
+) -> bool:
+    """Evaluate a problem, show and write its result; return whether this process did so."""
+    from retrieval.checks import warnings
+    from retrieval.embeddings import provenance
+    from retrieval.evaluation import score
+    from retrieval.files import write_text
+    from retrieval.tables import per_class_csv
+
     if world.rank:  # helps to count; the first process does everything else
         score(problem, settings, world=world)
-        return
+        return False
     tell_device(settings.device, data)
-    evaluation, interrupted = _score(problem, settings, sources, not as_json, world)
+    evaluation, interrupted = _score(problem, settings, inputs, not output.as_json, world)
     result = evaluation.result | {"source": provenance(data)}
-    if classes:
-        write_text(classes, per_class_csv(evaluation, data.label_names), force)
+    if output.per_class:
+        write_text(output.per_class, per_class_csv(evaluation, data.label_names), output.force)
     output.write(result)
-    if not as_json:
+    if not output.as_json:
         _tell_source(data)
-    for line in warnings(result) if not as_json else result["notes"]:
+    for line in result["notes"] if output.as_json else warnings(result):
         warn(line)
     if interrupted:
         raise click.exceptions.Exit(signals.INTERRUPTED)
-    if not as_json:
-        given = given_options(gallery=gallery, labels=labels, gallery_labels=gallery_labels)
-        next_step("report", file, *given)
+    return True
 
 
 def _score(
-    problem: Problem, settings: Settings, sources: Sources, show: bool, world: World
+    problem: Problem, settings: Settings, inputs: Inputs, show: bool, world: World
 ) -> tuple[Evaluation, bool]:
     """Evaluate a problem and show its scores, those of k-means last because it may take long.
 
@@ -158,13 +160,13 @@ def _score(
 
     with ProgressBar() as report:
         evaluation = score(problem, settings, report, world)
-    sources.check_unchanged()
+    inputs.check_unchanged()
     console = stdout_console()
     if show:
         console.print(evaluation_table(evaluation.result, console.width))
         sys.stdout.flush()
     evaluation, interrupted = _with_nmi(evaluation, problem, settings)
-    sources.check_unchanged()
+    inputs.check_unchanged()
     if show and evaluation.result["settings"]["nmi"]:
         console.print(nmi_table(evaluation.result, console.width))
     if show:
@@ -193,15 +195,21 @@ def _with_nmi(
         return evaluation.noted("NMI was left out: k-means was interrupted"), True
 
 
-def _compare_lists(data: Embeddings, settings: Settings, sources: Sources, output: Output) -> None:
+def _compare_lists(
+    data: Embeddings, settings: Settings, inputs: Inputs, output: Output, world: World
+) -> None:
     """Evaluate a file that lists neighbours and has no labels."""
     from retrieval.embeddings import provenance
     from retrieval.ground_truth import agreement, warnings
     from retrieval.tables import neighbours_table
 
+    if output.per_class:
+        raise click.UsageError("--per-class needs labels, and the file has none.")
+    if world.rank:  # the first process does everything
+        return
     with ProgressBar() as report:
         result = agreement(data, settings, report)
-    sources.check_unchanged()
+    inputs.check_unchanged()
     output.write(result | {"source": provenance(data)})
     if output.as_json:
         return
@@ -250,22 +258,20 @@ def compare(
       dmltool compare old.h5 new.h5 --distance cos
     """
     from retrieval.comparison import compare as paired
-    from retrieval.loading import load
-    from retrieval.sources import Sources
+    from retrieval.inputs import Inputs
     from retrieval.tables import comparison_table
 
     settings = scoring_settings(**scoring)
     with ProgressBar() as report:
-        sources = Sources(a, b, labels=[labels], train=False, progress=report)
-    output = Output.checked(as_json, out, force, sources.files)
-    with ProgressBar() as report, sources.being_read():
-        read = partial(load, train=False, progress=report, places=sources.places)
-        first, second = (read(name, labels=labels) for name in (a, b))
-        tell_device(settings.device, first, second)
-        result = paired(first, second, settings, report, world)
+        inputs = Inputs(a, b, labels=[labels], train=False, progress=report)
+        output = Output.checked(as_json, out, force, inputs.files)
+        with inputs.being_read():
+            first, second = (inputs.load(name, labels=labels) for name in (a, b))
+            tell_device(settings.device, first, second)
+            result = paired(first, second, settings, report, world)
     if world.rank:  # has helped to count; the first process does everything else
         return
-    sources.check_unchanged()
+    inputs.check_unchanged()
     output.write(result)
     if as_json:
         return

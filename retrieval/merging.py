@@ -21,10 +21,10 @@ from retrieval.errors import DmlError
 from retrieval.files import check_target, sha256
 from retrieval.formats.arrays import blocks, files_in
 from retrieval.formats.hdf5.writing import Writer, check_name, common_dim
-from retrieval.loading import load
+from retrieval.inputs import Inputs
 from retrieval.matching import match_rows
 from retrieval.resources import StageProgress
-from retrieval.sources import Place, Sources
+from retrieval.sources import Place
 
 BYTES = 8  # of a number while rows are normalised
 
@@ -56,11 +56,10 @@ def merge(
             "Give two or more: dmltool merge A.h5 B.h5 --out C.h5",
         )
     check_name(target)
-    sources = Sources(*map(str, paths), progress=progress, whole=True)
-    target = check_target(target, force, sources.files)
-    hashes = [_hash(sources.places[str(path)], progress) for path in paths]
-    with sources.being_read():
-        data = [load(path, places=sources.places) for path in paths]
+    inputs = Inputs(*map(str, paths), progress=progress, whole=True)
+    target = check_target(target, force, inputs.files)
+    hashes = [_hash(inputs.places[str(path)], progress) for path in paths]
+    data = [inputs.load(str(path)) for path in paths]
     orders = [match_rows(data[0], other) for other in data]
     dims = tuple(common_dim(each.source, each.splits) for each in data)
     first = data[0].splits
@@ -78,7 +77,7 @@ def merge(
     )
     with out:
         _write(out, data, orders, progress)
-        sources.check_unchanged()
+        inputs.check_unchanged()
     matched = {
         split: "position" if any(order[split] is None for order in orders) else "paths"
         for split in lengths

@@ -209,12 +209,26 @@ class Output(NamedTuple):
     target: Path | None
     force: bool
 
+    per_class: Path | None = None
+
     @classmethod
-    def checked(cls, as_json: bool, out: str | None, force: bool, inputs: list[Path]) -> Output:
+    def checked(
+        cls,
+        as_json: bool,
+        out: str | None,
+        force: bool,
+        inputs: list[Path],
+        per_class: str | None = None,
+    ) -> Output:
         """Refuse a target that exists or is one of the inputs before the work begins."""
         from retrieval.files import check_target
 
-        return cls(as_json, check_target(out, force, inputs) if out is not None else None, force)
+        target, classes = (
+            None if name is None else check_target(name, force, inputs) for name in (out, per_class)
+        )
+        if classes and classes == target:
+            raise click.UsageError("--out and --per-class name the same file.")
+        return cls(as_json, target, force, classes)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Write the result to the target, and print it if JSON is wanted."""

@@ -6,7 +6,6 @@ What they call is imported when they run.
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,21 +267,19 @@ def report(
       dmltool report b/embeddings.h5 --compare a/embeddings.h5 --run b
     """
     from retrieval.files import check_target
-    from retrieval.loading import load
+    from retrieval.inputs import Inputs
     from retrieval.reporting.report import report as write_report
-    from retrieval.sources import Sources
     from trainer.reporting import Folder, pictures_of, run_view
     from trainer.results import CONFIG, METRICS
 
-    with ProgressBar() as progress:
-        of_labels = (labels, gallery_labels)
-        sources = Sources(file, gallery, *others, labels=of_labels, train=False, progress=progress)
     folder, root = (Path(path) if path else None for path in (run, images))
-    inputs = [folder / CONFIG, folder / METRICS] if folder else []
-    target = check_target(out, force, [*sources.files, *inputs])
+    of_run = [folder / CONFIG, folder / METRICS] if folder else []
+    of_labels = {"labels": labels, "gallery_labels": gallery_labels}
     with ProgressBar() as progress:
-        read = partial(load, train=False, progress=progress, places=sources.places)
-        data = read(file, labels=labels, gallery=gallery, gallery_labels=gallery_labels)
+        names = (file, gallery, *others)
+        inputs = Inputs(*names, labels=[*of_labels.values()], train=False, progress=progress)
+        target = check_target(out, force, [*inputs.files, *of_run])
+        data = inputs.load(file, gallery=gallery, **of_labels)
         tell_device(given["device"], data)
         pictures, note = pictures_of(data, root, folder)
         if root is None and isinstance(pictures, Folder):
@@ -290,14 +287,12 @@ def report(
         found = write_report(
             data,
             target,
-            compare_with=[
-                read(name, labels=labels, gallery_labels=gallery_labels) for name in others
-            ],
+            compare_with=[inputs.load(name, **of_labels) for name in others],
             pictures=pictures,
             run_view=run_view(folder) if folder else None,
             notes=[note] if note else [],
             force=force,
-            before_writing=sources.check_unchanged,
+            before_writing=inputs.check_unchanged,
             progress=progress,
             **given,
         )

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
+from retrieval.inputs import Inputs
 from retrieval.loading import load
 from retrieval.remote.address import parse
 from retrieval.remote.cache import Entry
 from retrieval.remote.store import Found, Store
-from retrieval.sources import Sources, locate
+from retrieval.sources import locate
 from tests.retrieval.remote.copies import npy
 
 
@@ -53,22 +54,22 @@ def test_a_file_without_a_version_is_downloaded_each_time(server, downloads, mon
 def test_a_file_without_a_version_is_evaluated_and_a_change_of_it_noticed(server, monkeypatch):
     monkeypatch.setattr("retrieval.remote.store.VERSIONS", ())
     server.pipe("/b/x.npy", npy(np.ones((2, 2))))
-    sources = Sources("memory://b/x.npy")
+    inputs = Inputs("memory://b/x.npy")
     load("memory://b/x.npy")
-    sources.check_unchanged()
+    inputs.check_unchanged()
     server.pipe("/b/x.npy", npy(np.zeros((2, 2))))
     load("memory://b/x.npy")
     with pytest.raises(DmlError, match=r"memory://b/x\.npy was changed while it was read"):
-        sources.check_unchanged()
+        inputs.check_unchanged()
 
 
 def test_a_change_between_two_looks_is_noticed(server):
     server.pipe("/b/x.npy", npy(np.ones((2, 2))))
-    sources = Sources("memory://b/x.npy")
+    inputs = Inputs("memory://b/x.npy")
     server.pipe("/b/x.npy", npy(np.zeros((3, 2))))
     load("memory://b/x.npy")
     with pytest.raises(DmlError, match=r"memory://b/x\.npy was changed while it was read"):
-        sources.check_unchanged()
+        inputs.check_unchanged()
 
 
 def test_copies_of_files_that_are_gone_are_removed(server):

@@ -10,8 +10,8 @@ import pytest
 from retrieval import evaluate
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
+from retrieval.inputs import Inputs
 from retrieval.loading import load
-from retrieval.sources import Sources
 from tests.conftest import call
 from tests.retrieval.remote.copies import npy
 
@@ -96,7 +96,7 @@ def test_files_of_train_are_downloaded_only_if_they_are_read_and_then_kept(
     assert downloads == ["test-0.npy", "test-0.npy", "test/0.npy"]
     assert set(load("memory://b").splits) == {"train", "test"}
     load("memory://b", train=False)
-    (copy,) = Sources("memory://b", train=False).files
+    (copy,) = Inputs("memory://b", train=False).files
     assert copy.with_name("train-0.npy").exists()
 
 
@@ -112,7 +112,7 @@ def test_all_files_of_a_set_of_labels_are_downloaded_whatever_their_names(
     assert sorted(downloads) == ["all.npy", "test-0.npy", "train-0.npy"]
     out = call("eval", "memory://all.npy", "--labels", "memory://b/y", "--no-nmi")
     assert out.exit_code == 0, out.output
-    both = Sources("memory://b/y::a", labels=["memory://b/y::b"], train=False)
+    both = Inputs("memory://b/y::a", labels=["memory://b/y::b"], train=False)
     assert [len(place.files) for place in both.places.values()] == [2, 2]
 
 

@@ -15,10 +15,11 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.arrays import copies
 from retrieval.formats.hdf5.writing import write
+from retrieval.inputs import Inputs
 from retrieval.loading import load
 from retrieval.remote import ranges, room
 from retrieval.remote.store import Store
-from retrieval.sources import Sources, locate
+from retrieval.sources import locate
 from tests.conftest import call
 
 pytest.importorskip("aiohttp")
@@ -185,12 +186,12 @@ def test_what_is_missing_is_added_later_and_then_the_copy_is_whole(server, files
     load(address, train=False)
     (version,) = folder.glob("*/versions/own.h5")
     assert version.read_text().endswith(ranges.IN_PARTS)  # older versions take it as outdated
-    sources = Sources(address)
+    inputs = Inputs(address)
     both = load(address)
-    sources.check_unchanged()
+    inputs.check_unchanged()
     assert len(both.splits["train"].vectors) == LARGE // 4 // DIM
     (copy,) = locate(address, whole=True).files
-    sources.check_unchanged()
+    inputs.check_unchanged()
     assert not version.read_text().endswith(ranges.IN_PARTS)
     assert copy.read_bytes() == (files[0] / "own.h5").read_bytes()
     assert server.sent == size
@@ -331,13 +332,13 @@ def test_a_file_that_changes_between_two_parts_is_an_error(server, files):
     new = files[0] / "new.h5"
     new.write_bytes((files[0] / "own.h5").read_bytes())
     address = f"{server.address}/new.h5"
-    sources = Sources(address)
+    inputs = Inputs(address)
     new.write_bytes((files[0] / "own.h5").read_bytes())
     with pytest.raises(DmlError, match=r"new\.h5 was changed while it was downloaded"):
-        load(address, places=sources.places)
+        load(address, places=inputs.places)
     np.testing.assert_array_equal(load(address).splits["test"].vectors, files[1])
     with pytest.raises(DmlError, match=r"new\.h5 was changed while it was read"):
-        sources.check_unchanged()
+        inputs.check_unchanged()
 
 
 def test_an_arrow_file_with_the_suffix_of_parquet_is_read_whole(server, files):

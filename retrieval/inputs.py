@@ -1,0 +1,85 @@
+"""The input files of a command: found once, read, and the same at the end as at the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from retrieval.embeddings import Embeddings, leaving_out_train
+from retrieval.errors import DmlError
+from retrieval.formats import find_format
+from retrieval.formats.arrays import copies, file_size
+from retrieval.loading import load
+from retrieval.resources import StageProgress
+from retrieval.sources import Place, addresses_in_errors, locate, without_key
+
+
+class Inputs:
+    """The input files of a command, as they were when it began; a missing one is an error."""
+
+    def __init__(
+        self,
+        *names: str | None,
+        labels: Sequence[str | None] = (),
+        train: bool = True,
+        progress: StageProgress | None = None,
+        whole: bool = False,
+    ) -> None:
+        """train: download files of `train` too; of sets of labels, all files are."""
+        self.train, self.progress = train, progress
+        found: dict[str, Place] = {}
+        with addresses_in_errors(*names, *labels):
+            for name in filter(None, (*labels, *names)):
+                bare, key = without_key(name)  # x.h5::a and x.h5::b are downloaded once
+                with leaving_out_train(not train and name not in labels):
+                    place = found.get(bare) or locate(name, progress, whole)
+                found[bare] = place
+                found[name] = replace(place, key=key)
+        self.places = {name: found[name] for name in (*names, *labels) if name}
+        self.files = [file for place in self.places.values() for file in place.files]
+        self.files += [place.labels for place in self.places.values() if place.labels]
+        for path in self.files:
+            if not path.exists():
+                find_format(path)  # raises, before anything else is found wrong
+        self.seen = [self._look(path) for path in self.files]
+
+    def load(self, name: str, **beside: str | None) -> Embeddings:
+        """Read one of the files; beside: labels, gallery and gallery_labels of `load`."""
+        with self.being_read():
+            return load(
+                name, train=self.train, progress=self.progress, places=self.places, **beside
+            )
+
+    @contextmanager
+    def being_read(self) -> Iterator[None]:
+        """If reading fails because a file was changed meanwhile, raise an error that says so."""
+        try:
+            yield
+        except DmlError:
+            self.check_unchanged()
+            raise
+
+    def check_unchanged(self) -> None:
+        for path, before in zip(self.files, self.seen, strict=True):
+            if self._look(path) != before:
+                with addresses_in_errors(*self.places):
+                    raise DmlError(
+                        f"{path} was changed while it was read.",
+                        "Scores of half-old, half-new data would be wrong.",
+                        "Run the command again once the file is complete.",
+                    )
+
+    @staticmethod
+    def _look(path: Path) -> tuple[int, int | str] | None:
+        if not path.exists():
+            return None
+        if copy := copies.get(path):
+            return copy.state()
+        inside = path.rglob("*") if path.is_dir() else ()
+        try:
+            times = [file.stat().st_mtime_ns for file in (path, *inside)]
+        except FileNotFoundError:  # a folder that is being written
+            return None
+        return file_size(path), max(times)
