@@ -62,7 +62,7 @@ kill: $(STAMP)
 # decide whether torch is the large CUDA build or the small one for CPUs.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[cpu,readers,extras,sweep,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[cpu,readers,remote,stores,extras,sweep,dev]"
 	touch $(STAMP)
 
 clean:

@@ -46,6 +46,7 @@ def _attempt(work: Callable[[], object], path: Path, format: str) -> list[Range]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # other threads: see `_child`
+            warnings.filterwarnings("ignore", "lance is not fork-safe")  # not used in the child
             child = os.fork()
     except OSError:  # no process or no memory left for it: the file is not at fault
         os.close(reader)

@@ -1,5 +1,7 @@
 """Lance tables."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -17,3 +19,12 @@ def test_lance_tables_are_read(tmp_path, clustered):
     np.testing.assert_array_equal(found.vectors, X)
     np.testing.assert_array_equal(found.labels, labels)
     assert locate(tmp_path / "x.lance").files == (tmp_path / "x.lance",)
+
+
+@pytest.mark.usefixtures("tried")
+def test_files_are_tried_without_a_warning_after_lance_was_imported(files):
+    pytest.importorskip("lance")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        load(files / "a.h5")
+    assert told == []
