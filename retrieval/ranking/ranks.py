@@ -87,7 +87,9 @@ def _ranked(problem: Problem, how: Counting, progress: Progress | None = None) -
         large = sorting_pays(problem) if how.sort is None else np.full(Q, how.sort)
         if large.any():
             return _partly_sorted(problem, large, how, progress)
-        if memory_of(problem.positive_counts).sum() > how.memory // 4:
+        # Without runs, one half of the product serves both sides of leave-one-out.
+        share = 2 if problem.queries is None else 4
+        if memory_of(problem.positive_counts).sum() > how.memory // share:
             runs = _runs(problem.positive_counts, how.memory // 8)
             if len(runs) > 1:
                 return _in_runs(problem, runs, how, progress)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval.problem import from_arrays
-from retrieval.ranking import nearest_positive, sorted_rows
-from retrieval.ranking.positions import BYTES
+from retrieval.ranking import nearest_positive, ranks, sorted_rows
+from retrieval.ranking.positions import BYTES, memory_of
 from retrieval.ranking.ranks import count_ranks
 from tests.golden.cases import vectors, whole
 from tests.ranks import in_threads
@@ -173,8 +173,21 @@ def test_lists_that_do_not_fit_the_memory_are_shared_run_by_run(small_chunks):
     options = {"positions": True, "threads": 1, "sort": False}
     wanted = count_ranks(problem, **options)
     few = 4_000_000  # bytes: a part of the queries at a time
-    assert problem.positive_counts.sum() * BYTES > few // 4
+    assert problem.positive_counts.sum() * BYTES > few // 2
     for found in in_threads(
         3, lambda world: count_ranks(problem, block=64, memory=few, world=world, **options)
     ):
         assert_same(found, wanted)
+
+
+def test_leave_one_out_is_counted_in_one_run_if_the_lists_fit_half_the_memory(rng, monkeypatch):
+    problem = from_arrays(rng.standard_normal((60, 8)).astype(np.float32), np.arange(60) % 20)
+    lists = int(memory_of(problem.positive_counts).sum())
+    counted, real = [], ranks._counted
+    monkeypatch.setattr(
+        ranks, "_counted", lambda part, how, tell: counted.append(part) or real(part, how, tell)
+    )
+    wanted = count_ranks(problem, positions=True, sort=False, memory=2 * lists)
+    assert [len(part.query_codes) for part in counted] == [60]
+    assert_same(count_ranks(problem, positions=True, sort=False, memory=2 * lists - 2), wanted)
+    assert len(counted) > 2
