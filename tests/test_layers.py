@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Imported when ranks are counted by torch.
-USE_TORCH = {f"retrieval.ranking.backends.{name}" for name in ("torch", "trial")}
+USE_TORCH = {f"retrieval.ranking.backends.{name}" for name in ("products", "torch", "trial")}
 LAYERS = ["retrieval", "trainer", "exporter", "cli"]  # a layer may import itself and those before
 
 
@@ -69,24 +69,10 @@ CYCLES = {
         "retrieval.formats.compressed",
     ): "The table names the module, which reads files of other formats of the table.",
     (
-        "retrieval.ranking.backends.torch",
-        "retrieval.ranking.backends.trial",
-        "retrieval.ranking.tiles",
-    ): "A backend computes tiles, and its trial computes some.",
-    (
-        "trainer.losses",
-        "trainer.losses.miners",
-        "trainer.validate",
-    ): "Settings are checked by the table of losses, and options of losses like settings.",
-    (
         "trainer.networks.backbones",
         "trainer.networks.bninception",
         "trainer.networks.models",
     ): "The table names the modules that build its entries.",
-    (
-        "trainer.sweep.results",
-        "trainer.sweep.study",
-    ): "A study keeps outcomes, and results are gathered from it.",
 }
 
 

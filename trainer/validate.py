@@ -3,17 +3,14 @@
 There is one way to report problems: all of them together, a line each, in `BadSettings`.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
 
-from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import nearest
-from retrieval.settings import NAMES, BadSettings, Fault, converted, shortened
+from retrieval.settings import BadSettings, Fault, converted, shortened
 from trainer.config import Config, Optimizer
 
-BY_NAME = {kind.__name__: kind for kind in NAMES}  # annotations may be text
 FIX = "Change them with --set table.key=value, or in the file. All keys: dmltool train --dry-run"
 
 
@@ -88,12 +85,13 @@ def check_names(config: Config) -> None:
     """
     from trainer import losses
     from trainer.data import datasets
+    from trainer.losses import miners
     from trainer.networks import backbones
     from trainer.run import trackers
 
     loss = config.loss
     checks: dict[str, Callable[[], object]] = {
-        "loss.name": lambda: losses.check(loss.name, loss.options, loss.miner, loss.miner_options),
+        "loss.name": lambda: miners.check(loss.name, loss.options, loss.miner, loss.miner_options),
         "loss.monitor": lambda: losses.check_monitors(loss.monitor, loss.name, loss.options),
         "phase.epochs": lambda: losses.check_phase(config.phase.epochs, loss.name, loss.options),
         "loss.options": lambda: check_anchors(config),
@@ -144,46 +142,3 @@ def unknown_key(key: str, valid: Iterable[str], table: str = "") -> Fault:
     near = near or everywhere.get(nearest(key, everywhere))
     hint = f"Did you mean {near}?" if near else f"There are {', '.join(valid)}."
     return Fault((f"{table}{key}",), f"There is no key {table}{key}. {hint}")
-
-
-def check_options(
-    of: str,
-    given: Mapping[str, Any],
-    parameters: Mapping[str, inspect.Parameter],
-    defaults: Mapping[str, Any],
-    table: str,
-) -> None:
-    """Raise for the first option that does not exist or whose value is of another type.
-
-    of: who takes the options, such as "The loss 'ce'". defaults: values that replace those of the
-    parameters. table: where the options are set, such as loss.options.
-    """
-    registry.check_options(of, given, parameters, table)
-    for option, value in given.items():
-        kind = _kind(parameters[option], defaults.get(option))
-        try:
-            converted(value, kind)
-        except ValueError:
-            raise DmlError(
-                f"{of} cannot use {option} = {value!r}.",
-                f"{option} is {NAMES[kind]}.",
-                f"Give another value, or leave it out for its default: --set {table}.{option}=...",
-            ) from None
-
-
-def _kind(parameter: inspect.Parameter, default: Any) -> type:
-    """The type of a parameter by its annotation, else by its default; object: not known.
-
-    A default such as 0 or 1 says only that it is a number, and one of text may be one of several
-    kinds ("all" or a number).
-    """
-    annotation = parameter.annotation
-    if isinstance(annotation, str):
-        annotation = BY_NAME.get(annotation)
-    if annotation in NAMES:
-        return annotation
-    if default is None:
-        default = parameter.default
-    if isinstance(default, bool):
-        return bool
-    return float if isinstance(default, int | float) else object

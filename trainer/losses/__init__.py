@@ -4,7 +4,6 @@ A loss is a module that owns its head: forward(embeddings (B, D), labels (B,)) -
 parts(embeddings, labels) -> the same value as named summands.
 """
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
-from trainer.validate import check_options
+from trainer.losses.options import check_options, options_of
 
 if TYPE_CHECKING:
     from trainer.losses.base import Loss
@@ -152,12 +151,6 @@ def build(name: str, num_classes: int, dim: int, **options: Any) -> "Loss":
     return loss(num_classes=num_classes, dim=dim, **{**entry.defaults, **options})
 
 
-def options_of(loss: type) -> dict[str, inspect.Parameter]:
-    """The options of a loss class: its keyword-only parameters."""
-    parameters = inspect.signature(loss).parameters.values()
-    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
 def _load_own(entry: Entry) -> type:
     """The class at a dotted path; only losses are accepted, since a file may name the path."""
     from trainer.losses.base import Loss
@@ -177,23 +170,6 @@ def _load_own(entry: Entry) -> type:
             "The page docs/extending.md shows how to write one.",
         )
     return found
-
-
-def check(
-    name: str,
-    options: Mapping[str, Any],
-    miner: str = "",
-    miner_options: Mapping[str, Any] | None = None,
-) -> None:
-    """Raise for a loss, miner or option that does not exist; a name of the table needs no torch."""
-    from trainer.losses.miners import add_miner
-
-    if not (options or miner or ":" in name):
-        LOSSES.find(name)
-        return
-    loss = build(name, num_classes=4, dim=8, **options)
-    if miner:
-        add_miner(loss, name, miner, miner_options or {})
 
 
 def described(name: str, options: Mapping[str, Any]) -> Entry:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
-from trainer.losses import LOSSES, PML, Entry
-from trainer.validate import check_options
+from trainer.losses import LOSSES, PML, Entry, build
+from trainer.losses.options import check_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,6 +54,21 @@ MINERS = Registry(
     option="--miner",
     families={"pml": lambda name: _miner(f"pml:{name}", "a miner of the library", name)},
 )
+
+
+def check(
+    name: str,
+    options: Mapping[str, Any],
+    miner: str = "",
+    miner_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise for a loss, miner or option that does not exist; a name of the table needs no torch."""
+    if not (options or miner or ":" in name):
+        LOSSES.find(name)
+        return
+    loss = build(name, num_classes=4, dim=8, **options)
+    if miner:
+        add_miner(loss, name, miner, miner_options or {})
 
 
 def add_miner(loss: "nn.Module", loss_name: str, name: str, options: Mapping[str, Any]) -> None:

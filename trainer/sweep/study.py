@@ -20,7 +20,6 @@ from retrieval.remote.address import without_secrets
 from trainer.results import Outcome
 from trainer.sweep import space as spaces
 from trainer.sweep.plan import GRID, TPE, Plan
-from trainer.sweep.results import recall_of
 
 try:
     import optuna
@@ -188,11 +187,10 @@ class Trials:
             ended.set()
             thread.join()
 
-    def complete(self, claim: Claim, outcomes: list[Outcome]) -> None:
-        """Write the outcome of a trial; its value is the mean of Recall@1 (cos) over the seeds."""
+    def complete(self, claim: Claim, outcomes: list[Outcome], value: float) -> None:
+        """Write the outcome of a trial; value: the score by which samplers draw further trials."""
         claim.trial.set_user_attr(OUTCOMES, outcomes)
-        recalls = list(map(recall_of, outcomes))
-        self.study.tell(claim.number, sum(recalls) / len(recalls), skip_if_finished=True)
+        self.study.tell(claim.number, value, skip_if_finished=True)
 
     def fail(self, claim: Claim, why: str) -> None:
         """Write that a setting cannot be trained."""

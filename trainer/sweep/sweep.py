@@ -69,7 +69,8 @@ def work(trials: Trials, watch: SweepWatch) -> None:
                 trials.fail(claim, why)
                 watch.trained(claim.values, why)
                 continue
-            trials.complete(claim, outcomes)
+            recalls = list(map(results.recall_of, outcomes))
+            trials.complete(claim, outcomes, sum(recalls) / len(recalls))
             watch.trained(claim.values, outcomes)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from retrieval.errors import DmlError
 from retrieval.ranking import kernels, position_kernels
 from retrieval.ranking.backends import Tile
-from retrieval.ranking.backends.trial import ieee_products, multiply
+from retrieval.ranking.backends.products import ieee_products, multiply
 from retrieval.ranking.thresholds import Thresholds
 from retrieval.ranking.vectors import Prepared, Vectors
 from retrieval.resources import available_memory, blocks

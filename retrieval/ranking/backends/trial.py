@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from retrieval.ranking.vectors import ULP32
-
-
-class _Precisions(NamedTuple):
-    setting: str  # of `torch.set_float32_matmul_precision`
-    newer: list[str]
-
+from retrieval.problem import from_arrays
+from retrieval.ranking.backends.products import ieee_products, multiply
+from retrieval.ranking.tiles import TileCounter
+from retrieval.ranking.vectors import ULP32, prepare
 
 _SHAPES = ((512, 512), (333, 65))  # queries and items of the trial products
 _DIMS = (64, 500)  # tried beside the dimension at hand
-_lock = threading.Lock()
-_users: list[_Precisions] = []  # those before the first user
 
 
 def cuda_devices() -> tuple[str, ...]:
@@ -35,56 +25,6 @@ def cuda_devices() -> tuple[str, ...]:
 def title(device: str) -> str:
     """The model of a GPU."""
     return torch.cuda.get_device_name(device)
-
-
-# Precision
-
-
-def multiply(queries: Tensor, items: Tensor) -> Tensor:
-    """The product (A, B) that ranks are counted from."""
-    return torch.matmul(queries, items.T)
-
-
-@contextmanager
-def ieee_products() -> Iterator[None]:
-    """Compute products without TF32 inside; of overlapping blocks, the last to end restores it."""
-    with _lock:
-        _users.append(_users[0] if _users else _precisions())
-        torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        with _lock:
-            before = _users.pop()
-            if not _users:
-                _restore(before)
-
-
-def _precisions() -> _Precisions:
-    """How torch multiplies float32."""
-    try:
-        setting = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set for GPUs or CPUs alone, in the newer way
-        setting = ""
-    newer = [backend.fp32_precision for backend in _newer()]
-    return _Precisions(setting, newer)
-
-
-def _restore(before: _Precisions) -> None:
-    if before.setting:
-        torch.set_float32_matmul_precision(before.setting)
-    for backend, value in zip(_newer(), before.newer, strict=True):
-        if backend.fp32_precision != value:
-            backend.fp32_precision = value
-
-
-def _newer() -> list[Any]:
-    """Where torch 2.9 and later keep the precision of GPUs and of CPUs."""
-    both = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
-    return [backend for backend in both if hasattr(backend, "fp32_precision")]
-
-
-# The trial
 
 
 @cache
@@ -119,10 +59,6 @@ def _excess(device: str, dim: int, queries: int, items: int) -> float:
 
 def _counts_alike(device: str) -> bool:
     """Whether a device counts the ranks and positions of a small problem as the CPU does."""
-    from retrieval.problem import from_arrays
-    from retrieval.ranking.tiles import TileCounter
-    from retrieval.ranking.vectors import prepare
-
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 20, 300)
     vectors = rng.integers(-3, 4, (300, 4)).astype(np.float32) + 0.1 * rng.random((300, 1))

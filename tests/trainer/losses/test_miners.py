@@ -7,8 +7,8 @@ import torch
 
 from retrieval.errors import DmlError
 from tests.trainer.losses.references import loop_multi_similarity, unit
-from trainer.losses import build, check
-from trainer.losses.miners import MINERS, add_miner
+from trainer.losses import build
+from trainer.losses.miners import MINERS, add_miner, check
 from trainer.losses.pml import classes
 
 CLASSES, DIM = 5, 6

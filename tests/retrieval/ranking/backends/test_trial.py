@@ -1,7 +1,5 @@
 """The trial of a device refuses every product that is not float32."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -65,39 +63,3 @@ def test_a_device_that_fails_is_refused(monkeypatch):
     monkeypatch.setattr(trial, "multiply", fail)
     found = trial.fault_of("cpu", 8)
     assert found == "a trial fails: CUDA error: no kernel image is available"
-
-
-def test_overlapping_users_restore_the_precision_when_the_last_is_done():
-    torch.set_float32_matmul_precision("medium")
-    inside, leave = threading.Event(), threading.Event()
-
-    def use():
-        with trial.ieee_products():
-            inside.set()
-            leave.wait(10)
-
-    try:
-        with trial.ieee_products():
-            other = threading.Thread(target=use)
-            other.start()
-            inside.wait(10)
-        assert torch.get_float32_matmul_precision() == "highest"
-        assert not torch.backends.cuda.matmul.allow_tf32
-        leave.set()
-        other.join()
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-def test_precisions_set_in_the_newer_way_are_restored():
-    matmul = torch.backends.cuda.matmul
-    if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("this torch has only the older way")
-    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
-    try:
-        with trial.ieee_products():
-            assert matmul.fp32_precision == "ieee"
-        assert matmul.fp32_precision == "tf32"
-    finally:
-        matmul.fp32_precision = before

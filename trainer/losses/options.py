@@ -1,0 +1,60 @@
+"""Check the options of losses and miners: their names, and the types of their values."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from retrieval import registry
+from retrieval.errors import DmlError
+from retrieval.settings import NAMES, converted
+
+BY_NAME = {kind.__name__: kind for kind in NAMES}  # annotations may be text
+
+
+def options_of(loss: type) -> dict[str, inspect.Parameter]:
+    """The options of a loss class: its keyword-only parameters."""
+    parameters = inspect.signature(loss).parameters.values()
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def check_options(
+    of: str,
+    given: Mapping[str, Any],
+    parameters: Mapping[str, inspect.Parameter],
+    defaults: Mapping[str, Any],
+    table: str,
+) -> None:
+    """Raise for the first option that does not exist or whose value is of another type.
+
+    of: who takes the options, such as "The loss 'ce'". defaults: values that replace those of the
+    parameters. table: where the options are set, such as loss.options.
+    """
+    registry.check_options(of, given, parameters, table)
+    for option, value in given.items():
+        kind = _kind(parameters[option], defaults.get(option))
+        try:
+            converted(value, kind)
+        except ValueError:
+            raise DmlError(
+                f"{of} cannot use {option} = {value!r}.",
+                f"{option} is {NAMES[kind]}.",
+                f"Give another value, or leave it out for its default: --set {table}.{option}=...",
+            ) from None
+
+
+def _kind(parameter: inspect.Parameter, default: Any) -> type:
+    """The type of a parameter by its annotation, else by its default; object: not known.
+
+    A default such as 0 or 1 says only that it is a number, and one of text may be one of several
+    kinds ("all" or a number).
+    """
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        annotation = BY_NAME.get(annotation)
+    if annotation in NAMES:
+        return annotation
+    if default is None:
+        default = parameter.default
+    if isinstance(default, bool):
+        return bool
+    return float if isinstance(default, int | float) else object
