@@ -84,7 +84,13 @@ class Cli(click.Group):
         if os.environ.get("NO_COLOR"):  # rich looks for it, click does not
             extra.setdefault("color", False)
         typed = list(args[1])
-        context = super().make_context(*args, **extra)
+        try:
+            context = super().make_context(*args, **extra)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # --help and --version are printed here
+            show_error(explained(error))
+            raise click.exceptions.Exit(1) from None
         context.meta[ARGUMENTS] = typed
         return context
 
@@ -180,6 +186,8 @@ def main(debug: bool) -> None:
     gc.set_threshold(100_000, 20, 100)
     atexit.register(gc.freeze)
     signals.tell_cut_files()
+    if not os.environ.get("NUMBA_NUM_THREADS", "1").strip(" 0").isdecimal():
+        del os.environ["NUMBA_NUM_THREADS"]  # numba would not load; its threads are not used here
 
 
 if __name__ == "__main__":

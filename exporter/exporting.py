@@ -32,7 +32,14 @@ from exporter.results import (
     PrecisionResult,
 )
 from retrieval.errors import DmlError
-from retrieval.files import check_target, remove_scratch_folders, scratch_folder, write_text
+from retrieval.files import (
+    Kind,
+    check_target,
+    remove_scratch_folders,
+    scratch_folder,
+    write_text,
+)
+from retrieval.formats.hdf5.writing import KIND
 from retrieval.processes import agree
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
@@ -178,9 +185,11 @@ def output_folder(runs: Sequence[Path], out: Path | None) -> Path:
 
 def check_targets(folder: Path, runs: Sequence[Path], settings: Settings) -> None:
     """Raise a DmlError if a file that will be written must not be overwritten."""
-    for name, wanted in ((MODEL, settings.onnx), (EMBEDDINGS, settings.embeddings)):
+    models = Kind("an ONNX model", (".onnx",), rb"\x08")
+    written = ((MODEL, models, settings.onnx), (EMBEDDINGS, KIND, settings.embeddings))
+    for name, kind, wanted in written:
         if wanted:
-            check_target(folder / name, settings.force or settings.resume, runs)
+            check_target(folder / name, kind, settings.force or settings.resume, runs)
 
 
 # The model

@@ -243,11 +243,22 @@ def stdout_console() -> Console:
 
 
 def safe_console(**options: Any) -> Console:
-    """Return a console that shows control characters in names instead of sending them."""
+    """Return a console that shows control characters in names instead of sending them.
+
+    Where it is no terminal, lines do not end in spaces.
+    """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class SafeConsole(Console):
+        def print(self, *objects: Any, **how: Any) -> None:
+            if self.is_terminal:
+                super().print(*objects, **how)
+                return
+            with self.capture() as printed:
+                super().print(*objects, **how)
+            self.file.write(re.sub(" +$", "", printed.get(), flags=re.MULTILINE))
+
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterator[Segment]:

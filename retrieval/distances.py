@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
+from retrieval.errors import DmlError
 from retrieval.resources import processors, run_all, slices
 
 DISTANCES = ("l2", "cos")  # in the order in which they are shown everywhere
@@ -104,6 +105,20 @@ def unit_length(vectors: np.ndarray) -> bool:
 
 def _chunks(rows: int, width: int) -> Iterator[slice]:
     return slices(rows, max(16, _CHUNK // max(1, width)))
+
+
+def squared_lengths(x: np.ndarray) -> np.ndarray:
+    """(n,) |x|^2 of finite float64 rows; raise where it leaves the range of float64."""
+    square = np.einsum("ij,ij->i", x, x)
+    lost = ~(square <= 1e280) | (square < 1e-280)
+    if lost.any() and np.any(x[lost] != 0):
+        size = np.abs(x[lost]).max(axis=1)
+        raise DmlError(
+            f"A vector of size {size[size > 0][0]:.1e} cannot be compared in float64.",
+            "Squared distances of vectors above 1e140 or below 1e-140 leave its range.",
+            "Rescale the vectors: neither distance's ranking changes.",
+        )
+    return square
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from retrieval.distances import unit_rows
+from retrieval.distances import squared_lengths, unit_rows
 from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import Progress, processors, run_all, single_blas_thread, slices
 
@@ -51,6 +51,8 @@ def embedding_entropies(
     vectors are left out. `cos` scales the vectors to length 1 first. None: not enough vectors.
     """
     D = vectors.shape[1]
+    for part in slices(len(vectors), TILE):
+        squared_lengths(vectors[part].astype(np.float64))  # raises for numbers too large or small
     groups = row_groups(vectors) if len(vectors) else np.zeros(0, np.int64)
     whole = log_squares(vectors, groups, distance, progress)
     found: Entropies = {

@@ -6,6 +6,7 @@ import errno
 import glob
 import hashlib
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from retrieval.errors import DmlError, remedy
 
@@ -26,10 +27,27 @@ if sys.platform != "win32":
     import fcntl
 
 
-def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> Path:
+class Kind(NamedTuple):
+    """A kind of file that commands write."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    start: bytes
+    """A pattern that the beginning of every such file matches."""
+
+
+PAGE = Kind("a report", (".html", ".htm"), b"<!doctype html>.*content=.dmltool ")
+JSON = Kind("a JSON result", (".json",), rb'{\s*"version"')
+CSV = Kind("a CSV table of classes", (".csv",), b"label,")
+HEAD = 2048  # bytes that tell the kind of a file
+
+
+def check_target(
+    path: str | Path, kind: Kind, force: bool = False, inputs: Sequence[Path] = ()
+) -> Path:
     """Check that a path can be written, before long work, and return it without links.
 
-    What is read is never overwritten, not even by force.
+    Force overwrites files of the same kind only, and never what is read.
     """
     if not str(path):
         raise DmlError(
@@ -52,6 +70,18 @@ def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> 
         )
     if path.is_dir():
         raise DmlError(f"{given} is a folder.", "The output is a file.", "Name a file.")
+    if path.suffix.lower() not in kind.suffixes:
+        raise DmlError(
+            f"{given} is not the name of {kind.name}.",
+            f"Its name ends in {' or '.join(kind.suffixes)}.",
+            f"Change the name: {shlex.quote(str(Path(given).with_suffix(kind.suffixes[0])))}",
+        )
+    if path.exists() and not _is_a(kind, path):
+        raise DmlError(
+            f"{given} exists and is not {kind.name}.",
+            "A file of another kind is not overwritten, not even with --force.",
+            "Choose another name, or remove the file.",
+        )
     if path.exists() and not force:
         raise DmlError(
             f"{given} exists already.",
@@ -71,6 +101,13 @@ def check_target(path: str | Path, force: bool, inputs: Sequence[Path] = ()) -> 
             "Choose another folder.",
         )
     return path
+
+
+def _is_a(kind: Kind, path: Path) -> bool:
+    """Whether a file is of this kind, or empty."""
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    return not head or re.match(kind.start, head, re.DOTALL) is not None
 
 
 def write_text(path: Path, text: str, force: bool = False) -> None:

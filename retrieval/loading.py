@@ -13,6 +13,7 @@ import numpy as np
 from retrieval import signals
 from retrieval.embeddings import Embeddings, Split, Wanted, collected, leaving_out_train, to_read
 from retrieval.errors import DmlError, install
+from retrieval.files import check_target
 from retrieval.formats import find_format
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, copies, file_size
@@ -273,9 +274,9 @@ def save(
     force : bool
         Overwrite a file that exists.
     """
-    from retrieval.formats.hdf5.writing import check_name, write
+    from retrieval.formats.hdf5.writing import KIND, write
 
-    check_name(path)
+    check_target(path, KIND, force)
     splits: Mapping[str, Split]
     if isinstance(data, Embeddings):
         splits = data.splits

@@ -20,7 +20,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import check_target, sha256
 from retrieval.formats.arrays import blocks, files_in
-from retrieval.formats.hdf5.writing import Writer, check_name, common_dim
+from retrieval.formats.hdf5.writing import KIND, Writer, common_dim
 from retrieval.inputs import Inputs
 from retrieval.matching import match_rows
 from retrieval.resources import StageProgress
@@ -55,9 +55,8 @@ def merge(
             "At least two are needed.",
             "Give two or more: dmltool merge A.h5 B.h5 --out C.h5",
         )
-    check_name(target)
     inputs = Inputs(*map(str, paths), progress=progress, whole=True)
-    target = check_target(target, force, inputs.files)
+    target = check_target(target, KIND, force, inputs.files)
     hashes = [_hash(inputs.places[str(path)], progress) for path in paths]
     data = [inputs.load(str(path)) for path in paths]
     orders = [match_rows(data[0], other) for other in data]

@@ -221,13 +221,12 @@ class Output(NamedTuple):
         per_class: str | None = None,
     ) -> Output:
         """Refuse a target that exists or is one of the inputs before the work begins."""
-        from retrieval.files import check_target
+        from retrieval.files import CSV, JSON, check_target
 
         target, classes = (
-            None if name is None else check_target(name, force, inputs) for name in (out, per_class)
+            None if name is None else check_target(name, kind, force, inputs)
+            for name, kind in ((out, JSON), (per_class, CSV))
         )
-        if classes and classes == target:
-            raise click.UsageError("--out and --per-class name the same file.")
         return cls(as_json, target, force, classes)
 
     def write(self, result: Mapping[str, Any]) -> None:

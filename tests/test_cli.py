@@ -1,6 +1,7 @@
 """The command group: help, exit codes, errors, the next step."""
 
 import errno
+import os
 import re
 import signal
 import subprocess
@@ -77,17 +78,25 @@ def test_a_bug_is_reported_as_one_and_debug_shows_the_traceback(files, monkeypat
         call("--debug", "eval", files / "a.h5")
 
 
-def test_a_full_standard_output_is_not_called_a_bug(files):
+@pytest.mark.parametrize("args", [("eval", "a.h5", *QUICK), ("--help",)])
+def test_a_full_standard_output_is_not_called_a_bug(files, args):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [DMLTOOL, "eval", files / "a.h5", *QUICK],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
+            [DMLTOOL, *args], stdout=full, stderr=subprocess.PIPE, text=True, cwd=files
         )
     assert done.returncode == 1
     assert "No space left" in done.stderr
     assert "bug" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("0", None), ("-3", None), ("abc", None), ("10", "10")]
+)
+def test_a_number_of_threads_that_numba_refuses_is_ignored(monkeypatch, given, kept):
+    monkeypatch.setenv("NUMBA_NUM_THREADS", given)
+    call("list", "losses")
+    assert os.environ.get("NUMBA_NUM_THREADS") == kept
 
 
 def test_messages_are_folded_between_words_on_a_terminal_and_whole_elsewhere(monkeypatch, capsys):

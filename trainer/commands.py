@@ -266,7 +266,7 @@ def report(
       dmltool report features.npz --images photos
       dmltool report b/embeddings.h5 --compare a/embeddings.h5 --run b
     """
-    from retrieval.files import check_target
+    from retrieval.files import PAGE, check_target
     from retrieval.inputs import Inputs
     from retrieval.reporting.report import report as write_report
     from trainer.reporting import Folder, pictures_of, run_view
@@ -278,7 +278,7 @@ def report(
     with ProgressBar() as progress:
         names = (file, gallery, *others)
         inputs = Inputs(*names, labels=[*of_labels.values()], train=False, progress=progress)
-        target = check_target(out, force, [*inputs.files, *of_run])
+        target = check_target(out, PAGE, force, [*inputs.files, *of_run])
         data = inputs.load(file, gallery=gallery, **of_labels)
         tell_device(given["device"], data)
         pictures, note = pictures_of(data, root, folder)

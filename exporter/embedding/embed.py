@@ -18,7 +18,7 @@ from exporter.onnx.model import describe
 from exporter.results import EmbeddingsResult
 from retrieval.errors import DmlError
 from retrieval.files import check_target
-from retrieval.formats.hdf5.writing import check_name
+from retrieval.formats.hdf5.writing import KIND
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 from retrieval.world import ALONE, World
@@ -71,10 +71,7 @@ def embed(
     images = find_data(data, settings.skip_bad).on(prepared.background)
     inputs = [model, *described.beside, Path(data)]
     overwrite = settings.force or settings.resume or world.rank > 0
-    target = check_target(target, overwrite, inputs)
-    same_name = [Path(file) for file in images.files() or () if Path(file).name == target.name]
-    check_target(target, True, same_name)
-    check_name(target)
+    target = check_target(target, KIND, overwrite, inputs)
     rows = all_or_chosen(images, settings.splits)
     threads = settings.threads or own_processors(world)
     engine = onnx_engine(described, settings.provider, threads, prepared)

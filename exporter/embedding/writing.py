@@ -27,7 +27,7 @@ from exporter.onnx.providers import CHOICES
 from exporter.results import EmbeddingsResult
 from retrieval.errors import DmlError
 from retrieval.files import check_target
-from retrieval.formats.hdf5.writing import Writer
+from retrieval.formats.hdf5.writing import KIND, Writer
 from retrieval.processes import from_first, gather
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.resources import StageProgress
@@ -154,7 +154,7 @@ def embed(
     float16 at the end: until then the file holds float32, to compare the two.
     """
     settings = settings or EmbedSettings()
-    target = check_target(target, settings.force or settings.resume or world.rank > 0)
+    target = check_target(target, KIND, settings.force or settings.resume or world.rank > 0)
     splits = _shard(splits, settings)
     out = _writer(engine, data, splits, target, settings)
     dtype = "float16" if settings.half else "float32"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.distances import squared_lengths
 from retrieval.problem import Problem
 from retrieval.ranking.identical_rows import direction_groups
 from retrieval.ranking.row_scan import Scan, units
@@ -45,15 +45,7 @@ class Vectors:
 
     def _measure(self, part: slice) -> None:
         block = self.vectors[part].astype(np.float64)
-        square = self.square[part] = np.einsum("ij,ij->i", block, block)
-        lost = ~(square <= 1e280) | (square < 1e-280)
-        if lost.any() and np.any(block[lost] != 0):
-            size = np.abs(block[lost]).max(axis=1)
-            raise DmlError(
-                f"A vector of size {size[size > 0][0]:.1e} cannot be compared in float64.",
-                "Squared distances of vectors above 1e140 or below 1e-140 leave its range.",
-                "Rescale the vectors: neither distance's ranking changes.",
-            )
+        self.square[part] = squared_lengths(block)
         self._lengths(part)
         if self._units is not None:
             block *= self.inverse(part)[:, None]

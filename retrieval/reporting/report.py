@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.embeddings import Embeddings, provenance
-from retrieval.files import check_target, write_text
+from retrieval.files import PAGE, check_target, write_text
 from retrieval.loading import loaded
 from retrieval.reporting.gather import Options, gather
 from retrieval.reporting.page import render
@@ -65,7 +65,7 @@ def report(
         device (that counts ranks, as in `Settings`).
     """
     data, *others = (loaded(each) for each in (data, *compare_with))
-    target = check_target(out, force, [Path(each.source) for each in (data, *others)])
+    target = check_target(out, PAGE, force, [Path(each.source) for each in (data, *others)])
     view = gather(
         data,
         provenance(data),

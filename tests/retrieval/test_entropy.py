@@ -9,6 +9,7 @@ import pytest
 
 from retrieval.entropy import embedding_entropies, label_entropy
 from retrieval.entropy import log_squares as log_squares_of
+from retrieval.errors import DmlError
 from retrieval.ranking.identical_rows import row_groups
 
 RNG = np.random.default_rng(3)
@@ -119,6 +120,12 @@ def test_identical_vectors_have_no_entropy_and_take_no_time():
     found = embedding_entropies(np.ones((3000, 16), np.float32), np.zeros(3000), "cos")
     assert found["embeddings"] is None
     assert found["identical_pairs"] == 3000 * 2999 // 2
+
+
+@pytest.mark.parametrize("size", [1e300, 1e-300])
+def test_vectors_beyond_the_range_of_squares_are_an_error(size):
+    with pytest.raises(DmlError, match=f"A vector of size .*e.{str(size)[-3:]} cannot"):
+        embedding_entropies(VECTORS * size, LABELS)
 
 
 def test_memory_does_not_grow_with_the_number_of_pairs():

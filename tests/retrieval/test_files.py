@@ -9,7 +9,8 @@ import pytest
 
 from retrieval import files
 from retrieval.errors import DmlError
-from retrieval.files import check_target, whole_file, write_text
+from retrieval.files import CSV, JSON, PAGE, check_target, whole_file, write_text
+from retrieval.formats.hdf5.writing import KIND
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -30,14 +31,36 @@ def test_text_is_written_with_ordinary_permissions(tmp_path):
 
 
 def test_targets_are_checked_before_the_work(tmp_path):
-    (tmp_path / "there").write_text("")
+    there = tmp_path / "there.json"
+    there.write_text("")
     with pytest.raises(DmlError, match="exists already"):
-        check_target(tmp_path / "there", force=False)
-    assert check_target(tmp_path / "there", force=True) == tmp_path / "there"
+        check_target(there, JSON)
+    assert check_target(there, JSON, force=True) == there
     with pytest.raises(DmlError, match="folder"):
-        check_target(tmp_path, force=True)
+        check_target(tmp_path, JSON, force=True)
     with pytest.raises(DmlError, match="cannot be written"):
-        check_target(tmp_path / "no" / "file", force=False)
+        check_target(tmp_path / "no" / "file.json", JSON)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "other"),
+    [
+        (PAGE, b'<!doctype html>\n<meta name="generator" content="dmltool 1">', b"<!doctype html>"),
+        (JSON, b'{\n  "version": 1', b'{"name": "vue"}'),
+        (CSV, b"label,queries", b"name,label"),
+        (KIND, b"\x89HDF\r\n\x1a\n", b"PK\3\4"),
+    ],
+)
+def test_force_overwrites_files_of_the_same_kind_only(tmp_path, kind, own, other):
+    file = tmp_path / f"x{kind.suffixes[0]}"
+    file.write_bytes(own)
+    assert check_target(file, kind, force=True) == file
+    file.write_bytes(other)
+    with pytest.raises(DmlError, match="exists and is not"):
+        check_target(file, kind, force=True)
+    with pytest.raises(DmlError, match=f"is not the name of {kind.name}") as error:
+        check_target(tmp_path / "best.pt", kind, force=True)
+    assert str(tmp_path / f"best{kind.suffixes[0]}") in error.value.fix
 
 
 def test_what_killed_writers_left_is_removed_by_the_next(tmp_path):
@@ -183,10 +206,10 @@ def _fail(number):
 
 def test_an_error_names_a_file_as_it_was_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "a.json").write_text("")
     for name in ("a.json", "no/such.json"):
         with pytest.raises(DmlError) as error:
-            files.check_target(name, force=False)
+            check_target(name, JSON)
         assert str(error.value).startswith(f"{name} ")
 
 

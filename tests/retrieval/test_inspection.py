@@ -30,6 +30,12 @@ def test_inspect_shows_entropies_on_request(files):
         assert entropy["l2"]["embeddings"] == (value and pytest.approx(value))
 
 
+def test_lines_do_not_end_in_spaces_in_a_pipe(files):
+    lines = call("inspect", files / "shop.h5").stdout.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert max(map(len, lines)) < 100
+
+
 def test_inspect_works_without_labels_and_with_nan(files):
     np.save(files / "nan.npy", np.array([[1.0, np.nan], [3.0, 4.0]]))
     parsed = json.loads(call("inspect", files / "nan.npy", "--json").stdout)

@@ -194,7 +194,7 @@ def test_a_split_alone_is_the_test_split_and_nothing_is_overwritten_unless_force
 ):
     save(tmp_path / "a.h5", Split(*clustered))
     assert list(load(tmp_path / "a.h5").splits) == ["test"]
-    with pytest.raises(DmlError, match="Existing files are not overwritten"):
+    with pytest.raises(DmlError, match="exists already"):
         save(tmp_path / "a.h5", Split(*clustered))
     save(tmp_path / "a.h5", Split(*clustered), force=True)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -36,19 +35,8 @@ from retrieval.formats.arrays import KEPT, blocks
 from retrieval.formats.hdf5 import layout
 from retrieval.formats.hdf5.reading import attribute
 
-SUFFIXES = FORMATS.find("hdf5").suffixes
+KIND = files.Kind("an embedding file", FORMATS.find("hdf5").suffixes, rb"\x89HDF\r\n\x1a\n")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def check_name(path: str | Path) -> None:
-    """Raise unless the name has a suffix of HDF5 files."""
-    if Path(path).suffix.lower() not in SUFFIXES:
-        example = Path(path).with_suffix(SUFFIXES[0]) if Path(path).name else "embeddings.h5"
-        raise DmlError(
-            f"{path or 'An empty text'} is not the name of an embedding file.",
-            f"HDF5 is written, so the name ends in {', '.join(SUFFIXES)}.",
-            f"Change the name: --out {shlex.quote(str(example))}",
-        )
 
 
 class Writer:

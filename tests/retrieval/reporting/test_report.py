@@ -80,6 +80,7 @@ def test_inputs_are_not_overwritten_and_mistakes_are_named(photos, tmp_path):
     quick = ("--no-nmi", "--map", "none")
     for args, code, words in (
         ((photos, "--out", photos, "--force"), 1, "both an input and the output"),
+        ((photos, "--out", tmp_path / "best.pt", "--force"), 1, "is not the name of a report"),
         ((tmp_path / "none.h5",), 1, "none.h5"),
         ((photos, "--images", tmp_path / "nowhere"), 1, "no folder"),
         ((photos, "--run", tmp_path), 1, "not a run folder"),
@@ -105,12 +106,13 @@ def test_a_failed_write_leaves_the_old_page(photos, tmp_path, monkeypatch):
     import os
 
     out = tmp_path / "page.html"
-    out.write_text("old")
+    old = '<!doctype html><meta name="generator" content="dmltool 0">'
+    out.write_text(old)
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
     result = call("report", photos, "--out", out, "--no-nmi", "--map", "none", "--force")
     assert result.exit_code == 1
     assert "No space left" in result.stderr
-    assert out.read_text() == "old"
+    assert out.read_text() == old
     assert [path.name for path in tmp_path.glob(".page*")] == []
 
 
