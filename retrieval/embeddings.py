@@ -61,6 +61,8 @@ class Embeddings:
     attrs: dict[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what came up while reading, for people
     neighbours: np.ndarray | None = None  # (Q, K) gallery rows that the file lists for its queries
+    shards: dict[str, list[tuple[Path, int]]] = field(default_factory=dict)
+    """Of a set, by split: its files with their numbers of rows."""
 
     @property
     def has_only_neighbours(self) -> bool:

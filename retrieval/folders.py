@@ -11,7 +11,7 @@ from pathlib import Path
 from retrieval.embeddings import SPELLINGS
 from retrieval.errors import DmlError, damaged
 from retrieval.formats import FORMATS, of_suffix
-from retrieval.formats.refused import explain_folder
+from retrieval.formats.refused import explain_folder, unreadable
 
 RUN = "embeddings.h5"
 LISTINGS = ("state.json", "dataset_dict.json")
@@ -26,14 +26,18 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
     """
     if RUN in names:
         return (path / RUN,), None
-    for vectors in ("vectors.tsv", "tensors.tsv"):  # of TensorBoard's projector
-        if vectors in names and "metadata.tsv" in names:
-            return (path / vectors,), path / "metadata.tsv"
+    for stem in ("vectors", "tensors"):  # of TensorBoard's projector
+        pair = [_perhaps_compressed(f"{name}.tsv", names) for name in (stem, "metadata")]
+        if all(pair):
+            return (path / pair[0],), path / pair[1]
     if "dataset_dict.json" in names:
         return _splits_of_hugging_face(path), None
     if "state.json" in names:
         return _hugging_face(path), None
     shards = _embedding_files(names)
+    for name in _embedding_files(name.removesuffix(".partial") for name in names):
+        if name not in names:  # its rows would be missing
+            raise unreadable(path / f"{name}.partial")
     if error := explain_folder(path, names, shards):
         raise error
     formats = sorted({_inner_suffix(name) for name in shards})
@@ -69,6 +73,12 @@ def _embedding_files(names: Iterable[str]) -> list[str]:
     suffixes = {s for format in FORMATS if not format.labels_only for s in format.suffixes}
     shown = [name for name in names if not name.startswith((".", "_"))]
     return [name for name in shown if os.path.splitext(name)[1].lower() in suffixes]
+
+
+def _perhaps_compressed(name: str, names: Collection[str]) -> str:
+    """The name among `names`, maybe with the suffix of a compressed file; empty if none is."""
+    packed = (f"{name}{s}" for format in FORMATS if format.compressed for s in format.suffixes)
+    return next((each for each in (name, *packed) if each in names), "")
 
 
 def _inner_suffix(name: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from retrieval.embeddings import Embeddings, leaving_out_train
+from retrieval.embeddings import SPELLINGS, Embeddings, leaving_out_train
 from retrieval.errors import DmlError
 from retrieval.formats import find_format
 from retrieval.formats.arrays import copies, file_size
@@ -33,7 +33,8 @@ class Inputs:
         with addresses_in_errors(*names, *labels):
             for name in filter(None, (*labels, *names)):
                 bare, key = without_key(name)  # x.h5::a and x.h5::b are downloaded once
-                with leaving_out_train(not train and name not in labels):
+                of_train = SPELLINGS.get(key or "") == "train"
+                with leaving_out_train(not train and name not in labels and not of_train):
                     place = found.get(bare) or locate(name, progress, whole)
                 found[bare] = place
                 found[name] = replace(place, key=key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from retrieval.files import check_target
 from retrieval.formats import find_format
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, copies, file_size
+from retrieval.formats.wholes import note_part
 from retrieval.resources import StageProgress
 from retrieval.sources import Place, addresses_in_errors, locate
 
@@ -188,8 +189,8 @@ def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locat
     """The labels of a file of their own in place of those of a split, and of their names."""
     with leaving_out_train(False):  # files of labels may be of one array, whatever their names
         place = find(source)
-    values = read(place, "labels")
     part = data.splits[split]
+    values = read(place, "labels", data.shards.get(split, ()))
     if len(values) != len(part.vectors):
         raise DmlError(
             f"{source} has {len(values):,} labels for {len(part.vectors):,} vectors.",
@@ -203,17 +204,26 @@ def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locat
 # One file, or one set of files
 
 
-def read(place: Place, wanted: Wanted = "all") -> Any:
-    """The `Embeddings` in one file or set of shards, or its labels where only those are wanted."""
+def read(place: Place, wanted: Wanted = "all", rows: Sequence[tuple[Path, int]] = ()) -> Any:
+    """The `Embeddings` in one file or set of shards, or its labels where only those are wanted.
+
+    rows: of labels, the files of the vectors that they are for, as in `Embeddings.shards`.
+    """
     if wanted == "all" and place.labels:
         found = _read_file(place.files[0], place.key, "vectors")
         return replace(_attach(found, _main_split(found, "test"), place.labels), source=place.name)
     if not place.is_set:
-        return _read_file(place.files[0], place.key, wanted)
+        found = _read_file(place.files[0], place.key, wanted)
+        if wanted != "labels":
+            note_part(found)
+        return found
     from retrieval.formats import shards
 
-    join = shards.join_labels if wanted == "labels" else shards.join
-    return join(place.name, place.files, partial(_read_file, key=place.key, wanted=wanted))
+    chosen = shards.of_split(place.files, place.key)
+    each = partial(_read_file, key=None if chosen else place.key, wanted=wanted)
+    if wanted == "labels":
+        return shards.join_labels(place.name, chosen or place.files, each, rows)
+    return shards.join(place.name, chosen or place.files, each)
 
 
 def _read_file(path: Path, key: str | None, wanted: Wanted) -> Any:

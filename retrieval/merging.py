@@ -26,6 +26,7 @@ from retrieval.matching import match_rows
 from retrieval.resources import StageProgress
 from retrieval.sources import Place
 
+ORIGIN = ("model", "model_sha256", "dataset")
 BYTES = 8  # of a number while rows are normalised
 
 Order = dict[str, np.ndarray | None]  # for each split: rows (N,) in the order of the first file
@@ -59,10 +60,11 @@ def merge(
     target = check_target(target, KIND, force, inputs.files)
     hashes = [_hash(inputs.places[str(path)], progress) for path in paths]
     data = [inputs.load(str(path)) for path in paths]
-    orders = [match_rows(data[0], other) for other in data]
+    found = [match_rows(data[0], other) for other in data[1:]]
     dims = tuple(common_dim(each.source, each.splits) for each in data)
     first = data[0].splits
     lengths = {split: len(part.vectors) for split, part in first.items()}
+    orders: list[Order] = [dict.fromkeys(first), *found]
     out = Writer(
         target,
         {split: (part.labels, part.paths) for split, part in first.items()},
@@ -78,7 +80,7 @@ def merge(
         _write(out, data, orders, progress)
         inputs.check_unchanged()
     matched = {
-        split: "position" if any(order[split] is None for order in orders) else "paths"
+        split: "position" if any(order[split] is None for order in found) else "paths"
         for split in lengths
     }
     return Merged(target, lengths, dims, matched)
@@ -94,19 +96,21 @@ def _hash(place: Place, progress: StageProgress | None) -> str:
 
 def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> dict[str, object]:
     """`normalized` is False: a row of k unit vectors has the length sqrt(k)."""
+    said = [  # a text, unless the file is from somewhere else
+        {k: v for k in ORIGIN if isinstance(v := each.attrs.get(k), str)} for each in data
+    ]
     sources = [
-        {"file": Path(each.source).name, "sha256": sha256, "dim": dim}
-        | {k: each.attrs[k] for k in ("model", "model_sha256", "dataset") if k in each.attrs}
-        for each, dim, sha256 in zip(data, dims, hashes, strict=True)
+        {"file": Path(each.source).name, "sha256": sha256, "dim": dim} | own
+        for each, dim, sha256, own in zip(data, dims, hashes, said, strict=True)
     ]
     attrs: dict[str, object] = {
-        "model": " + ".join(str(each.attrs.get("model", Path(each.source).name)) for each in data),
+        "model": " + ".join(str(own.get("model", own["file"])) for own in sources),
         # Stands for all of them, so that a merge of other files does not go on with this one.
         "model_sha256": hashlib.sha256(" ".join(hashes).encode()).hexdigest(),
         "merged": sources,
         "normalized": False,
     }
-    named = {str(each.attrs["dataset"]) for each in data if "dataset" in each.attrs}
+    named = {own["dataset"] for own in said if "dataset" in own}
     return attrs | ({"dataset": named.pop()} if len(named) == 1 else {})
 
 

@@ -15,7 +15,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -27,7 +29,9 @@ from exporter.onnx.providers import CHOICES
 from exporter.results import EmbeddingsResult
 from retrieval.errors import DmlError
 from retrieval.files import check_target
+from retrieval.formats.hdf5.layout import encode, hash_paths
 from retrieval.formats.hdf5.writing import KIND, Writer
+from retrieval.formats.wholes import Shard
 from retrieval.processes import from_first, gather
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.resources import StageProgress
@@ -155,14 +159,17 @@ def embed(
     """
     settings = settings or EmbedSettings()
     target = check_target(target, KIND, settings.force or settings.resume or world.rank > 0)
-    splits = _shard(splits, settings)
+    if settings.shard != (1, 1):
+        whole, splits = splits, _shard(splits, settings)
+        part = _part_of(data, whole, settings).attribute()
+        engine = replace(engine, attrs=engine.attrs | part)
     out = _writer(engine, data, splits, target, settings)
     dtype = "float16" if settings.half else "float32"
     start, seconds, recall = time.perf_counter(), 0.0, None
     work = Work({split: [] for split in splits})
 
     def compute(write: Write) -> None:
-        tasks = world.share(list(_missing(out, settings.batch_size)))
+        tasks = islice(_missing(out, settings.batch_size), world.rank, None, world.size)
         threads = workers or chosen_workers(data, world.processors)
         total = sum(out.lengths.values())
         done = sum(int(marks.sum()) for marks in out.marks.values())
@@ -261,6 +268,19 @@ def where_images_are(data: DataSet, target: Path) -> dict[str, object]:
     return found
 
 
+def _part_of(data: DataSet, splits: Rows, settings: EmbedSettings) -> Shard:
+    """The shard of the settings, which knows the others by the list of all images."""
+    digest = sha256()
+    for split, rows in splits.items():
+        digest.update(hash_paths({split: encode([data.paths[n] for n in rows.tolist()])}).encode())
+        if data.labelled:
+            digest.update(data.labels[rows].astype("<i8").tobytes())
+    for name in data.label_names if data.labelled else ():
+        digest.update(encode([name])[0] + b"\0")
+    total = sum(len(rows) for rows in splits.values())
+    return Shard(*settings.shard, total, settings.batch_size, digest.hexdigest())
+
+
 def _shard(splits: Rows, settings: EmbedSettings) -> Rows:
     """The rows of the shard of the settings: whole batches, one after another."""
     (k, n), size = settings.shard, settings.batch_size
@@ -270,18 +290,18 @@ def _shard(splits: Rows, settings: EmbedSettings) -> Rows:
             f"The shards of {n} parts are 1/{n} to {n}/{n}.",
             f"Choose one of them: --shard 1/{n}",
         )
-    own = {}
-    for split, rows in splits.items():
-        batches = -(-len(rows) // size)
-        if len(part := rows[batches * (k - 1) // n * size : batches * k // n * size]):
-            own[split] = part
-    if not own:
+    batches = {split: -(-len(rows) // size) for split, rows in splits.items()}
+    if (most := max(batches.values())) < n:
         raise DmlError(
-            f"There are no images in part {k} of {n}.",
-            f"A batch of {size} images is never divided, and there are fewer batches than parts.",
-            "Choose fewer parts, or a smaller --batch-size.",
+            f"{n} shards cannot be made: there are {most} batches.",
+            f"A batch of {size} images is never divided, so some shards would be empty.",
+            f"Choose at most {most} shards, or a smaller --batch-size.",
         )
-    return own
+    return {
+        split: rows[start * size : end * size]
+        for split, rows in splits.items()
+        if (start := batches[split] * (k - 1) // n) < (end := batches[split] * k // n)
+    }
 
 
 def _missing(out: Writer, batch_size: int) -> Iterator[Task]:

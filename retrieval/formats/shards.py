@@ -16,11 +16,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings, Split, collected, note, plain, to_read
+from retrieval.embeddings import SPELLINGS, Embeddings, Split, collected, note, plain, to_read
 from retrieval.errors import DmlError
+from retrieval.formats import FORMATS
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import Growing
 from retrieval.formats.named_arrays import parts
+from retrieval.formats.wholes import Member, require_complete, require_one_whole, shard_of
 
 T = TypeVar("T")
 
@@ -30,14 +32,19 @@ class _Split:
     """What has been read of one split."""
 
     vectors: Growing
+    first: Member
+    rows: list[tuple[Path, int]] = field(default_factory=list)
     shards: list[tuple[Path, Split, np.ndarray | None]] = field(default_factory=list)
     """Without their vectors, and the names of their labels."""
 
 
 def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddings]) -> Embeddings:
     """Read shards in the order given; `read` reads one of them."""
+    _refuse_twins(files)
     if len(files) == 1:
-        return replace(_read(name, files[0], read), source=name)
+        only = _read(name, files[0], read)
+        require_complete(name, [(files[0], shard_of(only.attrs))])
+        return replace(only, source=name)
     named = _named_splits(name, files)
     if named:
         wanted = to_read(named)
@@ -46,6 +53,7 @@ def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddi
     found: dict[str, _Split] = {}
     attrs: dict[str, object] = {}
     first: dict[str, object] = {}
+    members: list[Member] = []
     with ExitStack() as opened:
         for n, file in enumerate(files):
             shard = _read(name, file, read)
@@ -55,17 +63,22 @@ def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddi
                 first = attrs = shard.attrs
             _require_one_model(files[0], first, file, shard.attrs)
             attrs = _shared(attrs, shard.attrs)
+            members.append((file, whole := shard_of(shard.attrs)))
             for split, part in shard.splits.items():
                 if split not in found:
-                    rows = opened.enter_context(closing(Growing(part.vectors)))
-                    found[split] = _Split(rows)
-                _add(found[split], file, part, shard.label_names)
+                    growing = opened.enter_context(closing(Growing(part.vectors)))
+                    found[split] = _Split(growing, members[n])
+                require_one_whole(found[split].first, members[n])
+                if not whole or whole.of <= len(files):  # else shards are missing: copy nothing
+                    _add(found[split], file, part, shard.label_names)
+        require_complete(name, members)
         names = _common_names(found)
         splits = {split: _result(part, names is None) for split, part in found.items()}
     given = any(part.paths is not None for s in found.values() for _, part, _ in s.shards)
     if given and any(split.paths is None for split in splits.values()):
         note(f"{name}: paths are not used, because some of its files have none")
-    return Embeddings(name, shard.format, splits, names, attrs)
+    rows = {split: part.rows for split, part in found.items()}
+    return Embeddings(name, shard.format, splits, names, attrs, shards=rows)
 
 
 def _require_one_model(
@@ -88,10 +101,50 @@ def _shared(attrs: dict[str, object], others: dict[str, object]) -> dict[str, ob
 
 
 def join_labels(
-    name: Path | str, files: Sequence[Path], read: Callable[[Path], np.ndarray]
+    name: Path | str,
+    files: Sequence[Path],
+    read: Callable[[Path], np.ndarray],
+    rows: Sequence[tuple[Path, int]] = (),
 ) -> np.ndarray:
-    """The labels of several files, one after the other."""
-    return _joined_labels([(file, _read(name, file, read)) for file in files])
+    """The labels of several files, one after the other.
+
+    rows: the files of the vectors, with their numbers of rows.
+    """
+    _refuse_twins(files)
+    found = [(file, _read(name, file, read)) for file in files]
+    pairs = zip(found, rows, strict=True) if len(found) == len(rows) else ()
+    for (file, labels), (vectors, count) in pairs:
+        if len(labels) != count:
+            raise DmlError(
+                f"{file} has {len(labels):,} labels for the {count:,} vectors of {vectors}.",
+                "Files of labels and of vectors are paired in natural order of their names.",
+                "Write a label for each vector of the file, or one file of labels for the set.",
+            )
+    return _joined_labels(found)
+
+
+def _refuse_twins(files: Sequence[Path]) -> None:
+    """Raise for two files that differ only in their suffixes, as part-0.npy and part-0.npy.gz."""
+    suffixes = {suffix for format in FORMATS for suffix in format.suffixes}
+    seen: dict[Path, Path] = {}
+    for file in files:
+        bare = file
+        while bare.suffix.lower() in suffixes:
+            bare = bare.with_suffix("")
+        if (other := seen.setdefault(bare, file)) != file:
+            raise DmlError(
+                f"{other} and {file} seem to be the same file in two formats.",
+                "A set with both would have its rows twice.",
+                f"Remove one of them, or choose files by a pattern: '{file.parent}/*{file.suffix}'",
+            )
+
+
+def of_split(files: Sequence[Path], key: str | None) -> Sequence[Path]:
+    """The files whose names tell the split `key`, of a set of several splits; else none."""
+    told, wanted = _told_splits(files), SPELLINGS.get(key or "")
+    if wanted is None or len(set(told)) == 1:
+        return []
+    return [file for file, split in zip(files, told, strict=True) if split == wanted]
 
 
 def _read(name: Path | str, file: Path, read: Callable[[Path], T]) -> T:
@@ -146,6 +199,7 @@ def _add(found: _Split, file: Path, part: Split, names: np.ndarray | None) -> No
             "Choose the files of one set by a pattern, or write them alike.",
         )
     have.append(given)
+    found.rows.append((file, len(given)))
     found.shards.append((file, replace(part, vectors=np.empty(0)), names))
 
 

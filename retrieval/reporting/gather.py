@@ -306,7 +306,7 @@ def _thumbs(
 
 
 def _provenance(source: Source, settings: dict[str, Any]) -> list[list[str]]:
-    pairs = {"file": source["file"], "format": source["format"], **source.get("attrs", {})}
+    pairs = {"file": source["file"], "format": source["format"], **source["attrs"]}
     texts = {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in (pairs | settings).items()

@@ -1,5 +1,6 @@
 """Which files of a folder hold its embeddings."""
 
+import gzip
 import json
 
 import numpy as np
@@ -36,6 +37,16 @@ def test_other_files_in_a_folder_are_passed_over_and_other_formats_an_error(tmp_
     assert f"'{tmp_path}/*.csv'" in error.value.fix
 
 
+def test_a_half_written_file_is_no_part_of_a_set(tmp_path):
+    write(tmp_path / "1.h5", PARTS[0])
+    (tmp_path / "2.h5.partial").write_bytes(b"x")
+    with pytest.raises(DmlError, match=r"2\.h5\.partial is half-written") as error:
+        load(tmp_path)
+    assert "--resume" in error.value.fix
+    write(tmp_path / "2.h5", PARTS[1])  # and is being made again
+    assert len(load(tmp_path).splits["test"].vectors) == 10
+
+
 def test_a_folder_that_save_to_disk_wrote(tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()
@@ -64,6 +75,10 @@ def test_a_dict_of_data_sets_gives_splits(tmp_path):
     found = load(tmp_path).splits
     np.testing.assert_array_equal(found["train"].vectors, X[:20])
     np.testing.assert_array_equal(found["test"].vectors, X[20:])
+    for name, rows in (("train", slice(0, 20)), ("test", slice(20, 60))):
+        for train in (True, False):
+            alone = load(f"{tmp_path}::{name}", train=train).splits
+            np.testing.assert_array_equal(alone["test"].vectors, X[rows])
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["validation"]}))
     with pytest.raises(DmlError, match="splits validation"):
         load(tmp_path)
@@ -81,6 +96,16 @@ def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
         np.testing.assert_array_equal(found.vectors, X.astype(float))
         np.testing.assert_array_equal(found.labels, NAMES)
         assert found.taken["labels"] == str(tmp_path / "metadata.tsv")
+    for packed in (["metadata.tsv"], [name], [name, "metadata.tsv"]):
+        folder = tmp_path / f"packed {' '.join(packed)}"
+        folder.mkdir()
+        for file in (name, "metadata.tsv"):
+            content = (tmp_path / file).read_bytes()
+            target = folder / (f"{file}.gz" if file in packed else file)
+            target.write_bytes(gzip.compress(content) if file in packed else content)
+        found = load(folder).splits["test"]
+        np.testing.assert_array_equal(found.vectors, X.astype(float))
+        np.testing.assert_array_equal(found.labels, NAMES)
     np.save(tmp_path / "y.npy", Y)
     given = load(tmp_path, labels=tmp_path / "y.npy").splits["test"]
     np.testing.assert_array_equal(given.labels, Y)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from contextlib import suppress
 
+import h5py
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load
+from retrieval.loading import load, save
 from retrieval.merging import merge
 from tests.retrieval.shards import D, sharded, write
 
@@ -62,6 +63,20 @@ def test_rows_are_normalised_and_set_side_by_side(tmp_path):
         "model_sha256": "2",
         "dataset": "animals",
     }
+
+
+def test_metadata_of_other_programs_may_be_of_any_type(tmp_path):
+    a = put(tmp_path / "a.h5", A, model="one", dataset="animals")
+    b = put(tmp_path / "b.h5", B)
+    with h5py.File(b, "r+") as file:
+        file.attrs["model"] = np.arange(3)
+        file.attrs["dataset"] = file.attrs["arrays"] = np.array([b"x", b"y"])
+    merge([b, a], tmp_path / "c.h5")
+    attrs = load(tmp_path / "c.h5").attrs
+    assert (attrs["model"], attrs["dataset"]) == ("b.h5 + one", "animals")
+    save(tmp_path / "copy.h5", load(b))
+    attrs = load(tmp_path / "copy.h5").attrs
+    assert (attrs["model"], attrs["arrays"]) == ("[0, 1, 2]", '["x", "y"]')
 
 
 def test_images_are_found_from_the_folder_of_the_merged_file(tmp_path):
@@ -125,8 +140,10 @@ def test_without_paths_position_and_labels_decide(tmp_path):
     with pytest.raises(DmlError, match=r"30 items .* 29"):
         merge([a, put(tmp_path / "f.h5", A[1:], LABELS[1:], None)], tmp_path / "e.h5")
     bare = put(tmp_path / "n.h5", A, None, None, None)
-    with pytest.raises(DmlError, match="cannot be matched"):
-        merge([a, bare], tmp_path / "e.h5")
+    for files in ([a, bare], [bare, a]):
+        with pytest.raises(DmlError, match="cannot be matched") as error:
+            merge(files, tmp_path / "e.h5")
+        assert error.value.what.startswith(f"{files[0]} and {files[1]} ")
     assert not (tmp_path / "e.h5").exists()
 
 

@@ -14,12 +14,14 @@ from typing import BinaryIO
 import h5py
 import numpy as np
 
+from retrieval import embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.hdf5.reading import FORMAT, VERSION, attribute
+from retrieval.formats.wholes import ATTRIBUTE
 
 # What must not change between the two halves of a resumed file.
-SAME = ("model_sha256", "paths_sha256", "preprocessing", "normalized")
+SAME = ("model_sha256", "paths_sha256", "preprocessing", "normalized", ATTRIBUTE)
 MARK, ALIGNMENT = np.dtype("u1"), 4096
 
 Paths = np.ndarray | Sequence[str]
@@ -146,7 +148,7 @@ def plain(value: object) -> object:
         return value.item()
     if isinstance(value, str | bool | int | float):
         return value
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(value, sort_keys=True, default=embeddings.plain)
 
 
 def encode(values: Paths) -> list[bytes]:

@@ -18,6 +18,7 @@ from exporter.embedding.engine import Engine
 from exporter.embedding.writing import EmbedSettings
 from retrieval import processes
 from retrieval.errors import DmlError
+from retrieval.formats.wholes import shard_of
 from retrieval.loading import load
 from retrieval.world import ALONE
 from tests.conftest import call
@@ -33,8 +34,8 @@ def images_of(folder):
     return build("toy", folder, [tuple(row) for row in rows])
 
 
-def embed(folder, target, world=ALONE, kill=(), **options):
-    """Embed the images of a folder; kill: [rank, batches that it still computes]."""
+def embed(folder, target, world=ALONE, kill=(), count=N, **options):
+    """Embed `count` images of a folder; kill: [rank, batches that it still computes]."""
     data = images_of(folder)
     left = [kill[1] if kill and world.rank == kill[0] else 10**9]
 
@@ -44,7 +45,7 @@ def embed(folder, target, world=ALONE, kill=(), **options):
             os.kill(os.getpid(), signal.SIGKILL)
         return quarters(images)
 
-    splits = {"query": np.arange(0, N, 2), "gallery": np.arange(1, N, 2)}
+    splits = {"query": np.arange(0, N, 2), "gallery": np.arange(1, count, 2)}
     settings = EmbedSettings(batch_size=4, **options)
     engine = Engine(run, D, PREPARED, ATTRS)
     return writing.embed(engine, data, splits, target, settings, workers=1, world=world)
@@ -146,8 +147,53 @@ def test_shards_together_hold_the_rows_of_one_file(folder, tmp_path):
             assert np.array_equal(a, b), (split, name)
     with pytest.raises(DmlError, match="no shard 4/3"):
         embed(folder, tmp_path / "x.h5", shard=(4, 3))
-    with pytest.raises(DmlError, match="no images in part 1 of 900"):
-        embed(folder, tmp_path / "x.h5", shard=(1, 900))
+    for k in (1, 900):  # also for the last one, which would have images
+        with pytest.raises(DmlError, match="900 shards cannot be made: there are 13 batches"):
+            embed(folder, tmp_path / "x.h5", shard=(k, 900))
+    with pytest.raises(DmlError, match="no shard 2/1"):
+        embed(folder, tmp_path / "x.h5", shard=(2, 1))
+
+
+def test_shards_know_the_set_that_they_belong_to(folder, tmp_path):
+    for k in (1, 2, 3):
+        embed(folder, tmp_path / f"part-{k}.h5", shard=(k, 3))
+    found = [shard_of(load(tmp_path / f"part-{k}.h5").attrs) for k in (1, 2, 3)]
+    assert [(shard.number, shard.of, shard.rows) for shard in found] == [
+        (k, 3, N) for k in (1, 2, 3)
+    ]
+    assert len({shard.whole for shard in found}) == 1
+    assert shard_of(load(folder / "one.h5").attrs) is None
+    assert embed(folder, tmp_path / "part-1.h5", shard=(1, 3), resume=True).computed == 0
+    # A shard of a list without the last image has the same rows, and is not of this set.
+    with pytest.raises(DmlError, match="exists"):
+        embed(folder, tmp_path / "part-1.h5", count=N - 2, shard=(1, 3), resume=True)
+    embed(folder, tmp_path / "part-1.h5", count=N - 2, shard=(1, 3), force=True)
+    with pytest.raises(DmlError, match="lists of images differ, of 99 and of 100 images"):
+        load(tmp_path)
+
+
+def test_shards_of_images_with_other_labels_are_of_another_set(folder):
+    rows = [tuple(row) for row in json.loads((folder / "rows.json").read_text())]
+    (path, label, split), (_, other, _) = rows[:2]
+    settings = EmbedSettings(shard=(1, 2))
+    found = []
+    for first, others in ((label, rows[1:]), (other, rows[1:]), (label, rows[:0:-1])):
+        data = build("toy", folder, [(path, first, split), *others])
+        found.append(writing._part_of(data, {"test": np.arange(N)}, settings).list_sha256)
+    assert len(set(found)) == 3
+
+
+def test_shards_without_unreadable_images_are_a_whole_set(folder, tmp_path):
+    images, shards = tmp_path / "images", tmp_path / "shards"
+    for path in (images, shards):
+        path.mkdir()
+    rows = json.loads((folder / "rows.json").read_text())
+    for n, (path, *_) in enumerate(rows):
+        (images / path).write_bytes(b"no image" if n == 3 else (folder / path).read_bytes())
+    (images / "rows.json").write_text(json.dumps(rows))
+    for k in (1, 2):
+        embed(images, shards / f"{k}.h5", shard=(k, 2), skip_bad=True)
+    assert sum(len(split.vectors) for split in load(shards).splits.values()) == N - 1
 
 
 def test_the_command_in_two_processes_writes_and_prints_what_one_does(exported, folder, tmp_path):

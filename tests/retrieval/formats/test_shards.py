@@ -54,6 +54,36 @@ def test_vectors_and_labels_in_shards_of_npy(tmp_path):
     assert not found.vectors.flags.writeable
 
 
+def test_files_of_labels_are_compared_with_the_files_of_vectors(tmp_path):
+    for n, rows in enumerate(PARTS):
+        np.save(tmp_path / f"x{n}.npy", X[rows])
+        np.save(tmp_path / f"y{n}.npy", Y[rows])
+    np.save(tmp_path / "y3.npy", Y[:4])
+    np.save(tmp_path / "y7.npy", Y[:6])
+    with pytest.raises(DmlError) as error:
+        load(tmp_path / "x*.npy", labels=tmp_path / "y*.npy")
+    files = f"{tmp_path / 'y3.npy'} has 4 labels for the 5 vectors of {tmp_path / 'x3.npy'}."
+    assert error.value.what == files
+    (tmp_path / "y3.npy").unlink()  # files of other numbers of rows need not be as many
+    np.save(tmp_path / "y7.npy", np.concatenate([Y[:6], Y[:4]]))
+    assert len(load(tmp_path / "x*.npy", labels=tmp_path / "y*.npy").splits["test"].labels) == N
+
+
+@pytest.mark.parametrize(
+    "names", [("x.npy", "x.npy.gz"), ("x.csv.gz", "x.csv.zst"), ("X.1.npz", "X.1.H5")]
+)
+def test_two_forms_of_one_file_are_not_read_as_two_shards(tmp_path, names):
+    np.save(tmp_path / "vectors.npy", X)
+    (tmp_path / "twins").mkdir()
+    for name in names:
+        (tmp_path / "twins" / name).write_bytes(b"never read")
+    both = tmp_path / "twins" / "*"
+    for source, labels in ((both, None), (tmp_path / "vectors.npy", both)):
+        with pytest.raises(DmlError, match="the same file") as error:
+            load(source, labels=labels)
+        assert all(str(tmp_path / "twins" / name) in error.value.what for name in names)
+
+
 def test_keys_choose_an_array_in_every_shard(tmp_path):
     for n, rows in enumerate(PARTS):
         np.savez(tmp_path / f"{n}.npz", a=X[rows], b=-X[rows], y=Y[rows])
@@ -137,6 +167,9 @@ def test_names_of_files_tell_splits(tmp_path):
     found = load(tmp_path).splits
     np.testing.assert_array_equal(found["query"].vectors, X[:5])
     np.testing.assert_array_equal(found["gallery"].vectors, X[5:15])
+    alone = load(f"{tmp_path}/*.npz::gallery").splits
+    assert list(alone) == ["test"]
+    np.testing.assert_array_equal(alone["test"].vectors, X[5:15])
     np.savez(tmp_path / "more.npz", x=X, y=Y)
     with pytest.raises(DmlError, match="files of one split and files of none"):
         load(tmp_path)
