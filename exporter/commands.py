@@ -132,8 +132,8 @@ def export(
     """
     from exporter.exporting import Settings, output_folder
     from exporter.exporting import export as run_export
-    from exporter.results import EMBEDDINGS, MODEL
     from exporter.tables import export_tables
+    from trainer.results import EMBEDDINGS, MODEL
 
     folder = output_folder([Path(run) for run in runs], Path(out) if out else None)
     left = resumable(folder / MODEL, folder / f"{EMBEDDINGS}.partial", resume=given["resume"])
@@ -144,6 +144,8 @@ def export(
     written = result.get("embeddings")
     by = written["run_by"] if written else result["model"].get("provider_why", "")
     _tell_embedding(by, written, result.get("threads"))
+    for note in result["notes"]:
+        warn(note)
     if as_json:
         print_json(result)
         return
@@ -189,9 +191,9 @@ def embed(model: str, data: str, out: str, as_json: bool, world: World, **given:
     DATA is a folder with one folder per class, a CSV table with the columns path and label,
     `glyphs`, or a data set as NAME:FOLDER, such as cub:CUB_200_2011. `photos` embeds all images of
     the folder. `folder:photos` splits the classes as `train` does and embeds the test split, or the
-    split given by --split. Labels are optional: DATA may be a folder of images or a table with only
-    paths. Models exported by dmltool contain their preprocessing. For other models, pass --size,
-    --mean and --std.
+    split given by --split (val: a tenth of the training classes). Labels are optional: DATA may be
+    a folder of images or a table with only paths. Models exported by dmltool contain their
+    preprocessing. For other models, pass --size, --mean and --std.
 
     \b
     Examples:

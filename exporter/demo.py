@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.table import Table
 
-from exporter.results import EMBEDDINGS, EXPORT, MODEL
+from exporter.results import EXPORT
 from exporter.tables import number_table
 from retrieval.distances import DISTANCES
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.number_format import percent
-from trainer.results import BASELINES, BEST, LAST, RESULT
+from trainer.results import BASELINES, BEST, EMBEDDINGS, LAST, MODEL, RESULT
 
 LOSSES = ("ce", "spce", "group")
 BATCH = 256

@@ -22,9 +22,7 @@ from exporter.onnx.metadata import INPUTS, Preprocessing
 from exporter.onnx.model import Model
 from exporter.onnx.session import TimedSession
 from exporter.results import (
-    EMBEDDINGS,
     EXPORT,
-    MODEL,
     EmbeddingsResult,
     ExportResult,
     ModelResult,
@@ -35,6 +33,7 @@ from retrieval.errors import DmlError
 from retrieval.files import (
     Kind,
     check_target,
+    made_folder,
     remove_scratch_folders,
     scratch_folder,
     write_text,
@@ -46,6 +45,7 @@ from retrieval.resources import StageProgress
 from retrieval.settings import one_of, within
 from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
+from trainer.results import EMBEDDINGS, MODEL
 from trainer.run.device import use_threads
 
 SCRATCH = ".export-"  # how the names of folders begin that an export works in
@@ -137,12 +137,14 @@ def export(
     networks.check_same_images(members)
     data = networks.load_training_data(members[0], settings.data)
     splits = chosen_splits(data, settings.splits)
-    if settings.onnx or settings.backend == "torch":  # else an earlier export has made it
-        folder.mkdir(parents=True, exist_ok=True)
     if all(member.config.data.skip_bad for member in members):  # as in the training
         settings = replace(settings, skip_bad=True)
     network = Together([member.embedder for member in members], settings.normalize)
-    result: ExportResult = {"runs": [str(path) for path in paths], "folder": str(folder)}
+    result: ExportResult = {
+        "runs": [str(path) for path in paths],
+        "folder": str(folder),
+        "notes": [note for member in members if (note := networks.unfinished(member))],
+    }
     before = torch.get_num_threads()
     settings = replace(settings, threads=settings.threads or own_processors(world))
     note = use_threads(network, members[0].config.input.crop, settings.threads or 0)
@@ -152,11 +154,12 @@ def export(
     job = Job(members, network, data, folder, settings, progress, world)
     model = None
     try:
-        if settings.onnx and first:
-            model, result["model"] = export_model(job)
-        agree(False, world)  # the others wait for the model
-        if settings.embeddings:
-            result["embeddings"] = export_embeddings(job, splits, model)
+        with made_folder(folder):
+            if settings.onnx and first:
+                model, result["model"] = export_model(job)
+            agree(False, world)  # the others wait for the model
+            if settings.embeddings:
+                result["embeddings"] = export_embeddings(job, splits, model)
     finally:
         torch.set_num_threads(before)
     if first:

@@ -85,6 +85,24 @@ def load_member(run: Path) -> Member:
     return Member(path, sha256(path), state, config, load_embedder(state))
 
 
+def unfinished(member: Member) -> str:
+    """A note on a network whose training has not ended; empty if it has, or if nothing says so."""
+    path = member.path
+    if path.name not in (checkpoint.BEST, checkpoint.LAST):  # a copy outside its run
+        return ""
+    try:
+        last = checkpoint.load(path.parent)
+        epochs = from_dict(last["config"], f"The configuration in {path.parent}").schedule.epochs
+    except DmlError:  # lost or damaged, which the export does without
+        return ""
+    if last["epoch"] >= epochs:
+        return ""
+    return (
+        f"{path} is the network of epoch {member.state['epoch']} of {epochs}: its training has not "
+        f"ended. It continues with: dmltool train --resume {path.parent}"
+    )
+
+
 def check_same_images(members: Sequence[Member]) -> None:
     """Raise a DmlError unless the members have the same classes and prepare images alike.
 

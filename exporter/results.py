@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
-MODEL, EMBEDDINGS, EXPORT = "model.onnx", "embeddings.h5", "export.json"
+EXPORT = "export.json"
 
 
 class ParityResult(TypedDict):
@@ -68,6 +68,7 @@ class ExportResult(TypedDict):
 
     runs: list[str]
     folder: str
+    notes: list[str]
     threads: NotRequired[str]
     model: NotRequired[ModelResult]
     embeddings: NotRequired[EmbeddingsResult]

@@ -354,6 +354,20 @@ def sha256(*paths: Path, progress: StageProgress | None = None) -> str:
 
 
 @contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make a folder; if the block fails and has left nothing in it, remove it again."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
+        raise
+
+
+@contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder on the disk of `parent`, removed at the end, for files that are renamed later.
 

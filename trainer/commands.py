@@ -90,10 +90,12 @@ def train(
     if as_json:
         print_json(result)
         return
+    from trainer.results import EMBEDDINGS, MODEL
     from trainer.tables import result_table
 
     stdout_console().print(result_table(result))
-    next_step("export", result["run"])
+    made = any((Path(result["run"]) / name).exists() for name in (MODEL, EMBEDDINGS))
+    next_step("export", result["run"], *(["--force"] if made else []))
 
 
 def _settings(

@@ -138,7 +138,11 @@ def resumed(
     """The config of a resumed run; of what its result depends on, only epochs may change."""
     sets, names = parsed(settings), names or {}
     changes = {**flags, **sets}
-    fixed = [key for key in changes if key not in (*ANY_TIME, EPOCHS)]
+    source = "The checkpoint's configuration"
+    config = combined(saved.to_dict(), changes, _without(names, sets), source)
+    before, now = saved.dotted(), config.dotted()
+    free = {*ANY_TIME, EPOCHS, *(key for key in now if now[key] == before[key])}
+    fixed = [key for key in changes if ".".join(key.split(".")[:2]) not in free]
     if fixed:
         raise DmlError(
             f"{names.get(fixed[0], fixed[0])} cannot be changed when a run is resumed.",
@@ -146,14 +150,11 @@ def resumed(
             "and more epochs.",
             "Start another run for it, with another --out.",
         )
-    source = "The checkpoint's configuration"
-    config = combined(saved.to_dict(), changes, _without(names, sets), source)
-    before, now = saved.schedule.epochs, config.schedule.epochs
-    if now < before:
+    if now[EPOCHS] < before[EPOCHS]:
         raise DmlError(
-            f"--epochs {now} is fewer than the {before} of the run.",
+            f"--epochs {now[EPOCHS]} is fewer than the {before[EPOCHS]} of the run.",
             "A run that is resumed can be given more epochs, not fewer.",
-            f"--epochs {2 * before}, for example, or another run with another --out.",
+            f"--epochs {2 * before[EPOCHS]}, for example, or another run with another --out.",
         )
     return config
 

@@ -9,6 +9,7 @@ from retrieval.results import Result, Scores
 BEST, LAST = "best.pt", "last.pt"
 CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
 METRICS, CURVES, VALIDATION = "metrics.jsonl", "curves.png", "validation.json"
+MODEL, EMBEDDINGS = "model.onnx", "embeddings.h5"  # of an export into the folder
 BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
 """What training is compared with, by the keys of results."""
 

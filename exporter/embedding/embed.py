@@ -23,6 +23,7 @@ from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 from retrieval.world import ALONE, World
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load, options_of
+from trainer.data.datasets.splitting import with_validation
 
 
 def embed(
@@ -69,10 +70,12 @@ def embed(
     require_device(settings.device)
     prepared = foreign_preprocessing(described, given)
     images = find_data(data, settings.skip_bad).on(prepared.background)
+    if "val" in settings.splits and set(images.counts()) != {"train"}:
+        images = with_validation(images)
     inputs = [model, *described.beside, Path(data)]
     overwrite = settings.force or settings.resume or world.rank > 0
     target = check_target(target, KIND, overwrite, inputs)
-    rows = all_or_chosen(images, settings.splits)
+    rows = all_or_chosen(images, settings.splits, data)
     threads = settings.threads or own_processors(world)
     engine = onnx_engine(described, settings.provider, threads, prepared)
     found = writing.embed(engine, images, rows, target, settings, progress=progress, world=world)
@@ -123,9 +126,19 @@ def find_data(text: str, incomplete: bool = False) -> DataSet:
     )
 
 
-def all_or_chosen(data: DataSet, splits: Sequence[str]) -> dict[str, np.ndarray]:
-    """Rows by split; images that are not split at all become the split `test`."""
-    there = data.counts()
-    if not splits and set(there) == {"train"}:
-        return {"test": data.rows("train")}
-    return chosen_splits(data, splits)
+def all_or_chosen(data: DataSet, splits: Sequence[str], text: str) -> dict[str, np.ndarray]:
+    """Rows by split; images that are not split at all become the split `test`.
+
+    text: what the user called the data, for the error.
+    """
+    if set(data.counts()) != {"train"}:
+        return chosen_splits(data, splits)
+    names = list(splits) or ["test"]
+    if names not in (["test"], ["train"]):
+        kind = "csv" if Path(text).is_file() else "folder"
+        raise DmlError(
+            f"{text} is not split, so it has no split {', '.join(names)}.",
+            "All its images are embedded, as one split.",
+            f"Leave out --split, or divide the classes as train does: {kind}:{text}",
+        )
+    return {names[0]: data.rows("train")}

@@ -212,6 +212,30 @@ def test_an_export_that_cannot_begin_leaves_no_folder(run, tmp_path):
     assert "is a file" in done.stderr
 
 
+def test_an_export_that_fails_leaves_no_folder(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("exporter.exporting.write_plain", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export(run, tmp_path / "new" / "er")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ZeroDivisionError):
+        export(run, tmp_path / "there")
+    assert (tmp_path / "there").exists()
+
+
+def test_the_export_of_a_run_that_has_not_ended_says_so(run):
+    state = torch.load(run / "last.pt", weights_only=True)
+    assert export(run)["notes"] == []
+    state["config"]["schedule"]["epochs"] = 40
+    torch.save(state, run / "last.pt")
+    epoch = load_member(run).state["epoch"]
+    done = call("export", run, "--force")
+    assert f"the network of epoch {epoch} of 40: its training has not ended" in done.stderr
+    assert f"dmltool train --resume {run}" in done.stderr
+    (run / "last.pt").write_bytes(b"damaged")
+    assert export(run, force=True)["notes"] == []
+
+
 def test_a_file_reproduces_the_embeddings_of_its_images(run):
     """What docs/onnx.md promises: the model in another process gives the rows of the file."""
     export([run])

@@ -62,7 +62,7 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
         (["--set", "lr=1"], "Did you mean optimizer.lr?"),
         (["--resume", "nowhere"], "There is no checkpoint nowhere"),
         (["--out", "file"], "file exists already"),
-        (["--device", "tpu9"], "'tpu9' cannot be used"),
+        (["--device", "gpu"], "For an NVIDIA GPU: --device cuda"),
     ],
 )
 def test_a_mistake_is_explained(args, told, dmltool, tmp_path):
@@ -118,6 +118,11 @@ def test_a_finished_run_can_be_given_more_epochs(dmltool, photos, tmp_path):
     assert done.exit_code == 1
     assert "--epochs 3 is fewer than the 4 of the run" in done.stderr
     assert "--lr cannot be changed" in dmltool("train", "--resume", "run", "--lr", "1").stderr
+    assert again.stderr.endswith("Next: dmltool export run\n")
+    (tmp_path / "run" / "model.onnx").write_text("of the first two epochs")
+    done = dmltool("train", "--resume", "run", "--batch", "16")  # as it was
+    assert done.exit_code == 0, done.output
+    assert done.stderr.endswith("Next: dmltool export run --force\n")
 
 
 def test_a_run_that_is_being_trained_is_not_resumed(dmltool, photos, tmp_path):

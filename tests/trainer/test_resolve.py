@@ -263,3 +263,6 @@ def test_resuming_changes_only_what_the_result_does_not_depend_on():
         resumed(saved, {"optimizer.lr": 1.0}, [])
     with pytest.raises(DmlError, match=r"run\.seed cannot be changed"):
         resumed(saved, {}, ["run.seed=3"])
+    with pytest.raises(DmlError, match=r"loss\.options\.smoothing cannot be changed"):
+        resumed(saved, {}, ["loss.options.smoothing=0.2"])
+    assert resumed(saved, {"optimizer.lr": saved.optimizer.lr}, ["run.seed=0"]) == saved

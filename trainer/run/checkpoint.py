@@ -111,15 +111,24 @@ def load(path: Path) -> dict[str, Any]:
             "Use the dmltool that wrote it, or update this one.",
         )
     wrong = [key for key, kind in KEYS.items() if not isinstance(state.get(key), kind)]
-    if "epoch" not in wrong and state["epoch"] < 0:
-        wrong.append("epoch")
-    if wrong:
+    if wrong := wrong or [key for key in KEYS if not _possible(key, state[key])]:
         raise DmlError(
             f"{path} is damaged.",
             f"Missing or odd in it: {', '.join(wrong)}.",
             _way_out(path),
         )
     return state
+
+
+def _possible(key: str, value: Any) -> bool:
+    """Whether a run can have written this value, which has the type of its key."""
+    if isinstance(value, int):
+        return value >= 0
+    if key != "best" or not value:
+        return True
+    scores = value.get("scores")
+    numbers = scores.values() if isinstance(scores, dict) else [None]
+    return all(isinstance(number, int | float) for number in (value.get("epoch"), *numbers))
 
 
 def _way_out(path: Path) -> str:

@@ -46,6 +46,13 @@ def pick_device(name: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except RuntimeError as error:
+        raise DmlError(
+            f"There is no device {name!r}.",
+            "There are cpu, cuda, cuda:1 and mps, among others.",
+            "For an NVIDIA GPU: --device cuda. Leave --device out, and the best one is picked.",
+        ) from error
+    try:
         torch.empty(1, device=device)
         return device
     except (RuntimeError, AssertionError) as error:

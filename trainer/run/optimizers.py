@@ -1,6 +1,8 @@
 """Build optimisers from settings, and compute the learning rate of each step."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn, optim
 from torch.optim import Optimizer
@@ -43,6 +45,22 @@ def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimi
         return optim.RAdam(groups, lr=spec.lr, eps=spec.eps, decoupled_weight_decay=decoupled)
     kind = optim.AdamW if spec.decoupled or spec.name == "adamw" else optim.Adam
     return kind(groups, lr=spec.lr, eps=spec.eps)
+
+
+def restore(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load the state of a checkpoint; ValueError if it does not belong to the parameters.
+
+    The groups keep their settings, which are those of the config.
+    """
+    sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+    averages = {"exp_avg", "exp_avg_sq"}
+    keys = {"momentum_buffer"} if isinstance(optimizer, optim.SGD) else {"step", *averages}
+    for number, entry in saved["state"].items():
+        shapes = {key: () if key == "step" else sizes[number] for key in keys}
+        if {key: tuple(value.shape) for key, value in entry.items()} != shapes:
+            raise ValueError(f"Parameter {number} has a state of another kind or size")
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
 
 
 def trainable(module: nn.Module, kind: str) -> list[nn.Parameter]:

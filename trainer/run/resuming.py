@@ -19,7 +19,7 @@ from trainer.config import Schedule
 from trainer.results import CONFIG, ENVIRONMENT
 from trainer.run import folder, metrics_log
 from trainer.run.checkpoint import STARTING
-from trainer.run.optimizers import rate
+from trainer.run.optimizers import rate, restore
 from trainer.run.setup import load_weights
 from trainer.run.state import Training, fingerprint
 from trainer.validate import from_dict
@@ -54,13 +54,14 @@ def _restore(training: Training, state: dict[str, Any]) -> None:
     load_weights(training.embedder, state["embedder"])
     load_weights(training.loss, state["loss"])
     try:
-        training.optimizer.load_state_dict(state["optimizer"])
+        restore(training.optimizer, state["optimizer"])
         training.scaler.load_state_dict(state["scaler"])
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DmlError(
             f"The checkpoint in {training.folder} is damaged.",
-            f"The optimiser's state cannot be restored: {error}.",
-            "Train anew with another --out.",
+            "The state of the optimiser in it does not fit the network and the settings.",
+            "Train anew with another --out, or use the network as it is: "
+            f"dmltool export {training.folder}",
         ) from error
     training.epoch, training.best = state["epoch"], state["best"] or None
     for name, now, one in (

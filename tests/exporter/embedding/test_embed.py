@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from PIL import Image
 
+from exporter import commands
 from exporter.embedding.embed import embed, find_data
 from exporter.exporting import MODEL, Settings, export
 from exporter.onnx.model import describe
@@ -17,8 +19,10 @@ from retrieval.errors import DmlError
 from retrieval.loading import load
 from tests.conftest import call
 from tests.exporter.models import PROPERTIES, mean_model
+from trainer.config import Config, Data
 from trainer.data import datasets
 from trainer.reporting import pictures_of
+from trainer.run.setup import load_data
 
 
 @pytest.fixture
@@ -173,6 +177,36 @@ def test_folders_are_embedded_whole_or_as_training_divides_them(tmp_path):
     draw(tmp_path / "photos", [f"class {n}" for n in range(8)])
     assert len(find_data(str(tmp_path / "photos"))) == 32
     assert find_data(f"folder:{tmp_path / 'photos'}").counts() == {"train": (24, 6), "test": (8, 2)}
+
+
+def test_validation_classes_are_those_that_training_holds_out(model, tmp_path):
+    draw(tmp_path / "photos", [f"class {n}" for n in range(10)])
+    divided = f"folder:{tmp_path / 'photos'}"
+    found = embed(model, divided, tmp_path / "x.h5", splits=("val", "train"))
+    config = Config(data=Data("folder", str(tmp_path / "photos")))
+    images = {split: images for split, (images, _) in load_data(config).counts().items()}
+    assert found["splits"] == {split: images[split] for split in ("val", "train")}
+    with pytest.raises(DmlError, match="not split, so it has no split val") as caught:
+        embed(model, tmp_path / "photos", tmp_path / "y.h5", splits=("val",))
+    assert divided in caught.value.fix
+    assert embed(model, tmp_path / "photos", tmp_path / "y.h5", splits=("test",))["splits"] == {
+        "test": 40
+    }
+
+
+@pytest.mark.parametrize("data", ["folder:few", "folder:flat", "none", "csv:few", "idx:idx"])
+def test_hints_name_only_options_that_embed_has(data, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw(tmp_path / "few")
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "none" / "cat").mkdir(parents=True)
+    (tmp_path / "idx").mkdir()
+    (tmp_path / "idx" / "train-images-idx3-ubyte").touch()
+    with pytest.raises(DmlError) as caught:
+        embed(model, data, "x.h5")
+    fix = caught.value.fix
+    known = {name for option in commands.embed.params for name in option.opts}
+    assert "embed: " in fix or set(re.findall("--[a-z-]+", fix)) <= known, fix
 
 
 def test_data_that_cannot_be_embedded_is_named_for_what_it_is(tmp_path):

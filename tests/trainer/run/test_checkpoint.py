@@ -40,6 +40,22 @@ def test_a_damaged_checkpoint_names_the_other_one_of_the_run(finished):
         assert str(best) not in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("epoch", -1),
+        ("threads", -3),
+        ("best", {"epoch": 1}),
+        ("best", {"epoch": 1, "scores": {"cos": "a"}}),
+    ],
+)
+def test_a_checkpoint_with_an_odd_value_names_its_key(key, value, finished):
+    torch.save(checkpoint.load(finished) | {key: value}, finished / "last.pt")
+    with pytest.raises(DmlError, match="damaged") as caught:
+        checkpoint.load(finished)
+    assert caught.value.why == f"Missing or odd in it: {key}."
+
+
 def test_a_full_disk_is_told_and_earlier_checkpoints_stay(config, whole, tmp_path, monkeypatch):
     save, calls = torch.save, []
 

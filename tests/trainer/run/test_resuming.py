@@ -4,10 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from retrieval.errors import DmlError
 from tests.trainer.run.runs import Interrupting, Interruption, fit, told_by
-from trainer.run import train
+from trainer.run import checkpoint, train
 
 
 def test_resuming_with_other_data_is_refused(change, finished):
@@ -36,6 +37,26 @@ def test_a_run_whose_metrics_are_damaged_goes_on(line, config, trained, finished
     found = fit(config, finished, resume=True)
     assert found == trained[1] | {"run": str(finished), "test": None}
     assert metrics.read_bytes() == sound
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda saved: saved.clear(),
+        lambda saved: saved.update(state=[1]),
+        lambda saved: saved["state"].update({0: "text"}),
+        lambda saved: saved["state"].update({999: saved["state"][0]}),
+        lambda saved: saved["state"][0].pop("exp_avg"),
+        lambda saved: saved["state"][0].update(exp_avg=torch.zeros(3)),
+    ],
+)
+def test_a_damaged_state_of_the_optimiser_is_told(damage, change, finished):
+    saved = checkpoint.load(finished)
+    damage(saved["optimizer"])
+    torch.save(saved, finished / "last.pt")
+    with pytest.raises(DmlError, match="is damaged") as caught:
+        fit(change(schedule={"epochs": 4}), finished, resume=True)
+    assert "state of the optimiser" in caught.value.why
 
 
 def test_what_a_kill_left_behind_is_removed(change, tmp_path):

@@ -77,7 +77,7 @@ def _table(root: Path) -> Path:
             raise DmlError(
                 f"{root} does not hold one table.",
                 f"Files ending in .csv or .tsv: {found}.",
-                "Name the table itself: --data FOLDER/TABLE.csv",
+                f"Name the table itself instead of the folder: {root / 'TABLE.csv'}",
             )
         return tables[0]
     if not root.is_file():

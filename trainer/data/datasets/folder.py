@@ -104,14 +104,14 @@ def _without_empty(root: Path, images: dict[str, list[str]]) -> list[str]:
         raise DmlError(
             f"{root} holds no folders.",
             "Each class has a folder of its own, named as the class: cats/1.jpg, dogs/1.jpg.",
-            "Move the images into folders, or list them in a table: --dataset csv",
+            "Move the images into folders, or give a table (.csv) of them instead of the folder.",
         )
     empty = [name for name, paths in images.items() if not paths]
     if len(empty) == len(images):
         raise DmlError(
             f"{root}: none of {len(images):,} folders holds images.",
             f"Empty: {listed(empty)}. Known image files: {' '.join(sorted(SUFFIXES))}.",
-            "Add images to these folders, or name another folder: --data FOLDER",
+            "Add images to these folders, or name another folder.",
         )
     for name in empty:
         del images[name]

@@ -87,7 +87,7 @@ def _pairs(root: Path, variant: str) -> Iterator[tuple[str, Path, Path]]:
                 raise DmlError(
                     f"{file} has no labels.",
                     f"There is no {name} beside it.",
-                    "Put that file there, or name the folder that has both: --data FOLDER",
+                    "Put that file there, or name the folder that has both.",
                 )
             yield split, file, labels
 

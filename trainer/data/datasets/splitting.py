@@ -46,7 +46,7 @@ def divide(
             "Add classes."
             if len(names) < FEWEST
             else "Add classes, or train on all of them: --set data.options.test_fraction=0 "
-            "--select last",
+            f"--select last (embed: {source}, without the name of a data set before it)",
         )
     order = shuffled(names, seed)
     return {
@@ -88,7 +88,7 @@ def with_validation(data: DataSet, fraction: float = 0.1, seed: int = 0) -> Data
             f"{data.name}: too few classes to cut a validation set from.",
             f"{count} of {np.count_nonzero(sizes)} training classes would be held out "
             f"({len(movable)} have two images or more), and {FEWEST} must be left to train on.",
-            "Add classes of two images or more, or keep the last epoch: --select last",
+            "Add classes of two images or more, or train without validation: --select last",
         )
     chosen = [movable[name] for name in shuffled(movable, seed)[:count]]
     splits = data.splits.copy()
