@@ -26,6 +26,7 @@ from retrieval.options import (
     force_option,
     gallery_options,
     labels_option,
+    nonfinite_option,
     output_options,
     scoring_options,
     scoring_settings,
@@ -60,9 +61,7 @@ if TYPE_CHECKING:
     "Number of starts of k-means for each seed; the best is kept.  [default: 10 up to 1,000 "
     "clusters, else 1]",
 )
-@click.option(
-    "--drop-nonfinite", is_flag=True, help="Leave out rows with NaN or infinity instead of failing."
-)
+@nonfinite_option
 @click.option("--per-class", metavar="FILE", help="Write Recall@1 of each class to FILE as CSV.")
 @output_options
 @several_processes
@@ -112,7 +111,8 @@ def eval_command(
     if problem is None:
         _compare_lists(data, settings, inputs, output, world)
     elif _evaluate(problem, data, settings.of(data), inputs, output, world) and not as_json:
-        next_step("report", file, *given_options(**beside))
+        given = given_options(**beside, drop_nonfinite=drop_nonfinite)
+        next_step("report", file, *given)
 
 
 def _evaluate(
@@ -234,6 +234,7 @@ def _tell_source(data: Embeddings) -> None:
 @click.argument("b", metavar="B")
 @labels_option
 @scoring_options
+@nonfinite_option
 @click.option("--nmi/--no-nmi", default=False, help="Also compute NMI and AMI.  [default: no-nmi]")
 @output_options
 @several_processes
@@ -241,6 +242,7 @@ def compare(
     a: str,
     b: str,
     labels: str | None,
+    drop_nonfinite: bool,
     as_json: bool,
     out: str | None,
     force: bool,
@@ -268,7 +270,7 @@ def compare(
         with inputs.being_read():
             first, second = (inputs.load(name, labels=labels) for name in (a, b))
             tell_device(settings.device, first, second)
-            result = paired(first, second, settings, report, world)
+            result = paired(first, second, settings, report, world, drop_nonfinite=drop_nonfinite)
     if world.rank:  # has helped to count; the first process does everything else
         return
     inputs.check_unchanged()
@@ -279,7 +281,8 @@ def compare(
     console.print(comparison_table(result, console.width))
     for line in dict.fromkeys((*first.notes, *second.notes, *result["notes"])):
         warn(line)
-    next_step("report", b, "--compare", a, *given_options(labels=labels))
+    given = given_options(labels=labels, drop_nonfinite=drop_nonfinite)
+    next_step("report", b, "--compare", a, *given)
 
 
 @click.command()

@@ -13,7 +13,7 @@ from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading import comparable, loaded
 from retrieval.matching import match_rows
 from retrieval.metrics import cluster_metrics
-from retrieval.problem import from_embeddings
+from retrieval.problem import Problem, from_embeddings
 from retrieval.resources import StageProgress, of_file
 from retrieval.results import Comparison, Difference, Flip
 from retrieval.world import ALONE, World
@@ -27,6 +27,8 @@ def compare(
     settings: Settings | None = None,
     progress: StageProgress | None = None,
     world: World = ALONE,
+    *,
+    drop_nonfinite: bool = False,
 ) -> Comparison:
     """Compare two embeddings of the same items: the difference B - A of every score.
 
@@ -42,18 +44,29 @@ def compare(
         Called with (stage, done, total).
     world : World, optional
         The processes that share the work: all of them call this.
+    drop_nonfinite : bool
+        Leave out items with NaN or infinity in A or B. Default: they are an error.
 
     Returns
     -------
     dict
         Differences with paired class-bootstrap intervals and p values, as in docs/json.md.
     """
-    a, b = comparable(loaded(a), loaded(b))
-    b, settings = align(a, b), (settings or Settings(nmi=False)).of(a)
+    a, given = comparable(loaded(a), loaded(b))
+    b, settings = align(a, given), (settings or Settings(nmi=False)).of(a)
+    moved = any(part is not given.splits[name] for name, part in b.splits.items())
+    problems = [
+        from_embeddings(data, drop_nonfinite=drop_nonfinite, beside=[other])
+        for data, other in ((a, b), (b, a))
+    ]
+    if moved:  # --queries draws the same ones whichever file comes first
+        problems = [_drawn_by_path(problem, a) for problem in problems]
     first, second = (
-        run(from_embeddings(data), settings, of_file(progress, name), world)
-        for name, data in (("A", a), ("B", b))
+        run(problem, settings, of_file(progress, name), world)
+        for problem, name in zip(problems, "AB", strict=True)
     )
+    dropped = first.problem.dropped
+    left_out = [f"items with NaN or Inf in A or B, left out: {dropped:,}"] if dropped else []
     return {
         "version": VERSION,
         "a": str(a.source),
@@ -67,8 +80,14 @@ def compare(
         "flipped": {d: _flipped(first, second, d, a) for d in settings.distances},
         "checks": {"a": first.result["checks"], "b": second.result["checks"]},
         "settings": first.result["settings"],
-        "notes": first.result["notes"],  # B has the same items, and so the same notes
+        "notes": left_out + first.result["notes"],  # B has the same items, and so the same notes
     }
+
+
+def _drawn_by_path(problem: Problem, data: Embeddings) -> Problem:
+    paths = data.splits[problem.split].paths
+    assert paths is not None, "rows in another order were matched by path"
+    return replace(problem, drawing_order=np.argsort(paths[problem.query_rows]))
 
 
 def align(a: Embeddings, b: Embeddings) -> Embeddings:

@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import wraps
 from itertools import chain
@@ -24,6 +24,7 @@ import click
 
 from retrieval import signals
 from retrieval.number_format import duration
+from retrieval.registry import ARGUMENTS
 from retrieval.world import ALONE, from_environment
 
 if TYPE_CHECKING:
@@ -109,14 +110,27 @@ def warn(line: str) -> None:
 
 def next_step(*args: object) -> None:
     """Name the command that usually follows; secrets of addresses are left for the user to add."""
+    say_next(_command(map(str, args)))
+
+
+def _command(words: Iterable[str]) -> str:
+    """A command for the shell."""
     from shlex import join
 
-    words = [str(word) for word in args]
+    words = list(words)
     if any("://" in word for word in words):
         from retrieval.remote.address import without_secrets
 
         words = [without_secrets(word) for word in words]
-    say_next(f"dmltool {join(words)}")
+    return f"dmltool {join(words)}"
+
+
+def typed_with(option: str) -> str:
+    """The command that was typed, with one of its options; empty if it has none such, in Python."""
+    context = click.get_current_context(silent=True)
+    if context is None or not any(option in known.opts for known in context.command.params):
+        return ""
+    return _command([*context.find_root().meta.get(ARGUMENTS, ()), option])
 
 
 def say_next(text: str) -> None:
@@ -125,10 +139,10 @@ def say_next(text: str) -> None:
         click.echo(f"Next: {text}", err=True)
 
 
-def given_options(**given: str | None) -> list[str]:
-    """Return the options that were given, as words of a command line."""
-    pairs = ((f"--{name.replace('_', '-')}", value) for name, value in given.items() if value)
-    return [word for pair in pairs for word in pair]
+def given_options(**given: str | bool | None) -> list[str]:
+    """Return the options that were given, as words of a command line; True: without a value."""
+    words = ((f"--{name.replace('_', '-')}", value) for name, value in given.items() if value)
+    return [str(word) for pair in words for word in pair if word is not True]
 
 
 # Several processes

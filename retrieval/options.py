@@ -100,6 +100,9 @@ gallery_options = options(
         "--gallery-labels", metavar="FILE", help="File with one label per row of the gallery."
     ),
 )
+nonfinite_option = click.option(
+    "--drop-nonfinite", is_flag=True, help="Leave out rows with NaN or infinity instead of failing."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 force_option = click.option("--force", is_flag=True, help="Overwrite existing output files.")
 output_options = options(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
+from retrieval.console import typed_with
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import arrays
@@ -33,10 +34,12 @@ class Problem:
     query_rows: np.ndarray  # (Q,) row of each query in its file
     gallery: np.ndarray  # (G, D)
     gallery_codes: np.ndarray  # (G,) int64
+    gallery_rows: np.ndarray  # (G,) row of each gallery item in its file
     names: np.ndarray  # (C,) the labels as given, sorted
     self_ids: np.ndarray  # (Q,) the gallery row that is the query itself, -1: none
     dropped: int = 0  # rows left out because they hold NaN or Inf
     split: str = ""  # of the file that the queries are from
+    drawing_order: np.ndarray | None = None  # (Q,) queries in the order for `sample`; None: as is
     query_scan: Scan | None = None  # where there are `queries`, of a dtype that is scanned
     gallery_scan: Scan | None = None
 
@@ -76,14 +79,21 @@ class Problem:
             query_codes=self.query_codes[rows],
             query_rows=self.query_rows[rows],
             self_ids=self.self_ids[rows],
+            drawing_order=None,
         )
         if "gallery_groups" in vars(self):  # computed once for a gallery
             vars(selected)["gallery_groups"] = self.gallery_groups
         return selected
 
 
-def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Problem:
-    """Make a problem of a file: queries and gallery if it holds both, else its test split."""
+def from_embeddings(
+    data: Embeddings, *, drop_nonfinite: bool = False, beside: Sequence[Embeddings] = ()
+) -> Problem:
+    """Make a problem of a file: queries and gallery if it holds both, else its test split.
+
+    beside: embeddings of the same items in the same order; with `drop_nonfinite`, items that have
+    NaN or Inf in any of them are left out.
+    """
     if {"query", "gallery"} <= data.splits.keys():
         names = ["query", "gallery"]
     elif "test" in data.splits or len(data.splits) == 1:
@@ -95,7 +105,12 @@ def from_embeddings(data: Embeddings, *, drop_nonfinite: bool = False) -> Proble
             "Pick one, for example `dmltool eval FILE::KEY`; `dmltool inspect FILE` lists them.",
         )
     arrays = [each for name in names for each in (data.splits[name].vectors, _labels(data, name))]
-    problem = from_arrays(*arrays, drop_nonfinite=drop_nonfinite, source=str(data.source))
+    problem = from_arrays(
+        *arrays,
+        drop_nonfinite=drop_nonfinite,
+        source=str(data.source),
+        beside=[[other.splits[name].vectors for other in beside] for name in names],
+    )
     return replace(problem, split=names[0])
 
 
@@ -119,10 +134,12 @@ def from_arrays(
     *,
     drop_nonfinite: bool = False,
     source: str = "",
+    beside: Sequence[Sequence[np.ndarray]] = ((), ()),
 ) -> Problem:
     """Make a problem of arrays: check shapes, code labels, drop rows with NaN or Inf if allowed.
 
-    source: the file that the arrays are from, for messages.
+    source: the file that the arrays are from, for messages; beside: for the vectors and for the
+    gallery, arrays of the same items whose rows with NaN or Inf are dropped as well.
     """
     if (gallery is None) != (gallery_labels is None):
         raise DmlError(
@@ -130,7 +147,8 @@ def from_arrays(
             "Only gallery_labels is given." if gallery is None else "Only gallery is given.",
             "Pass both, or neither to search each item among all others.",
         )
-    own = _side(vectors, labels, "embeddings", drop_nonfinite, source)
+    drop = beside if drop_nonfinite else (None, None)
+    own = _side(vectors, labels, "embeddings", drop[0], source)
     if gallery is None or gallery_labels is None:
         names, codes = np.unique(own.labels, return_inverse=True)
         return Problem(
@@ -140,12 +158,13 @@ def from_arrays(
             query_rows=own.rows,
             gallery=own.vectors,
             gallery_codes=codes,
+            gallery_rows=own.rows,
             names=names,
             self_ids=np.arange(len(codes)),
             dropped=own.dropped,
             gallery_scan=own.scan,
         )
-    other = _side(gallery, gallery_labels, "gallery embeddings", drop_nonfinite, source)
+    other = _side(gallery, gallery_labels, "gallery embeddings", drop[1], source)
     Q, D = own.vectors.shape
     if other.vectors.shape[1] != D:
         raise DmlError(
@@ -162,6 +181,7 @@ def from_arrays(
         query_rows=own.rows,
         gallery=other.vectors,
         gallery_codes=codes[Q:],
+        gallery_rows=other.rows,
         names=names,
         self_ids=np.full(Q, -1),
         dropped=own.dropped + other.dropped,
@@ -175,7 +195,10 @@ def sample(problem: Problem, queries: int, seed: int) -> Problem:
     Q = len(problem.query_codes)
     if queries >= Q:
         return problem
-    return problem.select(np.sort(np.random.default_rng(seed).choice(Q, queries, replace=False)))
+    drawn = np.random.default_rng(seed).choice(Q, queries, replace=False)
+    if problem.drawing_order is not None:
+        drawn = problem.drawing_order[drawn]
+    return problem.select(np.sort(drawn))
 
 
 def require_common_label(problem: Problem) -> None:
@@ -257,26 +280,34 @@ def _checksums(rows: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _side(vectors: np.ndarray, labels: np.ndarray, what: str, drop: bool, source: str) -> _Side:
+def _side(
+    vectors: np.ndarray,
+    labels: np.ndarray,
+    what: str,
+    drop: Sequence[np.ndarray] | None,
+    source: str,
+) -> _Side:
+    """drop: None if all rows have to be finite, else arrays whose rows have to be finite too."""
     vectors, labels = _checked(vectors, labels, what)
     scanned = scan(vectors)
     good = finite_rows(vectors) if scanned is None else np.isfinite(scanned.square)
+    for other in drop or ():
+        good &= finite_rows(other)
     rows, bad = np.flatnonzero(good), np.flatnonzero(~good)
     if not len(bad):
         return _Side(vectors, labels, rows, scanned)
-    if not drop:
+    where = f"{source}: " if source else ""
+    if drop is None:
         some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        leave_out = "drop_nonfinite=True."
-        if source:
-            leave_out = f"dmltool eval {shlex.quote(source)} --drop-nonfinite"
+        leave_out = typed_with("--drop-nonfinite") or "drop_nonfinite=True"
         raise DmlError(
-            f"{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {some}).",
+            f"{where}{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {some}).",
             "Their distances are undefined, so scores would be meaningless.",
             f"Embed these items again, or leave them out: {leave_out}",
         )
     if not len(rows):
         raise DmlError(
-            f"All {len(good)} {what} hold NaN or Inf.",
+            f"{where}All {len(good)} {what} hold NaN or Inf.",
             "Nothing is left to evaluate.",
             "Check the model that computed them.",
         )

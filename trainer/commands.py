@@ -30,6 +30,7 @@ from retrieval.options import (
     force_option,
     gallery_options,
     json_option,
+    nonfinite_option,
     tell_device,
     whole_option,
 )
@@ -228,6 +229,7 @@ def list_command(kind: str, as_json: bool) -> None:
     help="Distance for neighbours, confused classes and the map; scores show both.",
 )
 @gallery_options
+@nonfinite_option
 @click.option(
     "--nmi/--no-nmi",
     default=None,

@@ -47,6 +47,8 @@ class Options(Checked):
     """None: if k-means does not take long."""
     map: str = one_of("tsne", "pca", "none", default="tsne")
     seed: int = within(0, default=0)
+    drop_nonfinite: bool = False
+    """Leave out rows with NaN or infinity instead of failing."""
     device: str = accepting(PATTERN.fullmatch, DEVICES, default="auto")
     """That counts ranks."""
     budget: int = within(0, default=thumbs.BUDGET)
@@ -78,7 +80,10 @@ class Items:
 
     def _path(self, side: int, row: int) -> str | None:
         paths = self.data.splits["gallery" if side else self.problem.split].paths
-        return None if paths is None else str(paths[row])
+        return None if paths is None else str(paths[self._row_in_file(side, row)])
+
+    def _row_in_file(self, side: int, row: int) -> int:
+        return int((self.problem.gallery_rows if side else self.problem.query_rows)[row])
 
     def columns(self, pictured: dict[str, int]) -> view.ItemColumns:
         codes = [self.problem.query_codes, self.problem.gallery_codes]
@@ -87,7 +92,7 @@ class Items:
             "class": [int(codes[side][row]) for side, row in self.numbers],
             "path": [None if path is None else shown(path) for path in paths],
             "thumb": [-1 if path is None else pictured.get(path, -1) for path in paths],
-            "row": [row for _, row in self.numbers],
+            "row": [self._row_in_file(side, row) for side, row in self.numbers],
             "side": [side for side, _ in self.numbers],
         }
 
@@ -107,7 +112,8 @@ def gather(
     options, tell = options or Options(), progress or _silent
     title, *names = _tails([data.source, *(other.source for other in others)])
     pairs = [align(*comparable(data, other)) for other in others]  # before anything takes long
-    problem = from_embeddings(data)
+    drop = options.drop_nonfinite
+    problem = from_embeddings(data, drop_nonfinite=drop, beside=pairs)
     settings = Settings(
         nmi=options.nmi, memory=MEMORY, seed=options.seed, device=options.device
     ).of(data)
@@ -127,7 +133,15 @@ def gather(
     confused = _confused(items, ranks, best, d)
     duplicates = _pairs(items, classes.closest_negatives(problem, best, d), best, d)
     compared = [
-        _compared(name, own, theirs, items, settings, options, progress)
+        _compared(
+            name,
+            own,
+            from_embeddings(theirs, drop_nonfinite=drop, beside=[data, *pairs]),
+            items,
+            settings,
+            options,
+            progress,
+        )
         for name, theirs in zip(names, pairs, strict=True)
     ]
     tell("histograms", 0, 1)
@@ -233,7 +247,7 @@ def _pairs(items: Items, queries: np.ndarray, best: Best, d: str) -> list[view.P
 def _compared(
     name: str,
     own: Evaluation,
-    data: Embeddings,
+    problem: Problem,
     items: Items,
     settings: Settings,
     options: Options,
@@ -241,7 +255,7 @@ def _compared(
 ) -> view.Compared:
     """The comparison with another file: differences, and the queries gained and lost."""
     tell = of_file(progress, name)
-    theirs = run(from_embeddings(data), replace(settings, nmi=False), tell)
+    theirs = run(problem, replace(settings, nmi=False), tell)
     ranks, their_ranks = own.ranks[options.distance], theirs.ranks[options.distance]
     changed = flipped(their_ranks, ranks)
     rng = np.random.default_rng(options.seed)

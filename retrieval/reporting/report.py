@@ -62,7 +62,7 @@ def report(
         Called with (stage, done, total).
     options
         Fields of `Options`: distance ("cos" or "l2"), nmi, map ("tsne", "pca" or "none"), seed,
-        device (that counts ranks, as in `Settings`).
+        drop_nonfinite, device (that counts ranks, as in `Settings`).
     """
     data, *others = (loaded(each) for each in (data, *compare_with))
     target = check_target(out, PAGE, force, [Path(each.source) for each in (data, *others)])

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -116,12 +117,24 @@ def test_rows_with_nan_are_refused_or_dropped(files, clustered):
     X, labels = clustered
     X[5] = np.nan
     np.savez(files / "nan.npz", embeddings=X, labels=labels)
-    refused = call("eval", files / "nan.npz", *QUICK)
-    assert refused.exit_code == 1
-    assert f"dmltool eval {files / 'nan.npz'} --drop-nonfinite" in refused.stderr
-    dropped = call("eval", files / "nan.npz", "--drop-nonfinite", *QUICK)
-    assert dropped.exit_code == 0
-    assert "rows with NaN or Inf, left out: 1" in dropped.stderr
+    file, page = files / "nan.npz", files / "page.html"
+    np.save(files / "labels.npy", labels)
+    beside = ("--labels", files / "labels.npy")
+    for command, rows in (
+        (("eval", file, *beside, *QUICK), "rows with NaN or Inf"),
+        (("compare", files / "x.npy", file, *beside, *QUICK), "NaN or Inf in A or B"),
+        (
+            ("report", file, *beside, "--no-nmi", "--map", "none", "--out", page),
+            "rows with NaN or Inf",
+        ),
+    ):
+        refused = call(*command)
+        assert refused.exit_code == 1
+        words = shlex.split(refused.stderr.split(" leave them out: ")[1])
+        assert words == ["dmltool", *map(str, command), "--drop-nonfinite"]
+        dropped = call(*words[1:])
+        assert dropped.exit_code == 0
+        assert f"{rows}, left out: 1" in dropped.stderr
 
 
 def test_labels_of_queries_and_gallery_come_from_files_of_their_own(files):

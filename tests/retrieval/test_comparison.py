@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval import compare
+from retrieval import DmlError, compare
 from retrieval.embeddings import Embeddings, Split
 from tests.retrieval.made import SETTINGS, file
 
@@ -46,9 +46,10 @@ def test_a_comparison_has_the_notes_of_an_evaluation(items):
     assert beyond.startswith("Recall@99: a query has only 49 candidates")
 
 
-def test_comparing_b_with_a_mirrors_comparing_a_with_b(items, rng):
+@pytest.mark.parametrize("queries", [None, 20])
+def test_comparing_b_with_a_mirrors_comparing_a_with_b(items, rng, queries):
     X, labels, paths = items
-    settings = replace(SETTINGS, map_at_r=True, distances=("cos", "l2"))
+    settings = replace(SETTINGS, map_at_r=True, distances=("cos", "l2"), queries=queries)
     other = X + rng.normal(0, 0.7, X.shape).astype(np.float32)
     order = rng.permutation(60)
     files = file(X, labels, paths), file(other[order], labels[order], paths[order])
@@ -59,6 +60,26 @@ def test_comparing_b_with_a_mirrors_comparing_a_with_b(items, rng):
             low, high = s["ci"]
             assert back[d][name]["ci"] == [-high, -low]
             assert back[d][name]["p"] == s["p"]
+            assert back[d][name]["a"] == pytest.approx(s["b"], rel=1e-12)
+
+
+def test_rows_with_nan_in_either_file_are_refused_or_left_out_of_both(items, rng):
+    X, labels, paths = items
+    Y = rng.permuted(X, axis=0)
+    kept = np.ones(60, bool)
+    kept[[3, 50]] = False
+    fine = [file(x[kept], labels[kept], paths[kept]) for x in (X, Y)]
+    X[3], Y[50] = np.nan, np.inf
+    both = file(X, labels, paths), file(Y, labels, paths)
+    with pytest.raises(DmlError, match="1 of 60 embeddings hold NaN or Inf"):
+        compare(*both, SETTINGS)
+    found, expected = compare(*both, SETTINGS, drop_nonfinite=True), compare(*fine, SETTINGS)
+    assert found["distances"] == expected["distances"]
+    assert found["notes"] == ["items with NaN or Inf in A or B, left out: 2"]
+    for kind, flips in found["flipped"]["l2"].items():
+        assert all(paths[flip["row"]] == flip["path"] for flip in flips)
+        of_fine = expected["flipped"]["l2"][kind]
+        assert [flip["path"] for flip in flips] == [flip["path"] for flip in of_fine]
 
 
 def test_a_train_split_before_the_test_split_changes_nothing(items):

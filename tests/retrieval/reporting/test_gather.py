@@ -59,6 +59,19 @@ def test_degenerate_vectors_are_shown(vectors, distance):
     assert ((points >= 0) & (points <= 1)).all()
 
 
+def test_items_keep_their_rows_and_paths_where_others_are_left_out(clustered, rng):
+    X, labels = clustered
+    other = rng.permuted(X, axis=0)
+    X[[0, 7]], other[20] = np.nan, np.inf
+    data, theirs = file(X, labels, names(60)), file(other, labels, names(60))
+    view = view_of(data, theirs, options=replace(QUICK, drop_nonfinite=True))
+    assert view["result"]["checks"]["nonfinite_rows"] == 3
+    rows, items = view["items"]["row"], view["items"]
+    assert sorted(rows) == [n for n in range(60) if n not in (0, 7, 20)]
+    assert items["path"] == [names(60)[n] for n in rows]
+    assert items["class"] == [labels[n] for n in rows]
+
+
 @pytest.mark.parametrize("wrong", [{"map": "umap"}, {"distance": "cosine"}])
 def test_maps_and_distances_that_do_not_exist_are_refused(wrong):
     with pytest.raises(DmlError, match=f"{next(iter(wrong.values()))!r} is not"):
