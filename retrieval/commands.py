@@ -101,7 +101,7 @@ def eval_command(
     settings = scoring_settings(**scoring)
     with ProgressBar() as report:
         of_labels = (labels, gallery_labels)
-        inputs = Inputs(file, gallery, labels=of_labels, train=False, progress=report)
+        inputs = Inputs(file, gallery, labels=of_labels, train=False, progress=report, world=world)
         output = Output.checked(as_json, out, force, inputs.files, per_class)
         beside = {"gallery": gallery, "labels": labels, "gallery_labels": gallery_labels}
         with inputs.being_read():
@@ -265,7 +265,7 @@ def compare(
 
     settings = scoring_settings(**scoring)
     with ProgressBar() as report:
-        inputs = Inputs(a, b, labels=[labels], train=False, progress=report)
+        inputs = Inputs(a, b, labels=[labels], train=False, progress=report, world=world)
         output = Output.checked(as_json, out, force, inputs.files)
         with inputs.being_read():
             first, second = (inputs.load(name, labels=labels) for name in (a, b))

@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from socket import gethostname
 
-from retrieval.embeddings import SPELLINGS, Embeddings, leaving_out_train
+from retrieval.embeddings import SPELLINGS, Embeddings, leaving_out_train, setting
 from retrieval.errors import DmlError
 from retrieval.formats import find_format
-from retrieval.formats.arrays import copies, file_size
+from retrieval.formats.arrays import OpenFile, Sharing, copies, file_size, sharing
 from retrieval.loading import load
 from retrieval.resources import StageProgress
 from retrieval.sources import Place, addresses_in_errors, locate, without_key
+from retrieval.world import ALONE, World
 
 
 class Inputs:
@@ -26,9 +28,13 @@ class Inputs:
         train: bool = True,
         progress: StageProgress | None = None,
         whole: bool = False,
+        world: World = ALONE,
     ) -> None:
-        """train: download files of `train` too; of sets of labels, all files are."""
-        self.train, self.progress = train, progress
+        """train: download files of `train` too; of sets of labels, all files are.
+
+        world: the processes that read the same files; all of them call `load`.
+        """
+        self.train, self.progress, self.world = train, progress, world
         found: dict[str, Place] = {}
         with addresses_in_errors(*names, *labels):
             for name in filter(None, (*labels, *names)):
@@ -48,10 +54,31 @@ class Inputs:
 
     def load(self, name: str, **beside: str | None) -> Embeddings:
         """Read one of the files; beside: labels, gallery and gallery_labels of `load`."""
-        with self.being_read():
+        with self.being_read(), self._one_copy():
             return load(
                 name, train=self.train, progress=self.progress, places=self.places, **beside
             )
+
+    @contextmanager
+    def _one_copy(self) -> Iterator[None]:
+        """Inside the block, only the first process of each machine copies the vectors of sets.
+
+        The others wait for it and map its copies. Each process calls `gather` once, also one that
+        reads no set: its files may be others than those of other machines.
+        """
+        if self.world.size == 1:
+            yield
+            return
+        from retrieval.processes import gather
+
+        machine, first = gethostname(), self.world.local_rank == 0
+        waits = not first and any(place.is_set for place in self.places.values())
+        told: list[tuple[str, list[OpenFile]]] = gather(("", []), self.world) if waits else []
+        shared = Sharing(next((files for of, files in told if of == machine), []))
+        with setting(sharing, shared):
+            yield
+        if not waits:
+            gather((machine if first else "", shared.own), self.world)
 
     @contextmanager
     def being_read(self) -> Iterator[None]:

@@ -76,6 +76,32 @@ def test_scores_of_several_processes_are_byte_for_byte_those_of_one(size, folder
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
 
 
+LIMITED = """
+import os, resource, sys
+from cli import main
+limit = int(sys.argv.pop())
+if os.environ["RANK"] == "1":  # it cannot write a copy of the vectors
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+main()
+"""
+
+
+def test_one_copy_of_the_vectors_of_a_set_serves_all_processes_of_a_machine(tmp_path):
+    X, labels = vectors(rows=900, classes=80)
+    for n, rows in enumerate((slice(0, 500), slice(500, 900))):
+        np.savez(tmp_path / f"query-{n}.npz", embeddings=X[rows], labels=labels[rows])
+        np.savez(tmp_path / f"gallery-{n}.npz", embeddings=X[rows], labels=labels[rows])
+    command = ["eval", tmp_path, "--no-nmi", "--json"]
+    first, second = together(2, "-c", LIMITED, *command, X.nbytes // 2)
+    assert (first.code, second.code) == (0, 0), second.stderr
+    assert json.loads(first.stdout) == json.loads(call(*command).stdout)
+    (tmp_path / "gallery-1.npz").write_bytes(b"damaged")
+    first, second = together(2, "-m", "cli", *command)
+    assert (first.code, second.code) == (1, 1)
+    assert "gallery-1.npz" in first.stderr
+    assert "Traceback" not in first.stderr + second.stderr
+
+
 def test_tasks_of_slurm_work_together_without_torchrun(folder, alone):
     command = ["-m", "cli", "eval", folder / "q.npz", "--gallery", folder / "g.npz"]
     ranks = start(2, *command, "--no-nmi", "--json", variables=slurm_variables)

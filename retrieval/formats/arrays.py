@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from retrieval.embeddings import setting
 from retrieval.errors import DmlError, damaged
+from retrieval.number_format import size
 from retrieval.resources import available_memory, slices
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ Range = tuple[int, int]
 copies: dict[Path, Copy] = {}
 """Files of which only parts have been downloaded; their holes read as zeros."""
 _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
+sharing: ContextVar[Sharing | None] = ContextVar("sharing", default=None)
+OpenFile = tuple[int, int, int, int]
+"""The number of a process, that of a file which it holds open, and the device and inode of that."""
 
 
 @dataclass
@@ -87,12 +91,48 @@ def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
 
 
 def _no_room(shape: tuple[int, ...], dtype: np.dtype, error: OSError) -> DmlError:
-    size = math.prod(shape) * dtype.itemsize
+    needed = size(math.prod(shape) * dtype.itemsize)
     return DmlError(
-        f"There is no room for an array of {size / 1e9:.1f} GB (shape {shape}, dtype {dtype}).",
-        f"It is too large for memory, and {tempfile.gettempdir()} says: {error.strerror}.",
+        f"There is no room for an array of {needed} (shape {shape}, dtype {dtype}).",
+        f"Large arrays and sets of files are kept in {tempfile.gettempdir()}, which says: "
+        f"{error.strerror}.",
         "Set TMPDIR to a folder on a disk with room.",
     )
+
+
+class Sharing:
+    """Temporary files that one process of a machine writes, and the others map.
+
+    written: those of the other process; without them, this one writes its own.
+    """
+
+    def __init__(self, written: Iterable[OpenFile] = ()) -> None:
+        self._written = iter(written)
+        self.own: list[OpenFile] = []
+
+    def next(self) -> BinaryIO | None:
+        """The next file that the other process has written."""
+        there = next(self._written, None)
+        if there is None:
+            return None
+        try:
+            file = open(f"/proc/{there[0]}/fd/{there[1]}", "rb")  # noqa: SIM115
+        except OSError:  # not on Linux
+            return None
+        if _open_file(file)[2:] == there[2:]:
+            return file
+        file.close()  # of another process: in a container its number may be another
+        return None
+
+    def add(self, file: BinaryIO) -> None:
+        """Keep a file open as long as this process lives, so that the others can open it."""
+        process, _, device, inode = _open_file(file)
+        self.own.append((process, os.dup(file.fileno()), device, inode))
+
+
+def _open_file(file: BinaryIO) -> OpenFile:
+    found = os.fstat(file.fileno())
+    return os.getpid(), file.fileno(), found.st_dev, found.st_ino
 
 
 class Growing:
@@ -100,11 +140,18 @@ class Growing:
 
     def __init__(self, like: np.ndarray) -> None:
         self.dim, self.dtype, self.rows = like.shape[1], like.dtype, 0
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open until `close`)
+        shared = sharing.get()
+        written = shared.next() if shared else None
+        self._written = written is not None
+        self._file = written or tempfile.TemporaryFile()  # noqa: SIM115 (open until `close`)
+        if shared and not written:
+            shared.add(self._file)
 
     def append(self, array: np.ndarray) -> None:
         """Add rows of the same dimension and dtype, copied in blocks."""
         self.rows += len(array)
+        if self._written:
+            return
         try:
             for part in blocks(len(array), self.dim * self.dtype.itemsize):
                 self._file.write(np.ascontiguousarray(array[part]).data)
@@ -114,6 +161,12 @@ class Growing:
     def array(self) -> np.ndarray:
         """All rows, read-only; they stay when the file is closed."""
         self._file.flush()
+        if os.fstat(self._file.fileno()).st_size != self.rows * self.dim * self.dtype.itemsize:
+            raise DmlError(
+                "The processes have read different embeddings.",
+                "Those of one machine share a copy of the vectors of a set.",
+                "Give all processes the same files.",
+            )
         return np.memmap(self._file, self.dtype, "r", shape=(self.rows, self.dim))
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def embed(folder, target, world=ALONE, kill=(), count=N, **options):
 
 def main(folder, options):
     with processes.joined() as world:
-        embed(folder, folder / options.pop("target"), world, **options)
+        print(embed(folder, folder / options.pop("target"), world, **options).computed)
 
 
 def in_ranks(size, folder, **options):
@@ -95,7 +95,9 @@ def test_runs_of_two_three_and_one_process_that_are_killed_give_the_file_of_one(
 
 
 def test_three_processes_write_the_file_of_one(folder):
-    assert [rank.code for rank in in_ranks(3, folder, target="three.h5")] == [0, 0, 0]
+    ranks = in_ranks(3, folder, target="three.h5")
+    assert [rank.code for rank in ranks] == [0, 0, 0]
+    assert ranks[0].stdout == f"{N}\n"  # no image was embedded twice
     assert without_time(folder / "three.h5") == without_time(folder / "one.h5")
     again = in_ranks(3, folder, target="three.h5", resume=True)  # there is nothing left to do
     assert [rank.code for rank in again] == [0, 0, 0]
@@ -174,12 +176,13 @@ def test_shards_know_the_set_that_they_belong_to(folder, tmp_path):
 
 def test_shards_of_images_with_other_labels_are_of_another_set(folder):
     rows = [tuple(row) for row in json.loads((folder / "rows.json").read_text())]
-    (path, label, split), (_, other, _) = rows[:2]
+    *rows, (_, other, _), (path, label, split) = rows
     settings = EmbedSettings(shard=(1, 2))
     found = []
-    for first, others in ((label, rows[1:]), (other, rows[1:]), (label, rows[:0:-1])):
-        data = build("toy", folder, [(path, first, split), *others])
-        found.append(writing._part_of(data, {"test": np.arange(N)}, settings).list_sha256)
+    for last, order in ((label, 1), (other, 1), (label, -1)):
+        data = build("toy", folder, [*rows, (path, last, split)])
+        listed = {"test": np.arange(len(data))[::order]}
+        found.append(writing._part_of(data, listed, settings).list_sha256)
     assert len(set(found)) == 3
 
 

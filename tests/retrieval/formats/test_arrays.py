@@ -73,8 +73,10 @@ def test_a_full_disk_is_named(tmp_path):
     with closing(Growing(X)) as rows:
         rows.close()
         rows._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
-        with pytest.raises(DmlError, match="no room for an array") as error:
+        told = f"no room for an array of {X.nbytes} B"
+        with pytest.raises(DmlError, match=told) as error:
             rows.append(X)
+        assert "too large for memory" not in error.value.why
         assert "TMPDIR" in error.value.fix
 
 
