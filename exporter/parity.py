@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from retrieval import neighbours
+from retrieval.distances import TIE, row_scores
 from retrieval.errors import DmlError
 from retrieval.neighbours import NEGATIVE, POSITIVE
 from retrieval.problem import from_arrays
@@ -25,8 +26,6 @@ TOLERANCE = {"fp32": 0.1, "fp16": 0.5, "int8": 1.0}
 """Points of Recall@1 that a model of each precision may lose."""
 SAME_COSINE = 0.9999
 """Lowest cosine of a float32 model that is exported correctly; usual values are 0.999999."""
-TIE = 1e-12
-"""Cosines in float64 that differ by less are equal, such as those of two copies of an image."""
 
 Run = Callable[[np.ndarray], np.ndarray]  # uint8 (B, H, W, 3) -> (B, D)
 
@@ -162,7 +161,7 @@ def retrieved(
     problem = from_arrays(np.where(finite, vectors, 0), labels)
     found = neighbours.nearest(problem, 1, "cos", device=device)
     ids, squared = found.ids[:, :, 0], found.squared[:, :, 0]  # (N, 2): positive, negative
-    cosine = 1 - squared / 2
+    cosine = found.space.score(squared)
     hits = cosine[:, POSITIVE] > cosine[:, NEGATIVE] + TIE  # a tie never helps
     # The nearer of both; of equals, the one that comes first.
     side = np.lexsort((ids, squared))[:, 0]
@@ -171,9 +170,7 @@ def retrieved(
 
 def agreement(vectors: np.ndarray, nearest: np.ndarray, other: np.ndarray) -> np.ndarray:
     """(N,) whether the other nearest row is the same one, or one that is equally near."""
-    rows = vectors.astype(np.float64)
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
-    mine, theirs = ((rows * rows[index]).sum(1) for index in (nearest, other))
+    mine, theirs = (row_scores(vectors, vectors[index], "cos") for index in (nearest, other))
     return (nearest == other) | (theirs >= mine - TIE)
 
 

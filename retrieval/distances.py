@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,6 +21,8 @@ DISTANCES = ("l2", "cos")  # in the order in which they are shown everywhere
 NAMES = {"l2": "Euclidean", "cos": "cosine"}
 AXES = {"l2": "Euclidean distance", "cos": "cosine similarity"}  # titles of the axes of charts
 UNIT = 1e-5  # by how much a length of 1 may be off in float32
+TIE = 1e-12  # cosines this close, and distances relative to themselves, are equal ...
+UNIT_TIE = 1e-14  # ... and chords of unit vectors this close: normalising rounds
 _CHUNK = 1 << 19  # numbers converted at a time: small enough for the cache to help
 
 
@@ -125,6 +128,11 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
     """Rows scaled to length 1; rows of zeros stay zeros."""
     norm = np.sqrt(np.einsum("ij,ij->i", x, x))
     return x / np.where(norm > 0, norm, 1.0)[:, None]
+
+
+def largest_equal(squared: float | np.ndarray, tie: float = TIE) -> Any:
+    """The largest squared distances of points that count as equal to these ones."""
+    return np.square(np.sqrt(squared) * (1 + tie / 2) + UNIT_TIE)
 
 
 def row_scores(a: np.ndarray, b: np.ndarray, distance: str) -> np.ndarray:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval.distances import unit_rows
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import check_target, sha256
@@ -162,6 +163,5 @@ def _units(data: Embeddings, split: str, part: slice, order: np.ndarray | None) 
             "Embed this item again.",
         )
     largest = np.abs(rows).max(axis=1, keepdims=True)
-    rows = rows / np.where(largest > 0, largest, 1)  # else the squares of huge numbers overflow
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return (rows / np.where(norms > 0, norms, 1)).astype(np.float32)
+    # Else the squares of huge numbers overflow.
+    return unit_rows(rows / np.where(largest > 0, largest, 1)).astype(np.float32)

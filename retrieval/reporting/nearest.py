@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from retrieval.distances import largest_equal
 from retrieval.neighbours import NEGATIVE, POSITIVE, nearest
 from retrieval.problem import Problem
 from retrieval.resources import Progress
-
-TIE = 1e-12  # distances this close, relative to themselves, are equal ...
-UNIT_TIE = 1e-14  # ... and chords of unit vectors this close: normalising rounds
 
 Row = list[tuple[float, int]]  # squared distance and gallery index, nearest first
 
@@ -51,10 +47,5 @@ def _merged(positives: Row, negatives: Row, rank: int, k: int) -> Row:
     if rank == 0:
         return negatives[:k]
     rest = [(s, 0, s, n) for s, n in negatives[rank - 1 :]]
-    rest += [(_tied(s), 1, s, n) for s, n in positives[1:]]
+    rest += [(largest_equal(s), 1, s, n) for s, n in positives[1:]]
     return [*negatives[: rank - 1], *positives[:1], *((s, n) for _, _, s, n in sorted(rest))][:k]
-
-
-def _tied(squared: float) -> float:
-    """The largest squared distance that still counts as equal."""
-    return (math.sqrt(squared) * (1 + TIE / 2) + UNIT_TIE) ** 2

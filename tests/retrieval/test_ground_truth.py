@@ -73,6 +73,17 @@ def test_a_tie_with_the_last_neighbour_counts(tmp_path):
     assert recall == {"recall": {"1": 1.0}}
 
 
+def test_the_cosine_of_a_row_of_zeros_is_0(tmp_path):
+    """Beside an item at an angle of 80 degrees, the row of zeros is not the nearest one."""
+    train = np.array([[0, 0], [np.cos(1.4), np.sin(1.4)]], np.float32)
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        file["train"], file["test"] = train, np.array([[2, 0]], np.float32)
+        file["neighbors"], file["distances"] = [[0]], np.zeros((1, 1))
+        file.attrs["distance"] = "angular"
+    recall = agreement(load(tmp_path / "x.hdf5"), Settings(recall_at=(1,), distances=("cos",)))
+    assert recall["distances"]["cos"] == {"recall": {"1": 0.0}}
+
+
 def test_eval_of_an_ann_benchmarks_file(tmp_path):
     path = save(tmp_path / "x.hdf5", nearest("cosine")[1])
     found = CliRunner().invoke(main, ["eval", str(path), "--recall-at", "1,10"])
