@@ -1,9 +1,10 @@
-"""DmlError: what happened, why, and what to do about it; how to install what is missing.
+"""DmlError: what happened, why, and what to do about it; how to install what is missing; lists.
 
 Imports nothing of ours.
 """
 
 import errno
+from collections.abc import Iterable
 
 
 class DmlError(Exception):
@@ -36,6 +37,15 @@ def remedy(error: OSError) -> str:
 def damaged(what: str, why: str = "The file is damaged.") -> DmlError:
     """The error for a file that is cut short, or holds what its format does not allow."""
     return DmlError(what, why, "Copy or write the file again.")
+
+
+def listed(items: Iterable[object], limit: int = 5, between: str = ", ") -> str:
+    """`a, b, c and 7 more`; between: what parts the items, such as a line break."""
+    texts = list(map(str, items))
+    more = f"and {len(texts) - limit:,} more"
+    if len(texts) <= limit:
+        return between.join(texts)
+    return between.join(texts[:limit]) + (between if "\n" in between else " ") + more
 
 
 def install(extra: str = "") -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from retrieval.embeddings import Embeddings, Split
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.formats.labels import alike
 from retrieval.loading import comparable
 
@@ -94,16 +94,13 @@ def _match_paths(
     if any(len(paths) for paths, _ in alone):
         raise DmlError(
             f"The items of {split} differ.",
-            "\n".join(f"Only in {has}: {_some(paths)}." for paths, has in alone if len(paths)),
+            "\n".join(
+                f"Only in {has}: {listed(paths, SHOWN)}." for paths, has in alone if len(paths)
+            ),
             "Embed the same images with both models.",
         )
     order = np.argsort(b)
     return order[np.searchsorted(b, a, sorter=order)]
-
-
-def _some(values: np.ndarray) -> str:
-    more = f" and {len(values) - SHOWN:,} more" if len(values) > SHOWN else ""
-    return ", ".join(map(str, values[:SHOWN])) + more
 
 
 def _check_labels(

@@ -12,7 +12,7 @@ import numpy as np
 
 from retrieval.console import typed_with
 from retrieval.embeddings import Embeddings
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import allocate
@@ -298,10 +298,9 @@ def _side(
         return _Side(vectors, labels, rows, scanned)
     where = f"{source}: " if source else ""
     if drop is None:
-        some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
         leave_out = typed_with("--drop-nonfinite") or "drop_nonfinite=True"
         raise DmlError(
-            f"{where}{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {some}).",
+            f"{where}{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {listed(bad)}).",
             "Their distances are undefined, so scores would be meaningless.",
             f"Embed these items again, or leave them out: {leave_out}",
         )

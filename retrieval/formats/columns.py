@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, Wanted, note, to_read
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.formats.arrays import allocate, blocks, vectors
-from retrieval.formats.named_arrays import LABEL_NAMES, PATH_NAMES, VECTOR_NAMES, cut
+from retrieval.formats.named_arrays import LABEL_NAMES, LISTED, PATH_NAMES, VECTOR_NAMES
 
 NUMBERS = ("number", "integer")
 SPLIT_COLUMNS = frozenset(["split", "subset", "partition", "evaluation_status"])
@@ -81,16 +81,16 @@ def fold(names: Sequence[str]) -> list[str]:
     return out
 
 
-def listed(columns: Iterable[Column]) -> str:
+def column_names(columns: Iterable[Column]) -> str:
     """Names in one line, folded and cut."""
-    return ", ".join(cut(fold([column.name for column in columns])))
+    return listed(fold([column.name for column in columns]), LISTED)
 
 
 def describe(columns: Sequence[Column]) -> str:
     lines: list[str] = []
     for kind, group in groupby(columns, lambda column: column.kind):
         lines += [f"{name}  {kind}" for name in fold([column.name for column in group])]
-    return "\n  ".join(["Its columns are:", *cut(lines)])
+    return "Its columns are:\n  " + listed(lines, LISTED, "\n  ")
 
 
 def bad_line(path: Path, line: int, what: str, why: str) -> DmlError:
@@ -134,8 +134,8 @@ class Choice:
         return found
 
     def _note_unused(self, unused: Sequence[Column]) -> None:
-        numbers = listed(column for column in unused if column.kind != "text")
-        texts = listed(column for column in unused if column.kind == "text")
+        numbers = column_names(column for column in unused if column.kind != "text")
+        texts = column_names(column for column in unused if column.kind == "text")
         if unused:
             shown = filter(None, (numbers, texts and f"{texts} (text)"))
             note(f"{self.source}: not used: {', '.join(shown)}")
@@ -222,8 +222,8 @@ class Choice:
                     cell = f", for example {column.example[:40]!r}" if column.example else ""
                     raise DmlError(
                         f"{self.source}: the column {column.name} is mostly not numbers{cell}.",
-                        f"It stands in the middle of {listed(members)}, and a vector needs all of "
-                        "them.",
+                        f"It stands in the middle of {column_names(members)}, and a vector needs "
+                        "all of them.",
                         "Correct the column, or rename it to leave it out.",
                     )
 
@@ -271,8 +271,8 @@ def read(table: Table, key: str | None, source: Path, wanted: Wanted, format: st
     columns = {role: table.convert(role, parts) for role, parts in kept.items()}
     if wanted == "labels":
         return columns["labels"]
-    taken = {"vectors": listed(found.vectors)}
-    taken |= {role: listed([column]) for role, column in found.beside.items()}
+    taken = {"vectors": column_names(found.vectors)}
+    taken |= {role: column_names([column]) for role, column in found.beside.items()}
     return Embeddings(source, format, _splits(source, rows[:count], columns, taken))
 
 

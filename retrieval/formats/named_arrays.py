@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from retrieval.embeddings import HELD_OUT, SPELLINGS, Embeddings, Split, Wanted, to_read
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
 
@@ -93,12 +93,6 @@ def parts(key: str) -> tuple[str | None, str]:
     return split, "_".join(token for token in tokens if token not in SPELLINGS)
 
 
-def cut(lines: list[str]) -> list[str]:
-    """The first lines, and how many more there are."""
-    left = len(lines) - LISTED
-    return [*lines[:LISTED], f"and {left} more"] if left > 0 else lines
-
-
 @dataclass(frozen=True)
 class Catalogue:
     """The arrays of a file, or of one split in it. What can be read in two ways is an error."""
@@ -108,7 +102,7 @@ class Catalogue:
 
     def describe(self) -> str:
         lines = [f"{name or '(unnamed)'}  {e.shape} {e.dtype}" for name, e in self.entries.items()]
-        return "\n  ".join(["It holds:", *cut(lines)]) if lines else "It holds no arrays."
+        return "It holds:\n  " + listed(lines, LISTED, "\n  ") if lines else "It holds no arrays."
 
     def _fail(self, what: str, fix: str) -> NoReturn:
         raise DmlError(f"{self.source} {what}.", self.describe(), fix)

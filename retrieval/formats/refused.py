@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.registry import nearest
 
 RUN_FILES = ("config.toml", "best.pt", "last.pt", "metrics.jsonl")
@@ -182,7 +182,7 @@ def _zip(path: Path) -> DmlError | None:
         return None
     return DmlError(
         f"{path} is a zip archive.",
-        f"It holds {_some(names)}." if names else "It cannot be listed, or is empty.",
+        f"It holds {listed(names)}." if names else "It cannot be listed, or is empty.",
         f"Unpack it and give the file inside: unzip {shlex.quote(str(path))}",
     )
 
@@ -212,7 +212,7 @@ def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlEr
         run = shlex.quote(str(path / (done or runs)[0]))
         return DmlError(
             f"{path} is a folder of runs.",
-            f"It holds {_some(runs)}. One run is expected.",
+            f"It holds {listed(runs)}. One run is expected.",
             f"Choose one: dmltool eval {run}" if done else f"Export one: dmltool export {run}",
         )
     if "config.json" in names and any(
@@ -237,13 +237,9 @@ def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlEr
         return None
     return DmlError(
         f"{path} is a folder without embedding files.",
-        f"It holds {_some(names)}." if names else "It is empty.",
+        f"It holds {listed(names)}." if names else "It is empty.",
         "Give an embedding file, a folder of such files, or a pattern: 'shards/*.npy'",
     )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join([*names[:5], "..."] if len(names) > 5 else names)
 
 
 def _starts(path: Path, *marks: bytes) -> bool:

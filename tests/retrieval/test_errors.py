@@ -5,7 +5,7 @@ import tomllib
 from errno import EIO, EMFILE, ENOSPC, EROFS
 from pathlib import Path
 
-from retrieval.errors import DmlError, damaged, install, remedy
+from retrieval.errors import DmlError, damaged, install, listed, remedy
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,3 +41,10 @@ def test_what_to_do_about_an_error_of_the_system_depends_on_the_error():
     assert "permissions" in told[EROFS]
     assert "ulimit -n" in told[EMFILE]
     assert "disk" in told[EIO]
+
+
+def test_long_lists_are_cut_and_say_how_many_more_there_are():
+    assert listed(range(3), 3) == "0, 1, 2"
+    assert listed(range(1003), 2) == "0, 1 and 1,001 more"
+    assert listed("abc", 1, "\n") == "a\nand 2 more"
+    assert listed([]) == ""

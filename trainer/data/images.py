@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import ExifTags, Image
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.resources import Progress, processors
 
 # Formats that only hold pixels. Others that Pillow knows are left out on purpose: EPS starts
@@ -242,11 +242,10 @@ def in_threads(
 
 def bad_images(paths: Sequence[str | Path], bad: Sequence[tuple[int, str]]) -> DmlError:
     """The error that lists what `check_images` found."""
-    shown = "\n".join(f"  {paths[place]}: {why}" for place, why in bad[:20])
-    more = f"\n  and {len(bad) - 20:,} more" if len(bad) > 20 else ""
+    shown = "  " + listed((f"{paths[place]}: {why}" for place, why in bad), 20, "\n  ")
     return DmlError(
         f"{len(bad):,} of {len(paths):,} images cannot be read.",
-        shown + more,
+        shown,
         "Replace or remove them, or leave them out: --skip-bad",
     )
 

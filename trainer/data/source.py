@@ -5,11 +5,11 @@ from random import Random
 
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.number_format import counted
 from trainer.config import Input
 from trainer.data import image_cache, images, transforms
-from trainer.data.datasets.records import SPLITS, DataSet, listed
+from trainer.data.datasets.records import SPLITS, DataSet
 from trainer.data.image_cache import Store
 from trainer.data.images import Progress
 

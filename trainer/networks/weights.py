@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.files import sha256
 from retrieval.formats import safetensors, torch_files
 from retrieval.formats.arrays import BFLOAT16
 from retrieval.formats.named_arrays import Entry
 from retrieval.registry import nearest
-from trainer.data.datasets.records import listed
 
 TIMEOUT = 20  # seconds without a byte until a download is given up
 SHOWN = 4

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from retrieval.embeddings import SPELLINGS
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.registry import nearest
 from trainer.data.datasets import layout
-from trainer.data.datasets.records import DataSet, Row, build, listed, unlabelled
+from trainer.data.datasets.records import DataSet, Row, build, unlabelled
 from trainer.data.datasets.splitting import divide, shared_classes
 
 PATHS = ("path", "file", "filename", "image", "image_path", "file_name")

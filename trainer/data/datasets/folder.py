@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from retrieval.embeddings import SPELLINGS
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.number_format import counted
 from trainer.data.datasets import layout
-from trainer.data.datasets.records import DataSet, Row, build, listed, unlabelled
+from trainer.data.datasets.records import DataSet, Row, build, unlabelled
 from trainer.data.datasets.splitting import divide, shared_classes
 
 JPEG = {".jpg", ".jpeg", ".jpe", ".jfif", ".jp2"}

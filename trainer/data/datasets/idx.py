@@ -18,9 +18,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from trainer.data.datasets import layout
-from trainer.data.datasets.records import DataSet, build, listed
+from trainer.data.datasets.records import DataSet, build
 
 TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 LARGEST = 1 << 32  # bytes once unpacked; EMNIST, the largest of the family, has 0.6e9

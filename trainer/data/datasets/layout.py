@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from retrieval.errors import DmlError
-from trainer.data.datasets.records import DataSet, Row, build, listed
+from retrieval.errors import DmlError, listed
+from trainer.data.datasets.records import DataSet, Row, build
 
 # A root, a Windows drive, a step upward, or NUL. Symbolic links are not looked at: whoever made
 # them on this disk chose where they lead, which cannot be said of a line in a downloaded file.

@@ -12,8 +12,6 @@ import numpy as np
 from retrieval.embeddings import SPLITS
 from retrieval.errors import DmlError
 
-LISTED = 5
-
 # (path as in the record, wanted short side or None) -> (H, W, 3) uint8 RGB. Readers are small
 # frozen dataclasses, so that a data set can be sent to worker processes.
 Reader = Callable[[str, int | None], np.ndarray]
@@ -156,10 +154,3 @@ def _split_code(split: str) -> int:
         known = f"There are: {', '.join(SPLITS)}."
         raise DmlError(f"There is no split called {split!r}.", known, "Name one of these.")
     return SPLITS.index(split)
-
-
-def listed(names: Iterable[str], limit: int = LISTED) -> str:
-    """`a, b, c and 7 more`"""
-    names = list(names)
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
 from retrieval.number_format import counted
-from trainer.data.datasets.records import SPLITS, DataSet, Row, listed
+from trainer.data.datasets.records import SPLITS, DataSet, Row
 
 # With a single class every answer is right, and with a single training class nothing is learnt.
 FEWEST = 2
