@@ -196,13 +196,13 @@ def int8(runs: list[Path], small: bool, dry: bool) -> None:
         rows += [
             [
                 network,
-                row.precision,
+                row["precision"],
                 f"{len(images):,}",
-                f"{100 * row.recall:.2f}",
-                f"{100 * (row.recall - found[0].recall):+.2f}",
-                f"{100 * row.changed:.1f} %",
-                f"{row.images_per_second:,.0f}",
-                f"{row.bytes / 1e6:.2f}",
+                f"{100 * row['recall']:.2f}",
+                f"{100 * (row['recall'] - found[0]['recall']):+.2f}",
+                f"{100 * row['changed']:.1f} %",
+                f"{row['images_per_second']:,.0f}",
+                f"{row['bytes'] / 1e6:.2f}",
             ]
             for row in found
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -217,13 +217,12 @@ def export_model(job: Job) -> tuple[Model, ModelResult]:
         parity.judge(found, settings.precision, settings.max_recall_drop)
         if made is plain:  # the comparison has measured all that the table shows
             size, speed = plain.path.stat().st_size, session.images_per_second
-            rows = [precision.Row("fp32", size, speed, found.recall_onnx, 0.0)]
+            rows = [precision.row("fp32", size, speed, found["recall_onnx"], 0.0)]
         else:
             rows = compare_precisions(job, plain, made, images)
-        compared = metadata.to_properties({"parity": asdict(found)})
+        compared = metadata.to_properties({"parity": found})
         model = trace.save(made.load(), target, made.properties | compared)
-    result = _summary(model)
-    result["precisions"] = [cast(PrecisionResult, asdict(row)) for row in rows]
+    result: ModelResult = {**_summary(model), "precisions": rows}
     return model, {**result, "provider": session.provider, "provider_why": session.why}
 
 
@@ -274,7 +273,7 @@ def at_precision(job: Job, plain: Model, name: str) -> Model:
 
 def compare_precisions(
     job: Job, plain: Model, made: Model, images: tuple[np.ndarray, np.ndarray]
-) -> list[precision.Row]:
+) -> list[PrecisionResult]:
     """Compare all precisions, also the one that was not requested."""
     settings = job.settings
     models = {"fp32": plain, settings.precision: made}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from exporter.onnx import untrusted
 from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import Model, describe_graph, printable, shown
 from exporter.onnx.session import Session
-from exporter.results import CheckResult, GraphSummary, ModelInspection, ParityResult
+from exporter.results import CheckResult, GraphSummary, ModelInspection
 from retrieval.errors import DmlError
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
@@ -113,7 +113,7 @@ def check_model(
         network = networks.Together([member.embedder for member in members], own.normalized)
         numbers = parity.check(network, session.run, *images, device=device, progress=progress)
         parity.judge(numbers, own.precision)
-        found["parity"] = cast(ParityResult, asdict(numbers))
+        found["parity"] = numbers
     return found
 
 

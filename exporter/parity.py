@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
+from exporter.results import ParityResult
 from retrieval import neighbours
 from retrieval.distances import TIE, row_scores
 from retrieval.errors import DmlError
@@ -30,31 +30,6 @@ SAME_COSINE = 0.9999
 Run = Callable[[np.ndarray], np.ndarray]  # uint8 (B, H, W, 3) -> (B, D)
 
 
-@dataclass(frozen=True)
-class Parity:
-    """How far the embeddings of a model are from those of its network."""
-
-    max_abs: float
-    """Largest absolute difference of two numbers."""
-    max_rel: float
-    """Length of the difference divided by the length of the embedding, for the worst image."""
-    min_cosine: float
-    recall_torch: float
-    """Recall@1 by cosine on the real images, 0 to 1."""
-    recall_onnx: float
-    agreement: float
-    """Share of the real images whose nearest neighbour is the same."""
-    images: int
-    """Number of real images."""
-    batches: tuple[int, ...]
-    """Batch sizes that were compared, each with real and with random images."""
-
-    @property
-    def drop(self) -> float:
-        """Points of Recall@1 that the model loses; negative if it gains."""
-        return 100 * (self.recall_torch - self.recall_onnx)
-
-
 def check(
     network: nn.Module,
     run: Run,
@@ -64,7 +39,7 @@ def check(
     batch_sizes: Sequence[int] = (1, 3, 32),
     device: str = "auto",
     progress: StageProgress | None = None,
-) -> Parity:
+) -> ParityResult:
     """Compare on real images (N, H, W, 3), uint8, with labels (N,), and on random images.
 
     run: what computes embeddings with the model.
@@ -99,16 +74,16 @@ def check(
     ours, theirs = (np.concatenate(side[-len(real) :]) for side in sides)
     ours_recall, ours_nearest = retrieved(ours, labels, device)
     theirs_recall, theirs_nearest = retrieved(theirs, labels, device)
-    return Parity(
-        max_abs=max(absolute),
-        max_rel=max(relative),
-        min_cosine=min(cosines),
-        recall_torch=ours_recall,
-        recall_onnx=theirs_recall,
-        agreement=float(agreement(ours, ours_nearest, theirs_nearest).mean()),
-        images=len(images),
-        batches=tuple(batch_sizes),
-    )
+    return {
+        "max_abs": max(absolute),
+        "max_rel": max(relative),
+        "min_cosine": min(cosines),
+        "recall_torch": ours_recall,
+        "recall_onnx": theirs_recall,
+        "agreement": float(agreement(ours, ours_nearest, theirs_nearest).mean()),
+        "images": len(images),
+        "batches": list(batch_sizes),
+    }
 
 
 def torch_runner(network: nn.Module) -> Run:
@@ -174,32 +149,33 @@ def agreement(vectors: np.ndarray, nearest: np.ndarray, other: np.ndarray) -> np
     return (nearest == other) | (theirs >= mine - TIE)
 
 
-def judge(parity: Parity, precision: str, max_recall_drop: float | None = None) -> None:
+def judge(parity: ParityResult, precision: str, max_recall_drop: float | None = None) -> None:
     """Raise a DmlError with the numbers if the model is not as good as the network.
 
     max_recall_drop: allowed points of Recall@1, instead of the TOLERANCE of the precision.
     """
     allowed = TOLERANCE[precision] if max_recall_drop is None else max_recall_drop
+    before, after = (100 * parity[name] for name in ("recall_torch", "recall_onnx"))
     numbers = (
-        f"Recall@1 {100 * parity.recall_torch:.2f} with torch, {100 * parity.recall_onnx:.2f} with "
-        f"ONNX ({parity.images:,} images); the nearest neighbour agrees for "
-        f"{100 * parity.agreement:.1f} %; lowest cosine {parity.min_cosine:.7f}, largest "
-        f"difference {parity.max_abs:.2g} ({parity.max_rel:.2g} relative)."
+        f"Recall@1 {before:.2f} with torch, {after:.2f} with ONNX "
+        f"({parity['images']:,} images); the nearest neighbour agrees for "
+        f"{100 * parity['agreement']:.1f} %; lowest cosine {parity['min_cosine']:.7f}, largest "
+        f"difference {parity['max_abs']:.2g} ({parity['max_rel']:.2g} relative)."
     )
     # Written so that NaN fails; 1e-9: a tenth of a point is no binary number.
-    if not parity.drop <= allowed + 1e-9:
+    if not before - after <= allowed + 1e-9:
         raise DmlError(
-            f"The {precision} model loses {parity.drop:.2f} points of Recall@1; "
+            f"The {precision} model loses {before - after:.2f} points of Recall@1; "
             f"{allowed:g} are allowed.",
             numbers,
             "Export without rounding: --precision fp32"
             if precision != "fp32"
             else "Allow more, if you know why: --max-recall-drop POINTS",
         )
-    if precision == "fp32" and not parity.min_cosine > SAME_COSINE:
+    if precision == "fp32" and not parity["min_cosine"] > SAME_COSINE:
         raise DmlError(
             "The model does not compute what the network computes: a cosine of "
-            f"{parity.min_cosine:.5f}; above {SAME_COSINE} is expected.",
+            f"{parity['min_cosine']:.5f}; above {SAME_COSINE} is expected.",
             numbers,
             "Please report it, with the versions of torch and onnxruntime.",
         )

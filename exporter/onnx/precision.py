@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,6 +24,7 @@ from exporter.onnx.providers import load_runtime
 from exporter.onnx.session import TimedSession
 from exporter.onnx.trace import save
 from exporter.parity import retrieved
+from exporter.results import PrecisionResult
 from retrieval.errors import DmlError
 from retrieval.resources import StageProgress, slices
 
@@ -119,19 +119,6 @@ def to_int8(
 # Comparison
 
 
-@dataclass(frozen=True)
-class Row:
-    """One precision in the comparison."""
-
-    precision: str
-    bytes: int
-    images_per_second: float
-    recall: float
-    """Recall@1 by cosine, 0 to 1."""
-    changed: float
-    """Share of images whose nearest neighbour differs from that of the first model."""
-
-
 def compare(
     models: Mapping[str, Model],
     images: np.ndarray,
@@ -142,7 +129,7 @@ def compare(
     batch_size: int = 8,
     device: str = "auto",
     progress: StageProgress | None = None,
-) -> list[Row]:
+) -> list[PrecisionResult]:
     """Compare size, speed and retrieval of models on the same images (N, H, W, 3).
 
     device: the device that searches nearest neighbours.
@@ -163,8 +150,21 @@ def compare(
         first = nearest if first is None else first
         speed = sessions[name].images_per_second
         changed = float((nearest != first).mean())
-        rows.append(Row(name, model.path.stat().st_size, speed, recall, changed))
+        rows.append(row(name, model.path.stat().st_size, speed, recall, changed))
     return rows
+
+
+def row(
+    name: str, size: int, images_per_second: float, recall: float, changed: float
+) -> PrecisionResult:
+    """One precision in the comparison."""
+    return {
+        "precision": name,
+        "bytes": size,
+        "images_per_second": images_per_second,
+        "recall": recall,
+        "changed": changed,
+    }
 
 
 def _tools() -> tuple[ModuleType, ModuleType]:

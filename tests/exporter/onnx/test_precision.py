@@ -90,8 +90,8 @@ def test_float16_halves_the_file_and_retrieves_alike(embedder, exported, half):
     assert half.stat().st_size < 0.52 * exported.stat().st_size
     images, labels = stripes()
     found = parity.check(embedder, Session(describe(half), "cpu", 1).run, images, labels)
-    assert 1e-6 < found.max_rel < 3e-3
-    assert found.agreement > 0.95
+    assert 1e-6 < found["max_rel"] < 3e-3
+    assert found["agreement"] > 0.95
     parity.judge(found, "fp16")
 
 
@@ -145,9 +145,9 @@ def test_int8_is_a_quarter_of_the_file_and_retrieves_alike(embedder, exported, e
     assert eighth.stat().st_size < 0.35 * exported.stat().st_size
     images, labels = stripes(400, seed=2)
     found = parity.check(embedder, Session(describe(eighth), "cpu", 1).run, images, labels)
-    assert 1e-3 < found.max_rel < 0.2
-    assert found.agreement > 0.85
-    assert abs(found.drop) <= 1.0
+    assert 1e-3 < found["max_rel"] < 0.2
+    assert found["agreement"] > 0.85
+    assert abs(found["recall_torch"] - found["recall_onnx"]) <= 0.01
 
 
 def test_int8_weights_have_a_scale_per_channel_and_seven_bits(eighth):
@@ -225,9 +225,9 @@ def test_precisions_are_compared_on_the_same_images(embedder, exported, half, ei
     models = {"fp32": exported, "fp16": half, "int8": eighth}
     described = {name: describe(path) for name, path in models.items()}
     rows = compare(described, images, labels, provider="cpu", batch_size=32)
-    assert [row.precision for row in rows] == list(models)
-    assert [row.bytes for row in rows] == [path.stat().st_size for path in models.values()]
-    assert all(row.images_per_second > 0 for row in rows)
+    assert [row["precision"] for row in rows] == list(models)
+    assert [row["bytes"] for row in rows] == [path.stat().st_size for path in models.values()]
+    assert all(row["images_per_second"] > 0 for row in rows)
     assert rows[0].changed == 0
     assert rows[2].changed > 0
     recall, nearest = parity.retrieved(parity.torch_runner(embedder)(images), labels)

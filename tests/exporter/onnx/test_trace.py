@@ -137,7 +137,7 @@ def test_grey_networks_with_normed_embeddings_are_exported(tmp_path):
     write_model(network, path, size=size, properties=properties(network, size))
     images, labels = stripes(12, size=size)
     found = parity.check(network, Session(describe(path), "cpu", 1).run, images, labels)
-    assert found.max_rel < 1e-5
+    assert found["max_rel"] < 1e-5
 
 
 def test_properties_are_added_and_replaced(exported, tmp_path):
