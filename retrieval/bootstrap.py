@@ -89,7 +89,7 @@ def paired_runs(
         hits = ((of_seeds @ gain) * of_classes).sum(axis=1)
         means[part, 0] = hits / (max(1, S - 1) * (of_classes @ sizes))
     means = mean + _widening(gain, sizes, level) * (means - mean)
-    return mean, *_tested(means, level)
+    return mean, *_tested(means.clip(-1, 1), level)  # no difference of shares is larger
 
 
 def _widening(gain: np.ndarray, sizes: np.ndarray, level: float) -> float:

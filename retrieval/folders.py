@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from retrieval.errors import DmlError, damaged
 from retrieval.formats import FORMATS, of_suffix
 from retrieval.formats.refused import explain_folder, unreadable
 
-RUN = "embeddings.h5"
+RUN, SWEEP = "embeddings.h5", "sweep.json"
 LISTINGS = ("state.json", "dataset_dict.json")
 """Of Hugging Face's datasets: they are read to find out which files belong to a set."""
 LISTING_BYTES = 1 << 24  # that are read of one; it lists some hundred files
@@ -34,6 +35,15 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
         return _splits_of_hugging_face(path), None
     if "state.json" in names:
         return _hugging_face(path), None
+    if SWEEP in names and (run := best_run(path)):
+        done = (run / RUN).is_file()
+        raise DmlError(
+            f"{path} is a folder of several runs.",
+            f"The first run of its best setting is {run}.",
+            f"Name its embeddings: {run / RUN}"
+            if done
+            else f"Export it: dmltool export {shlex.quote(str(run))}",
+        )
     shards = _embedding_files(names)
     for name in _embedding_files(name.removesuffix(".partial") for name in names):
         if name not in names:  # its rows would be missing
@@ -48,6 +58,19 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
             f"Choose some by a pattern: '{path}/*{formats[0]}'",
         )
     return in_natural_order(path / name for name in shards), None
+
+
+def best_run(folder: Path) -> Path | None:
+    """The first run of the best setting of a sweep, or of several seeds; None if that is unknown.
+
+    It is looked for in the folder, which may have been moved.
+    """
+    try:
+        run = Path(_json(folder / SWEEP)["rows"][0]["runs"][0]["run"])
+    except (DmlError, LookupError, TypeError):
+        return None
+    places = (folder / run.parent.name / run.name, folder / run.name)
+    return next((place for place in places if (place / "config.toml").is_file()), None)
 
 
 def no_match(pattern: str, fix: str) -> DmlError:

@@ -146,6 +146,7 @@ def _run_seeds(start: Start, seeds: int, folder: Path, as_json: bool) -> None:
     from trainer.tables import Display
 
     with on_interrupt(lambda: RUN_AGAIN), Display(safe_console(stderr=True)) as watch:
+        from retrieval.folders import best_run
         from trainer.sweep.plan import Plan
         from trainer.sweep.runs import train_all_seeds
         from trainer.sweep.tables import seeds_table
@@ -155,6 +156,7 @@ def _run_seeds(start: Start, seeds: int, folder: Path, as_json: bool) -> None:
         print_json(found)
     else:
         stdout_console().print(seeds_table(found))
+        next_step("export", best_run(folder))
 
 
 def new_folder(parent: Path, name: str) -> Path:

@@ -11,6 +11,7 @@ import numpy as np
 from retrieval.distances import DISTANCES
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
+from retrieval.folders import best_run
 from retrieval.reporting.thumbs import Pictures
 from retrieval.reporting.view import Run
 from trainer import toml
@@ -75,8 +76,8 @@ def _settings_text(folder: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise DmlError(
             f"{folder} is not a run folder.",
-            f"{folder / CONFIG} cannot be read: {error}.",
-            "Name a folder made by `dmltool train`: --run runs/NAME",
+            f"{folder / CONFIG} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            f"Name a folder made by `dmltool train`: --run {best_run(folder) or 'runs/NAME'}",
         ) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from retrieval.errors import DmlError
 
+MAKE_ONE = "Make one: dmltool train --preset glyphs-ce --dry-run > my.toml"
 LARGEST = 100_000  # bytes of a configuration; ours have some 3,000
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_NAME = re.compile(rf"""(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{16}}""")
@@ -20,25 +21,20 @@ _LONG_NAME = re.compile(rf"""(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{16}}"
 _STRAY = re.compile(rb"\\udc[89a-f][0-9a-f]")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The tables of a file; DmlError if it cannot be read or is no configuration."""
+def read(path: Path, what: str = "configuration", fix: str = MAKE_ONE) -> dict[str, Any]:
+    """The tables of a file; DmlError if it cannot be read or is none in TOML.
+
+    what, fix: what the file is, and how to get one, for messages.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
-        raise DmlError(
-            f"There is no configuration {path}.",
-            "A file in TOML was expected.",
-            "Make one: dmltool train --preset glyphs-ce --dry-run > my.toml",
-        ) from None
+        raise DmlError(f"There is no {what} {path}.", "A file in TOML was expected.", fix) from None
     except OSError as error:
         raise DmlError(f"{path} cannot be read.", f"{error.strerror}.", "Name a file.") from error
     if len(data) > LARGEST:
-        raise DmlError(
-            f"{path} is not a configuration.",
-            f"It is larger than {LARGEST:,} bytes.",
-            "Make one: dmltool train --preset glyphs-ce --dry-run > my.toml",
-        )
+        raise DmlError(f"{path} is not a {what}.", f"It is larger than {LARGEST:,} bytes.", fix)
     try:
         return parse(data.decode("utf-8"))
     except ValueError as error:  # of TOML, or of UTF-8

@@ -172,6 +172,12 @@ def test_paired_runs_agree_with_a_loop_over_drawn_seeds_and_classes():
     assert mirrored == (-difference, (-high, -low), p)
 
 
+def test_differences_of_paired_runs_stay_within_a_hundred_percent():
+    gain = np.array([[9.0, 1.0, 2.0], [1.0, 9.0, 8.0]])  # of 10 queries each
+    _, (low, high), _ = bootstrap.paired_runs(gain, np.full(3, 10))
+    assert -1 <= low < 0 < high == 1
+
+
 def test_paired_runs_see_the_spread_of_seeds():
     """The same mean difference, equal for all seeds or of one seed only."""
     sizes = np.full(20, 10)

@@ -13,6 +13,7 @@ import torch
 
 from retrieval.errors import DmlError
 from retrieval.files import sync, whole_file
+from retrieval.folders import best_run
 from trainer import toml
 from trainer.config import Config
 from trainer.results import BEST, LAST
@@ -84,10 +85,13 @@ def load(path: Path) -> dict[str, Any]:
     if path.is_dir():
         path = path / LAST
     if not path.exists():
+        folder = path.parent
+        runs = [found.parent for found in sorted(folder.glob(f"*/{LAST}"))]
+        run = best_run(folder) or next(iter(runs), None)
         raise DmlError(
             f"There is no checkpoint {path}.",
             "A folder made by `dmltool train`, or a checkpoint in it, was expected.",
-            "Look for last.pt or best.pt: ls runs/*",
+            f"Name a run in it: {run}" if run else "Look for last.pt or best.pt: ls runs/*",
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrieval.console import RUN_AGAIN, on_interrupt, print_json, say_next, stdout_console
+from retrieval.console import (
+    RUN_AGAIN,
+    next_step,
+    on_interrupt,
+    print_json,
+    stdout_console,
+    tell,
+)
 from retrieval.options import json_option, whole_option
 from trainer.options import Start, resolved, settings_options, start_of
 
@@ -65,6 +72,7 @@ def sweep(
       dmltool sweep --preset glyphs-group --grid loss.options.anchors=0,1,2
       dmltool sweep --preset glyphs-ce --tpe 50 --space space.toml --workers 2
     """
+    from retrieval.folders import best_run
     from retrieval.resources import processors
 
     start = start_of(**given)
@@ -84,7 +92,11 @@ def sweep(
         return
     console = stdout_console()
     console.print(sweep_table(found, console))
-    say_next(f"open {folder / PAGE} in a browser")
+    tell(f"To see more, open {folder / PAGE} in a browser")
+    if run := best_run(folder):
+        best = (f"{key}={text}" for key, text in found["rows"][0]["values"].items())
+        tell(f"Best setting: {' '.join(best)}")
+        next_step("export", run)
 
 
 def _plan(

@@ -5,12 +5,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from retrieval.errors import DmlError
 from trainer import toml
+from trainer.config import Config
+from trainer.validate import unknown_key
 
-EXAMPLE = "loss.options.anchors=0,1,2,3"
+EXAMPLE = "Write lines such as: optimizer.lr = {low = 1e-4, high = 0.1, log = true}"
 FORMS = (
     "A parameter is a list of choices such as [5, 10], or a range such as "
     "{low = 1e-4, high = 0.1, log = true}; a range of whole numbers has whole ends"
@@ -45,11 +47,11 @@ def from_grid(texts: Iterable[str]) -> Space:
         key, equals, values = (part.strip() for part in text.partition("="))
         found = split_values(values)
         if not equals or "." not in key or not found:
-            raise DmlError(
-                f"--grid {text} is not understood.",
-                "It takes the form table.key=value,value.",
-                f"Write it so: --grid {EXAMPLE}",
-            )
+            why = "It takes the form table.key=value,value."
+            if "." not in key:
+                why = f"{unknown_key(key, get_type_hints(Config)).text} {why}"
+            fix = "Write it so: --grid optimizer.lr=0.001,0.003"
+            raise DmlError(f"--grid {text} is not understood.", why, fix)
         _add(space, key, tuple(map(toml.render, found)), "--grid")
     return space
 
@@ -65,10 +67,10 @@ def split_values(text: str) -> list[Any]:
 def from_file(path: Path) -> Space:
     """The ranges and choices of a TOML file, whose keys are those of a configuration."""
     space: Space = {}
-    for key, value in _leaves(toml.read(path)):
+    for key, value in _leaves(toml.read(path, "file of parameters", EXAMPLE)):
         _add(space, key, _parameter(key, value, path), str(path))
     if not space:
-        raise DmlError(f"{path} names no parameters.", f"{FORMS}.", "Add a line for each.")
+        raise DmlError(f"{path} names no parameters.", f"{FORMS}.", EXAMPLE)
     return space
 
 
@@ -110,7 +112,9 @@ def _parameter(key: str, value: Any, path: Path) -> Choices | Range:
     wrong = DmlError(
         f"{path}: {key} = {toml.render(value)} is not understood.",
         f"{FORMS}.",
-        f"Write it so: {key} = {{low = 1, high = 8}}",
+        f"Write it so: {key} = {{low = 1, high = 8}}"
+        if isinstance(value, Mapping)
+        else f"Leave it out of this file if it does not vary: --set {key}={toml.render(value)}",
     )
     try:
         found = Range(**value)

@@ -81,7 +81,7 @@ def sweep_table(found: SweepResult, console: Console) -> Group:
         parts.append(Text("More scores in sweep.csv; a wider terminal shows them here."))
     best = found["rows"][0] if found["rows"] else None
     if best and best["test"]:
-        parts.append(Text("Test set, the first setting:", style="bold"))
+        parts.append(Text("Test set, the best setting:", style="bold"))
         parts.append(scores_table(best["test"]))
     return Group(*parts)
 

@@ -46,6 +46,19 @@ def test_a_grid_that_makes_no_sense_is_refused(texts):
         from_grid(texts)
 
 
+def test_advice_fits_the_grid_and_the_file(tmp_path):
+    with pytest.raises(DmlError) as caught:
+        from_grid(["lr="])
+    assert "Did you mean optimizer.lr?" in caught.value.why
+    with pytest.raises(DmlError, match=r"no file of parameters .*none\.toml") as caught:
+        from_file(tmp_path / "none.toml")
+    assert "optimizer.lr = {low" in caught.value.fix
+    (tmp_path / "config.toml").write_text('[data]\ndataset = "folder"\n')
+    with pytest.raises(DmlError, match="is not understood") as caught:
+        from_file(tmp_path / "config.toml")
+    assert "--set data.dataset" in caught.value.fix
+
+
 def test_a_file_has_ranges_logarithms_whole_numbers_and_choices(tmp_path):
     file = tmp_path / "space.toml"
     file.write_text(
