@@ -45,10 +45,12 @@ class Step:
         return _whole(self.made) and _newer(self.made, self.needs)
 
     def clear(self) -> None:
-        """Remove a training that cannot be resumed.
+        """Remove a damaged result, and a training that cannot be resumed.
 
-        It was killed before its first checkpoint, or has a result but no network.
+        That was killed before its first checkpoint, or has a result but no network.
         """
+        if self.made.exists() and not _whole(self.made):
+            self.made.unlink()
         run = self.made.parent
         lost = self.made.exists() and not all(path.exists() for path in self.also)
         goes_on = (run / LAST).exists() and not lost

@@ -10,21 +10,27 @@ from __future__ import annotations
 
 import glob
 import os
+import secrets
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 
+from retrieval.errors import DmlError
 from retrieval.files import sync
-from retrieval.formats.hdf5.layout import SAME
-from retrieval.formats.hdf5.writing import Writer
+from retrieval.formats.hdf5.layout import SAME, Layout
+from retrieval.formats.hdf5.writing import Writer, failures
+from retrieval.processes import gather
+from retrieval.world import World
 
 HEADER = struct.Struct("<IIq")  # checksum of the rest, number of the split, rows
 PATIENCE = 90.0  # seconds until a network file system surely shows a file of another machine
+NEW = 10.0  # seconds until it shows one whose name was never looked up
 
 Batch = tuple[str, np.ndarray, np.ndarray]  # split, positions (b,), vectors (b, D)
 
@@ -34,31 +40,87 @@ def part_path(out: Writer, rank: int) -> Path:
 
 
 class PartFile:
-    """Appends batches of rows to the part file of a rank."""
+    """Appends batches of rows to the part file of a rank, with room for `rows`."""
 
-    def __init__(self, out: Writer, rank: int) -> None:
+    def __init__(self, out: Writer, rank: int, rows: int) -> None:
         self.path, self.splits = part_path(out, rank), list(out.lengths)
-        self.file = self.path.open("wb", buffering=0)
-        self.file.write(identity(out))
+        with failures(self.path), ExitStack() as opened:
+            self.file = opened.enter_context(self.path.open("wb"))
+            head = identity(out)
+            if rows and hasattr(os, "posix_fallocate"):  # better refused now than after hours
+                size = len(head) + rows * (HEADER.size + 8 + 4 * out.dim)
+                os.posix_fallocate(self.file.fileno(), 0, size)
+            self.file.write(head)
+            self.file.flush()
+            opened.pop_all()  # nothing failed: `close` closes it
 
     def write(self, split: str, positions: np.ndarray, vectors: np.ndarray) -> None:
         rows = np.ascontiguousarray(vectors, "<f4")
         body = np.ascontiguousarray(positions, "<i8").tobytes() + rows.tobytes()
         tail = HEADER.pack(0, self.splits.index(split), len(positions))[4:] + body
-        self.file.write(struct.pack("<I", crc32(tail)) + tail)
+        with failures(self.path):
+            self.file.write(struct.pack("<I", crc32(tail)) + tail)
+            self.file.flush()
 
     def close(self) -> None:
         """Close the file so that another machine reads all of it."""
-        os.fsync(self.file.fileno())
-        self.file.close()
+        with failures(self.path):
+            self.file.truncate()
+            os.fsync(self.file.fileno())
+            self.file.close()
         sync(self.path.parent)
 
 
 def identity(out: Writer) -> bytes:
     """32 bytes that differ between files of other models, images, splits or dimensions."""
-    layout = out.layout
+    return sha256(repr(_contents(out.layout)).encode()).digest()
+
+
+def _contents(layout: Layout) -> tuple[dict[str, object], dict[str, int], int, str]:
     same = {name: layout.attrs.get(name) for name in SAME}
-    return sha256(repr((same, layout.lengths, layout.dim, str(layout.dtype))).encode()).digest()
+    return same, layout.lengths, layout.dim, str(layout.dtype)
+
+
+def require_same(out: Writer, world: World) -> None:
+    """Raise unless all ranks embed the same images with the same model."""
+    (same, lengths, *rest), *others = gather(_contents(out.layout), world)
+    for rank, (their_same, their_lengths, *their_rest) in enumerate(others, 1):
+        if their_lengths != lengths or their_same["paths_sha256"] != same["paths_sha256"]:
+            counts = [sum(each.values()) for each in (lengths, their_lengths)]
+            why = "Rank {} has a list of {:,} images; that of rank 0 has {:,}{}."
+            names = " other ones" if counts[0] == counts[1] else ""
+            why = why.format(rank, counts[1], counts[0], names)
+            raise _different("images", why, "images")
+        if their_same != same or their_rest != rest:
+            why = f"The model or the settings of rank {rank} are not those of rank 0."
+            raise _different("models", why, "model")
+
+
+def _different(what: str, why: str, which: str) -> DmlError:
+    return DmlError(
+        f"The processes have different {what}.",
+        why,
+        f"Give all of them the same {which}: copy it to every machine, or share a disk.",
+    )
+
+
+def show_folder(out: Writer) -> str:
+    """Create an empty file that all ranks must see, and return its name; rank 0 removes it."""
+    path = part_path(out, secrets.randbits(60))  # a new name: no file system remembers its absence
+    path.touch()
+    sync(path.parent)
+    return path.name
+
+
+def require_folder(out: Writer, name: str, world: World) -> None:
+    """Raise unless this rank sees the file of rank 0: it would write its rows elsewhere."""
+    if not _appears(out.path.with_name(name), NEW):
+        raise DmlError(
+            f"Rank {world.rank} does not see the file that rank 0 writes, {out.path.name}.",
+            f"{out.path.parent.resolve()} is not the same folder on both machines.",
+            "Write to a disk that all machines share, or let each machine embed a part on its "
+            f"own, without torchrun: --shard 1/{world.size} to --shard {world.size}/{world.size}",
+        )
 
 
 def collect(out: Writer) -> None:
@@ -85,8 +147,17 @@ def wait_for(out: Writer, ranks: int) -> None:
     """Wait until the part files of all ranks but the first can be seen from here."""
     end = time.monotonic() + PATIENCE
     for rank in range(1, ranks):
-        while not part_path(out, rank).exists() and time.monotonic() < end:
-            time.sleep(0.5)
+        _appears(part_path(out, rank), end - time.monotonic())
+
+
+def _appears(path: Path, seconds: float) -> bool:
+    """Wait until a file can be seen from here."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def batches(path: Path, out: Writer) -> Iterator[Batch]:

@@ -164,6 +164,7 @@ def embed(
         part = _part_of(data, whole, settings).attribute()
         engine = replace(engine, attrs=engine.attrs | part)
     out = _writer(engine, data, splits, target, settings)
+    parts.require_same(out, world)
     dtype = "float16" if settings.half else "float32"
     start, seconds, recall = time.perf_counter(), 0.0, None
     work = Work({split: [] for split in splits})
@@ -191,7 +192,8 @@ def embed(
     with suppress(_Rewritten), out:
         finishing.remove_leftovers(out)
         (parts.collect if settings.resume else parts.remove)(out)
-        from_first(lambda: out.marks, world)
+        if world.size > 1:
+            from_first(lambda: (out.marks, parts.show_folder(out)), world)
         compute(out.write)
         _join(out, work, world)
         _check_some_readable(work, out)
@@ -212,11 +214,13 @@ def embed(
 
 def _assist(out: Writer, work: Work, compute: Callable[[Write], None], world: World) -> None:
     """Compute the share of a rank that is not the first, and leave its rows in a part file."""
-    marks = from_first(lambda: None, world)
-    if marks is None:  # the file is finished
+    started = from_first(lambda: None, world)
+    if started is None:  # the file is finished
         return
-    out.marks = marks
-    part = parts.PartFile(out, world.rank)
+    out.marks, seen = started
+    parts.require_folder(out, seen, world)
+    missing = sum(int((~marks).sum()) for marks in out.marks.values())
+    part = parts.PartFile(out, world.rank, -(-missing // world.size))
     compute(part.write)
     part.close()
     gather(work, world)

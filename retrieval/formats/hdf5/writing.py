@@ -79,7 +79,7 @@ class Writer:
 
     def __enter__(self) -> Writer:
         self._refuse_overwriting()
-        with self._failures(), ExitStack() as opened:
+        with failures(self.partial), ExitStack() as opened:
             self.raw = self._begin(opened)
             opened.pop_all()  # nothing failed: __exit__ closes it
         return self
@@ -211,7 +211,7 @@ class Writer:
         at, rows = at[order], layout.cast(rows[order], self.dtype, self.path)
         cuts = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         vectors_at, marks_at = self.places[split]
-        with self._failures():
+        with failures(self.partial):
             for a, b in pairwise(cuts):
                 place = int(at[a]) * self.dim * self.dtype.itemsize
                 layout.put(self.raw, vectors_at + place, rows[a:b])
@@ -225,7 +225,7 @@ class Writer:
     ) -> None:
         with closing(self.raw):
             if kind is None:
-                with self._failures():
+                with failures(self.partial):
                     self._finish()
 
     def _finish(self) -> None:
@@ -249,20 +249,22 @@ class Writer:
         os.replace(self.partial, self.path)
         files.sync(self.path.parent)
 
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError) as error:
-            text = str(error)
-            if getattr(error, "errno", None) in FULL or any(f"errno = {n}" in text for n in FULL):
-                raise DmlError(
-                    f"{self.partial} could not be written: the disk is full.",
-                    text.splitlines()[0],
-                    "Make room and run it again; export and embed continue with --resume.",
-                ) from error
-            fix = remedy(error) if isinstance(error, OSError) else "Choose another folder."
-            raise DmlError(f"{self.partial} could not be written.", text, fix) from error
+
+@contextmanager
+def failures(path: Path) -> Iterator[None]:
+    """Raise a DmlError that names the file if writing fails."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        text = str(error)
+        if getattr(error, "errno", None) in FULL or any(f"errno = {n}" in text for n in FULL):
+            raise DmlError(
+                f"{path} could not be written: the disk is full.",
+                text.splitlines()[0],
+                "Make room and run it again; export and embed continue with --resume.",
+            ) from error
+        fix = remedy(error) if isinstance(error, OSError) else "Choose another folder."
+        raise DmlError(f"{path} could not be written.", text, fix) from error
 
 
 def common_dim(source: object, splits: Mapping[str, Split]) -> int:

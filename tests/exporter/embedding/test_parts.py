@@ -34,7 +34,7 @@ def images_of(folder):
     return build("toy", folder, [tuple(row) for row in rows])
 
 
-def embed(folder, target, world=ALONE, kill=(), count=N, **options):
+def embed(folder, target, world=ALONE, kill=(), count=N, model="", **options):
     """Embed `count` images of a folder; kill: [rank, batches that it still computes]."""
     data = images_of(folder)
     left = [kill[1] if kill and world.rank == kill[0] else 10**9]
@@ -47,12 +47,16 @@ def embed(folder, target, world=ALONE, kill=(), count=N, **options):
 
     splits = {"query": np.arange(0, N, 2), "gallery": np.arange(1, count, 2)}
     settings = EmbedSettings(batch_size=4, **options)
-    engine = Engine(run, D, PREPARED, ATTRS)
+    engine = Engine(run, D, PREPARED, ATTRS | ({"model_sha256": model} if model else {}))
     return writing.embed(engine, data, splits, target, settings, workers=1, world=world)
 
 
 def main(folder, options):
+    """The second rank has options of its own in `other`."""
+    parts.NEW = 0.5
+    other = options.pop("other", {})
     with processes.joined() as world:
+        options |= other if world.rank == 1 else {}
         print(embed(folder, folder / options.pop("target"), world, **options).computed)
 
 
@@ -103,6 +107,43 @@ def test_three_processes_write_the_file_of_one(folder):
     assert [rank.code for rank in again] == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [
+        ({"count": N - 2}, "Rank 1 has a list of 99 images; that of rank 0 has 100."),
+        ({"model": "other"}, "The processes have different models."),
+        ({"target": "there/x.h5"}, "Rank 1 does not see the file that rank 0 writes, x.h5."),
+    ],
+)
+def test_ranks_that_would_write_different_files_end_at_once(other, error, folder):
+    (folder / "there").mkdir(exist_ok=True)
+    before = sorted(folder.glob("**/*"))
+    ranks = in_ranks(2, folder, target="x.h5", other=other)
+    assert [rank.code for rank in ranks] == [1, 1]
+    told = "".join(rank.stderr for rank in ranks)
+    assert told.count(error) == 1
+    assert "Traceback" not in told
+    left = set(folder.glob("**/*")) - set(before)
+    assert {path.name.partition(".h5")[2][:6] for path in left} <= {".parti", ".part-"}
+    embed(folder, folder / "x.h5", resume=True)
+    assert without_time(folder / "x.h5") == without_time(folder / "one.h5")
+    (folder / "x.h5").unlink()
+    assert sorted(folder.glob("**/*")) == before
+
+
+def test_rows_of_a_rank_whose_disk_is_full_name_the_file(folder, tmp_path):
+    data = images_of(folder)
+    out = writing._writer(
+        Engine(quarters, D, PREPARED, ATTRS),
+        data,
+        {"query": np.arange(0, N, 2)},
+        tmp_path / "x.h5",
+        EmbedSettings(),
+    )
+    with pytest.raises(DmlError, match=r"x\.h5\.part-1 could not be written: the disk is full"):
+        parts.PartFile(out, 1, 1 << 50)
+
+
 def test_bad_images_of_all_ranks_are_left_out_as_by_one(folder, tmp_path):
     rows = json.loads((folder / "rows.json").read_text())
     for n, (path, *_) in enumerate(rows):
@@ -128,7 +169,7 @@ def test_part_files_of_another_model_are_not_used(folder):
         folder / "other.h5",
         EmbedSettings(),
     )
-    part = parts.PartFile(out, 1)
+    part = parts.PartFile(out, 1, 4)
     part.write("query", np.arange(4), np.zeros((4, D), np.float32))
     part.close()
     assert len(list(parts.batches(part.path, out))) == 1

@@ -228,9 +228,9 @@ def test_precisions_are_compared_on_the_same_images(embedder, exported, half, ei
     assert [row["precision"] for row in rows] == list(models)
     assert [row["bytes"] for row in rows] == [path.stat().st_size for path in models.values()]
     assert all(row["images_per_second"] > 0 for row in rows)
-    assert rows[0].changed == 0
-    assert rows[2].changed > 0
+    assert rows[0]["changed"] == 0
+    assert rows[2]["changed"] > 0
     recall, nearest = parity.retrieved(parity.torch_runner(embedder)(images), labels)
-    assert rows[0].recall == recall
+    assert rows[0]["recall"] == recall
     other = parity.retrieved(Session(describe(eighth), "cpu", 1).run(images), labels)[1]
-    assert rows[2].changed == (nearest != other).mean()
+    assert rows[2]["changed"] == (nearest != other).mean()

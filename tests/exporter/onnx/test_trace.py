@@ -67,7 +67,7 @@ def test_every_backbone_gives_the_network_s_embeddings_for_any_batch(entry, tmp_
     found = session.run(images)
     assert found.std(0).max() > 1e-3 * np.abs(found).max()  # images make a difference
     numbers = parity.check(network, session.run, images, labels, batch_sizes=(1, 3, 7))
-    assert numbers.min_cosine > 0.999999
+    assert numbers["min_cosine"] > 0.999999
     parity.judge(numbers, "fp32")
     # Deep networks of random weights magnify rounding: nearly as close to the truth as torch is.
     near = parity.torch_runner(network)(images)
