@@ -188,6 +188,8 @@ def main(debug: bool) -> None:
     signals.tell_cut_files()
     if not os.environ.get("NUMBA_NUM_THREADS", "1").strip(" 0").isdecimal():
         del os.environ["NUMBA_NUM_THREADS"]  # numba would not load; its threads are not used here
+    if "WORLD_SIZE" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # we say who is missing, and why
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from retrieval.errors import DmlError
+from retrieval.network import interface_of
 from retrieval.world import START, World, from_environment
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ GRACE = timedelta(seconds=5)
 """How long after that torch may take to say so itself."""
 TIMEOUT = timedelta(days=1)
 """How long ranks wait for one another; the watchdog ends them if one dies."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""The variable that names the network interface of torch's gloo."""
 LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
 
 _joined = itertools.count()
@@ -126,6 +129,8 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
         meet(store, world)
         dog = Watchdog.start(store, world.rank, world.size, world.host)
         late.cancel()
+        if backend == "gloo":
+            _choose_interface(dog, store, world)
         distributed.init_process_group(
             backend, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT
         )
@@ -138,11 +143,30 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
             f"Rank {world.rank} cannot join the {world.size} processes at "
             f"{world.host}:{world.port}.",
             str(error).split("\n")[0],
-            f"Start all of them, with a reachable address and a free port: {START}",
+            _how_to_join(str(error)),
         ) from error
     finally:
         late.cancel()
     return store, dog
+
+
+def _choose_interface(dog: Watchdog, store: Store, world: World) -> None:
+    """Let gloo listen where the ranks of other machines reach this one."""
+    if world.rank == 0:
+        store.set("address", dog.address)
+    if INTERFACE not in os.environ:
+        address = dog.address or store.get("address").decode()
+        if address and (name := interface_of(address)):
+            os.environ[INTERFACE] = name
+
+
+def _how_to_join(error: str) -> str:
+    if "gloo" in error.lower():
+        return (
+            f"Set {INTERFACE} on every machine to the interface that connects it with the "
+            f"others, such as eth0: export {INTERFACE}=eth0"
+        )
+    return f"Start all of them, with a reachable address and a free port: {START}"
 
 
 def _give_up(world: World) -> None:

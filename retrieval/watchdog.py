@@ -15,6 +15,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from retrieval.network import own_address
+
 if TYPE_CHECKING:
     from torch.distributed import Store
 
@@ -64,6 +66,11 @@ class Watchdog:
                 else:  # a stranger
                     peer.close()
         return cls(rank, peers)
+
+    @property
+    def address(self) -> str:
+        """The address by which another machine reaches this one; empty if there is no other."""
+        return next(filter(None, map(own_address, self.peers)), "")
 
     def _watch(self) -> None:
         """Wait for the first rank that ends without having said that it is done."""

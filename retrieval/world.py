@@ -102,11 +102,13 @@ ALONE = World()
 def from_environment() -> World:
     """Read the variables of torchrun, or those of a Slurm step with several tasks.
 
-    RANK alone, which some shells and job systems set for purposes of their own, says nothing.
+    RANK alone, which some shells and job systems set for purposes of their own, says nothing. Job
+    scripts of Slurm often export WORLD_SIZE, and srun then starts the tasks.
     """
     size = os.environ.get("WORLD_SIZE", "").strip()
+    by_srun = not os.environ.get("RANK") and os.environ.get(SLURM[1]) == size
     if size not in ("", "1"):
-        return _of_torchrun(os.environ)
+        return (_of_slurm if by_srun else _of_torchrun)(os.environ)
     if not size and os.environ.get(SLURM[1], "1") != "1":
         return _of_slurm(os.environ)
     return ALONE

@@ -3,6 +3,7 @@
 The file is also the script of those processes: `python test_processes.py FOLDER`.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -216,18 +217,41 @@ def test_who_cannot_connect_is_not_watched_any_longer(environment, monkeypatch):
     environment(**FITTING)
     place = FITTING["MASTER_ADDR"], int(FITTING["MASTER_PORT"])
     stopped = []
-    dog = SimpleNamespace(stop=lambda **how: stopped.append(how))
+    dog = SimpleNamespace(stop=lambda **how: stopped.append(how), address="")
 
     def refused(*_args, **_options):
-        raise RuntimeError("connection refused")
+        raise RuntimeError("Gloo connectFullMesh failed: connection refused")
 
     monkeypatch.setitem(processes._stores, place, torch.distributed.HashStore())
     monkeypatch.setattr(processes, "meet", lambda store, world: None)
     monkeypatch.setattr(watchdog.Watchdog, "start", lambda *_args: dog)
     monkeypatch.setattr(torch.distributed, "init_process_group", refused)
-    with pytest.raises(DmlError, match="cannot join the 2 processes"):
+    monkeypatch.setattr(processes, "_joined", itertools.count())
+    torch.distributed.PrefixStore("dmltool/0", processes._stores[place]).set("address", "")
+    with pytest.raises(DmlError, match="cannot join the 2 processes") as caught:
         join()
+    assert "GLOO_SOCKET_IFNAME=eth0" in caught.value.fix
     assert stopped == [{"failed": True}]
+
+
+@pytest.mark.parametrize(
+    ("address", "of_rank_0", "interface"),
+    [("192.0.2.7", "192.0.2.1", "eth7"), ("", "192.0.2.1", "eth1"), ("", "", None)],
+)
+def test_gloo_listens_where_other_machines_connect(monkeypatch, address, of_rank_0, interface):
+    """A rank on the machine of rank 0 has no connection that leaves it."""
+    names = {"192.0.2.1": "eth1", "192.0.2.7": "eth7"}
+    monkeypatch.setattr(processes, "interface_of", names.get)
+    monkeypatch.setenv(processes.INTERFACE, "")  # restored at the end
+    monkeypatch.delenv(processes.INTERFACE)
+    store = torch.distributed.HashStore()
+    processes._choose_interface(SimpleNamespace(address=of_rank_0), store, World(0, 3, 0))
+    monkeypatch.delenv(processes.INTERFACE, raising=False)
+    processes._choose_interface(SimpleNamespace(address=address), store, World(1, 3, 0))
+    assert os.environ.get(processes.INTERFACE) == interface
+    monkeypatch.setenv(processes.INTERFACE, "chosen")
+    processes._choose_interface(SimpleNamespace(address=address), store, World(1, 3, 0))
+    assert os.environ[processes.INTERFACE] == "chosen"
 
 
 def test_a_task_of_slurm_that_sees_one_gpu_has_that_one(monkeypatch):

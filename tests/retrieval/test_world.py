@@ -85,6 +85,16 @@ def test_a_shell_of_sbatch_or_salloc_is_alone(environment, tasks, monkeypatch):
     assert from_environment() == World()
 
 
+def test_a_job_script_that_exports_the_number_of_tasks_leaves_them_to_srun(environment):
+    environment(**STEP, WORLD_SIZE="7", MASTER_ADDR="gpu08", MASTER_PORT="29500")
+    world = from_environment()
+    assert (world.rank, world.size, world.by_slurm) == (5, 7, True)
+    assert (world.host, world.port) == ("gpu08", 29500)
+    environment(WORLD_SIZE="14")
+    with pytest.raises(DmlError, match="WORLD_SIZE=14"):
+        from_environment()
+
+
 def test_torchrun_inside_a_step_of_slurm_comes_first(environment):
     environment(**STEP | FITTING)
     assert from_environment().size == 2
