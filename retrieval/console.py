@@ -207,7 +207,8 @@ def on_interrupt(left: Callable[[], str]) -> Iterator[None]:
         if not isinstance(error, KeyboardInterrupt) and not signals.happened():
             raise  # else a library has made another error of Ctrl-C
         signals.answered()
-        click.echo(f"\nInterrupted: {left()}.", err=True)
+        if from_environment().rank == 0:
+            click.echo(f"\nInterrupted: {left()}.", err=True)
         raise click.exceptions.Exit(signals.INTERRUPTED) from None
     finally:
         signals.left = before

@@ -97,6 +97,14 @@ def answered() -> None:
     _waiting = False
 
 
+def interrupt() -> None:
+    """Do to the main thread what Ctrl-C does."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(_main, signal.SIGINT)  # also wakes what sleeps
+    else:  # Windows
+        _thread.interrupt_main()
+
+
 def _end(*_: object) -> None:
     try:
         os.write(2, f"\nInterrupted: {left()}.\n".encode())
@@ -140,10 +148,7 @@ def _wait() -> None:
             if time.monotonic() - _when > _patience:
                 _end()
             _looking = True
-            if hasattr(signal, "pthread_kill"):
-                signal.pthread_kill(_main, signal.SIGINT)  # also wakes what sleeps
-            else:  # Windows
-                _thread.interrupt_main()
+            interrupt()
             time.sleep(EVERY)
 
     _thread.start_new_thread(wait, ())

@@ -12,17 +12,22 @@ import secrets
 import selectors
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from retrieval import signals
 from retrieval.network import own_address
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 DONE = "done"  # said by a rank that needs the others no longer
+INTERRUPTED = "interrupted"  # said by a rank that ends because of Ctrl-C
 LONGEST = 300  # bytes of a message, which is one line
 WAIT = 20.0  # seconds until all ranks are connected
+CLEAN_UP = 10.0  # seconds that Ctrl-C takes at most
+HEARD = 0.5  # seconds until others have heard of Ctrl-C: before a connection of torch breaks
 NOTICE = 2.0  # seconds until the end of a process is surely seen
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # 30 s until it is noticed
 
@@ -32,7 +37,7 @@ class Watchdog:
 
     def __init__(self, rank: int, peers: dict[socket.socket, str]) -> None:
         self.rank, self.peers = rank, peers
-        self.lock, self.stopped = threading.Lock(), False
+        self.lock, self.stopped = threading.Lock(), threading.Event()
         self.noticed, self.ended = threading.Event(), ""  # the first rank that ended, in words
         for peer in peers:
             peer.settimeout(None)
@@ -87,15 +92,20 @@ class Watchdog:
                     continue
                 self.ended = said or self.peers[peer]
                 self.noticed.set()
+                if said == INTERRUPTED:
+                    signals.interrupt()  # to clean up, and to say how to continue
+                    self.stopped.wait(CLEAN_UP)
                 self._end()
                 return
 
     def _end(self) -> None:
         with self.lock:
-            if self.stopped:
+            if self.stopped.is_set():
                 return
-            self.stopped = True
+            self.stopped.set()
             self._say(self.ended)
+            if self.ended == INTERRUPTED:
+                os._exit(signals.INTERRUPTED)
             line = f"Error: Rank {self.rank} stops, because {self.ended} has ended.\n"
             os.write(2, line.encode())
             os._exit(1)  # the main thread may be in a product, or wait for the rank that ended
@@ -106,12 +116,16 @@ class Watchdog:
         If it is neither, another rank has ended; returns which one, in words.
         """
         with self.lock:
-            if self.stopped:
+            if self.stopped.is_set():
                 return self.ended
-            self.stopped = True
-        if not done and not failed:
+            self.stopped.set()
+        if signals.happened():
+            self.ended = INTERRUPTED
+        elif not done and not failed:
             self.noticed.wait(NOTICE)
         self._say(DONE if done else self.ended or _name(self.rank))
+        if self.ended == INTERRUPTED:
+            time.sleep(HEARD)
         return self.ended
 
     def _say(self, words: str) -> None:

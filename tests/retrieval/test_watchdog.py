@@ -8,6 +8,7 @@ from queue import Queue
 
 import pytest
 
+from retrieval import watchdog
 from retrieval.watchdog import Watchdog
 
 
@@ -78,6 +79,16 @@ def test_a_rank_whose_connection_ends_is_noticed_by_name(pair, ended):
 def test_a_rank_that_fails_tells_the_others_who_it_is(pair, ended):
     assert pair[0].stop(failed=True) == ""
     assert ended.get(timeout=20) == (1, f"rank 0 on {socket.gethostname()}")
+
+
+def test_ctrl_c_of_one_rank_reaches_the_others(pair, ended, monkeypatch):
+    pressed = Queue()
+    monkeypatch.setattr(watchdog.signals, "interrupt", lambda: pressed.put(True))
+    monkeypatch.setattr(watchdog.signals, "happened", lambda: True)
+    monkeypatch.setattr(watchdog, "CLEAN_UP", 0.1)
+    pair[1].stop(failed=True)
+    assert pressed.get(timeout=20)
+    assert ended.get(timeout=20) == (0, watchdog.INTERRUPTED)  # it did not end by itself
 
 
 def test_a_rank_that_is_done_is_not_missed(pair, ended):

@@ -129,6 +129,7 @@ def test_ranks_that_would_write_different_files_end_at_once(other, error, folder
     assert without_time(folder / "x.h5") == without_time(folder / "one.h5")
     (folder / "x.h5").unlink()
     assert sorted(folder.glob("**/*")) == before
+    (folder / "there").rmdir()
 
 
 def test_rows_of_a_rank_whose_disk_is_full_name_the_file(folder, tmp_path):
@@ -251,6 +252,36 @@ def test_the_command_in_two_processes_writes_and_prints_what_one_does(exported, 
     assert (first.code, second.code, second.stdout) == (one.exit_code, 0, "") == (0, 0, "")
     assert without_time(tmp_path / "one.h5") == without_time(tmp_path / "two.h5")
     assert first.stdout.replace("two.h5", "one.h5") == one.stdout
+
+
+INTERRUPTED = """
+import os, signal, time
+from cli import main
+from exporter.embedding.writing import Work
+from retrieval import signals
+
+add, done = Work.add, []
+
+def slowly(*given):
+    add(*given)
+    done.append(given)
+    time.sleep(0.05)
+    if os.environ["RANK"] == "1" and len(done) == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+
+Work.add = slowly
+signals.end_on_interrupt("__main__")
+main()
+"""
+
+
+def test_ctrl_c_that_one_rank_gets_ends_all_and_says_how_to_continue(exported, folder, tmp_path):
+    command = ["embed", exported, folder, "--out", tmp_path / "x.h5", "--batch-size", 4]
+    first, second = together(2, "-c", INTERRUPTED, *command, "--provider", "cpu", "--threads", 1)
+    assert (first.code, second.code) == (130, 130), first.stderr + second.stderr
+    assert "Interrupted: add --resume to continue." in first.stderr
+    assert second.stderr == ""
+    assert call(*command, "--resume").exit_code == 0
 
 
 if __name__ == "__main__":
