@@ -102,12 +102,12 @@ def test_one_copy_of_the_vectors_of_a_set_serves_all_processes_of_a_machine(tmp_
     assert "Traceback" not in first.stderr + second.stderr
 
 
-def test_tasks_of_slurm_work_together_without_torchrun(folder, alone):
-    command = ["-m", "cli", "eval", folder / "q.npz", "--gallery", folder / "g.npz"]
-    ranks = start(2, *command, "--no-nmi", "--json", variables=slurm_variables)
-    first, second = finish(ranks)
+@pytest.mark.parametrize("number", [2, 4])
+def test_tasks_of_slurm_work_together_without_torchrun(number, folder, alone, tmp_path):
+    command = ["-m", "cli", *commands(folder, tmp_path)[number]]
+    first, second = finish(start(2, *command, variables=slurm_variables))
     assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
-    assert (first.stdout, second.stdout) == (alone[1][2].stdout, "")
+    assert (first.stdout, second.stdout) == (alone[1][number].stdout, "")
 
 
 def test_an_error_of_all_ranks_is_told_once(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from retrieval.errors import DmlError
 from retrieval.loading import load
 from tests.conftest import call
 from tests.forks import Forked
-from tests.ranks import run_commands
+from tests.ranks import run_commands, together
 from tests.trainer.conftest import draw_pictures, small_config
 from trainer.data import datasets
 from trainer.run import train
@@ -50,11 +51,13 @@ def test_train_export_eval_is_one_chain(run):
     assert recall["1"] == at_export["recall"]["1"]
 
 
-def test_two_processes_export_the_rows_of_one(run, tmp_path):
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_processes_export_the_rows_of_one(size, run, tmp_path):
     export(run, tmp_path / "one", threads=1)
     command = ["export", run, "--out", tmp_path / "two", "--batch-size", 32, "--json"]
-    ((first, second),) = run_commands(2, [command], tmp_path)
-    assert (first.code, second.code, second.stdout) == (0, 0, ""), first.stderr + second.stderr
+    [[first, *others]] = run_commands(size, [command], tmp_path)
+    assert first.code == 0, first.stderr
+    assert all((rank.code, rank.stdout) == (0, "") for rank in others), others
     told = json.loads((tmp_path / "two" / "export.json").read_text())
     assert json.loads(first.stdout) == told
     one, two = (load(tmp_path / name / EMBEDDINGS) for name in ("one", "two"))
@@ -65,6 +68,46 @@ def test_two_processes_export_the_rows_of_one(run, tmp_path):
         EMBEDDINGS,
         "export.json",
     }
+
+
+KILLED = """
+import os, signal
+from cli import main
+from exporter.embedding.writing import Work
+
+add, done = Work.add, []
+
+def killed(*given):
+    add(*given)
+    done.append(given)
+    if os.environ["RANK"] == "1" and len(done) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Work.add = killed
+main()
+"""
+
+
+def test_an_export_of_two_processes_that_is_killed_is_continued_by_three(run, tmp_path):
+    options = ("--split", "train", "--split", "test", "--batch-size", 2, "--threads", 1, "--json")
+    command = ("export", run, "--out", tmp_path / "killed", *options)
+    first, second = together(2, "-c", KILLED, *command)
+    assert (first.code, second.code) == (1, -signal.SIGKILL)
+    assert "stops, because rank 1" in first.stderr
+    left = {path.name for path in (tmp_path / "killed").iterdir()}
+    assert left >= {f"{EMBEDDINGS}.part-1", f"{EMBEDDINGS}.partial", MODEL}
+    [ranks] = run_commands(3, [[*command, "--resume"]], tmp_path)
+    assert [rank.code for rank in ranks] == [0, 0, 0], ranks
+    settings = Settings(splits=("train", "test"), batch_size=2, threads=1)
+    one = export([run], tmp_path / "one", settings)
+    written, total = (found["embeddings"] for found in (json.loads(ranks[0].stdout), one))
+    assert 0 < written["computed"] <= total["computed"] - 3 * 2
+    left = {path.name for path in (tmp_path / "killed").iterdir()}
+    assert left == {EMBEDDINGS, MODEL, "export.json"}
+    a, b = (load(tmp_path / name / EMBEDDINGS) for name in ("killed", "one"))
+    for split in ("train", "test"):
+        for name in ("vectors", "labels", "paths"):
+            assert np.array_equal(*(getattr(x.splits[split], name) for x in (a, b)))
 
 
 def test_the_embedding_file_says_where_it_came_from(run):

@@ -23,7 +23,7 @@ from retrieval.loading import load
 from retrieval.world import ALONE
 from tests.conftest import call
 from tests.exporter.embedding.test_writing import ATTRS, PREPARED, D, draw, quarters
-from tests.ranks import run_commands, together
+from tests.ranks import finish, run_commands, slurm_variables, start, together
 from trainer.data.datasets.records import build
 
 N = 100
@@ -252,6 +252,10 @@ def test_the_command_in_two_processes_writes_and_prints_what_one_does(exported, 
     assert (first.code, second.code, second.stdout) == (one.exit_code, 0, "") == (0, 0, "")
     assert without_time(tmp_path / "one.h5") == without_time(tmp_path / "two.h5")
     assert first.stdout.replace("two.h5", "one.h5") == one.stdout
+    command = ["-m", "cli", *command, "--out", tmp_path / "slurm.h5"]
+    first, second = finish(start(2, *command, variables=slurm_variables))
+    assert (first.code, second.code, second.stdout) == (0, 0, ""), first.stderr + second.stderr
+    assert without_time(tmp_path / "one.h5") == without_time(tmp_path / "slurm.h5")
 
 
 INTERRUPTED = """
