@@ -19,6 +19,8 @@ DEVICES = "auto, cpu, cuda or a GPU such as cuda:1"
 SMALL = 10**11
 # Those that it does sooner than a GPU is tried, once torch is imported: of 1,000 items, say.
 TINY = 1 << 32
+# Made by NVIDIA's driver on Linux: to look at it takes no time, to ask the driver may take seconds.
+DRIVER = Path("/dev/nvidiactl")
 # Tests set it to "torch", which then counts on the CPU.
 VARIABLE = "DMLTOOL_BACKEND"
 
@@ -48,8 +50,10 @@ def choose(device: str, queries: int, gallery: int, dim: int) -> Choice:
         return Choice()
     if device != "auto":
         return _requested(device, dim)
-    small = TINY if "torch" in sys.modules else SMALL
-    if queries * gallery * dim < small or gpu_fault() is not None:
+    if queries * gallery * dim < (TINY if "torch" in sys.modules else SMALL):
+        sooner = "Ranks are counted on the CPU, which is faster for a small problem."
+        return Choice((), sooner if DRIVER.exists() else "")
+    if gpu_fault() is not None:
         return Choice()
     if missing := _missing():
         return Choice((), f"Ranks are counted on the CPU: {missing}.")

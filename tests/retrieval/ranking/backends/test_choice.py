@@ -1,6 +1,7 @@
 """Which device counts ranks: what auto takes and says, and errors for what does not work."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,17 +45,23 @@ def test_auto_leaves_out_a_gpu_whose_trial_is_wrong_and_says_so(gpus):
     assert found.note.startswith("Ranks are counted on the CPU: cuda:0 is left out, a trial")
 
 
-def test_auto_counts_little_on_the_cpu_and_less_if_torch_is_there_already(gpus, monkeypatch):
+def test_auto_counts_little_on_the_cpu_and_less_if_torch_is_there_already(
+    gpus, monkeypatch, tmp_path
+):
     assert SMALL > 5000 * 5000 * 512
     assert choose("auto", 5000, 5000, 512).devices  # tests have imported torch
-    assert choose("auto", 1000, 1000, 2048) == ((), "")  # as an export compares
+    monkeypatch.setattr(choice, "DRIVER", tmp_path)
+    small = ((), "Ranks are counted on the CPU, which is faster for a small problem.")
+    assert choose("auto", 1000, 1000, 2048) == small  # as an export compares
     monkeypatch.delitem(sys.modules, "torch")
-    assert choose("auto", 5000, 5000, 512) == ((), "")
+    assert choose("auto", 5000, 5000, 512) == small
 
 
 def test_auto_says_nothing_on_a_machine_without_gpu(monkeypatch):
     monkeypatch.setattr(choice, "gpu_fault", lambda: "no NVIDIA driver was found")
     assert choose("auto", *LARGE) == ((), "")
+    monkeypatch.setattr(choice, "DRIVER", Path("missing"))
+    assert choose("auto", 10, 10, 10) == ((), "")
 
 
 def test_auto_says_that_torch_cannot_use_the_gpu(monkeypatch):
