@@ -88,9 +88,9 @@ def main() -> None:
     ]
     text = (
         f"{machine('numpy', 'numba')}. {arguments.items:,} x {DIM} float16 in shards of "
-        f"{SHARD:,} rows, {QUERIES:,} sampled queries, `--memory 1GB`, with MAP@R. The products are "
-        "measured before and after, and the mean is shown. Goal: at most 1.5 times the products, under 1 GB "
-        "of memory in addition to mapped pages.\n\n"
+        f"{SHARD:,} rows, {QUERIES:,} sampled queries, `--memory 1GB`, with MAP@R. The products "
+        "are measured before and after, and the mean is shown. Goal: at most 1.5 times the "
+        "products, under 1 GB of memory in addition to mapped pages.\n\n"
         + table(["", "seconds"], [[what, f"{took:.1f}"] for what, took in rows])
         + f"\n{seconds / bare:.2f} times the products. Peak of anonymous resident memory: "
         f"{peak / 1e6:,.0f} MB ({'under' if peak < MEMORY else 'over'} 1 GB).\n"

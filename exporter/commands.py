@@ -151,7 +151,7 @@ def export(
         return
     stdout_console().print(export_tables(result))
     if given["embeddings"]:
-        next_step("eval", folder / EMBEDDINGS)
+        _next_eval(folder / EMBEDDINGS, Path("shards"), given["shard"][1])
     else:
         next_step("embed", folder / MODEL, "photos", "--out", "photos.h5")
 
@@ -215,7 +215,15 @@ def embed(model: str, data: str, out: str, as_json: bool, world: World, **given:
         print_json({"embeddings": result})
         return
     stdout_console().print(embeddings_table(result))
-    next_step("eval", out, *([] if result["labelled"] else ["--labels", "labels.txt"]))
+    labels = [] if result["labelled"] else ["--labels", "labels.txt"]
+    _next_eval(Path(out), Path(out).parent, given["shard"][1], *labels)
+
+
+def _next_eval(file: Path, folder: Path, shards: int, *options: str) -> None:
+    """Name the evaluation of a file; one of several shards is evaluated with the others."""
+    if shards > 1:
+        tell(f"Collect all {shards} shards in one folder, such as {folder}.")
+    next_step("eval", folder if shards > 1 else file, *options)
 
 
 def _tell_embedding(
