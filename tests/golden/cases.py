@@ -11,6 +11,7 @@ import json
 import platform
 import re
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import h5py
@@ -293,6 +294,21 @@ def trained_with_spce(folder: Path) -> object:
 @measured
 def trained_with_group(folder: Path) -> object:
     return trained("group", "--batch", "4x4")
+
+
+@measured
+def trained_with_every_other_loss(folder: Path) -> object:
+    """Of each loss, the log and the digest of the weights."""
+    from trainer.losses import LOSSES
+
+    found = {}
+    for entry in LOSSES:
+        if entry.name not in ("ce", "spce", "group"):
+            (folder / entry.name).mkdir()
+            with chdir(folder / entry.name):
+                result = trained(entry.name, "--batch", "4x4")
+            found[entry.name] = {key: result[key] for key in ("metrics", "sha256")}
+    return found
 
 
 @measured
