@@ -177,21 +177,29 @@ TABLES = {
 }
 
 
+KINDS = ("presets", *TABLES, "formats")
+
+
 def listing(kind: str) -> dict[str, str]:
     """The summary of each entry of a table by its name. Nothing heavy is imported."""
+    from retrieval.formats import FORMATS
     from retrieval.registry import Entry
     from trainer.resolve import preset_names, preset_summary
 
+    if kind == "formats":
+        return {form.name: f"{' '.join(form.suffixes)}: {form.summary}" for form in FORMATS}
     if kind == "presets":
         return {name: preset_summary(name) for name in preset_names()}
     return Entry(kind, TABLES[kind], "").load().summaries()
 
 
 @click.command("list")
-@click.argument("kind", type=click.Choice(["presets", *TABLES]))
+@click.argument("kind", type=click.Choice(KINDS), metavar="KIND")
 @json_option
 def list_command(kind: str, as_json: bool) -> None:
-    """List presets, losses, miners, data sets, backbones or trackers.
+    """List the presets, losses, miners and others that there are.
+
+    KIND is presets, losses, miners, datasets, backbones, trackers or formats (of files).
 
     \b
     Example:
