@@ -31,14 +31,14 @@ def plane(
 
 def _principal(points: np.ndarray) -> np.ndarray:
     """(n, 2 .. 50) coordinates along the main directions; columns of zeros where there are none."""
-    centred = points - points.mean(axis=0)
-    left, size, axes = np.linalg.svd(centred, full_matrices=False)
+    from sklearn.decomposition import PCA
+
+    model = PCA(min(DIMENSIONS, *points.shape), svd_solver="full")
+    with np.errstate(invalid="ignore"):  # shares of a variance of zero
+        out = model.fit_transform(points)
     # What rounding leaves of points that are all the same is no direction.
-    kept = size > max(size.max(initial=0.0) * 1e-12, np.linalg.norm(points) * 1e-14)
-    left, size, axes = left[:, kept][:, :DIMENSIONS], size[kept][:DIMENSIONS], axes[kept]
-    # A direction and its opposite are one answer: the sum of its entries decides, not the library.
-    sign = np.sign(axes[: len(size)].sum(axis=1))
-    out = left * size * np.where(sign == 0, 1.0, sign)
+    size = model.singular_values_
+    out[:, size <= max(size.max() * 1e-12, np.linalg.norm(points) * 1e-14)] = 0
     return np.pad(out, ((0, 0), (0, max(0, 2 - out.shape[1]))))
 
 
