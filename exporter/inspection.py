@@ -14,6 +14,7 @@ from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import Model, describe_graph, printable, shown
 from exporter.onnx.session import Session
 from exporter.results import CheckResult, GraphSummary, ModelInspection
+from retrieval.distances import row_scores
 from retrieval.errors import DmlError
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
@@ -128,9 +129,8 @@ def _on_random_images(session: Session, progress: StageProgress | None) -> Check
             progress("running the model", len(rows), len(batches))
     together, again = rows[:2]
     alone = np.concatenate(rows[2:])
+    cosines = row_scores(together, alone, "cos")
     norms = np.linalg.norm(together.astype(np.float64), axis=1)
-    both = norms * np.linalg.norm(alone.astype(np.float64), axis=1)
-    cosines = (together.astype(np.float64) * alone).sum(1) / np.maximum(both, 1e-300)
     passed = {
         "finite embeddings": True,
         "same result twice": bool((together == again).all()),
