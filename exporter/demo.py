@@ -11,11 +11,11 @@ from typing import Any
 from rich.table import Table
 
 from exporter.results import EXPORT
-from exporter.tables import number_table
 from retrieval.distances import DISTANCES
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.number_format import percent
+from retrieval.tables import number_table
 from trainer.results import BASELINES, BEST, EMBEDDINGS, LAST, MODEL, RESULT
 
 LOSSES = ("ce", "spce", "group")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from exporter.onnx.model import printable
 from exporter.results import EmbeddingsResult, ExportResult, ModelInspection, PrecisionResult
 from retrieval.console import short_path
 from retrieval.number_format import percent, size
+from retrieval.tables import number_table, pairs_table
 
 
 def export_tables(result: ExportResult) -> Group:
@@ -76,14 +76,6 @@ def embeddings_table(found: EmbeddingsResult) -> Group:
 def _title(text: str) -> Text:
     """A heading above a table; unlike the table's own title, it may be wider than the table."""
     return Text(text, style="bold", no_wrap=True)
-
-
-def number_table(*columns: str) -> Table:
-    """A table of numbers; the first column names the rows."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for n, name in enumerate(columns):
-        table.add_column(name, justify="right" if n else "left")
-    return table
 
 
 def model_table(found: ModelInspection) -> Group:
@@ -157,8 +149,6 @@ def _preprocessing(given: dict[str, Any]) -> dict[str, object]:
 
 
 def _pairs(lines: Mapping[str, object]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, value in lines.items():
-        text = Text(printable(str(value), 1000), overflow="fold")
-        table.add_row(Text(printable(name), style="dim"), text)
-    return table
+    return pairs_table(
+        (printable(key), printable(str(value), 1000)) for key, value in lines.items()
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,11 +85,8 @@ def headline(result: Result | Comparison) -> str:
 def neighbours_table(result: Agreement) -> RenderableType:
     """Recall@K of the neighbours that a file lists, l2 and cos side by side, in percent."""
     distances = _shown_distances(result)
-    table = _table()
-    table.add_column("", no_wrap=True)
-    for d in distances:
-        title = f"{d} (the file's own)" if d == result["distance"] else d
-        table.add_column(title, justify="right", no_wrap=True)
+    titles = (f"{d} (the file's own)" if d == result["distance"] else d for d in distances)
+    table = number_table("", *titles, no_wrap=True)
     for k in map(str, result["settings"]["recall_at"]):
         recalls = (result["distances"][d]["recall"][k] for d in distances)
         table.add_row(title_of(f"recall@{k}"), *map(percent, recalls))
@@ -147,11 +145,9 @@ def comparison_table(result: Comparison, width: int = 80) -> RenderableType:
     if width < 52:
         left_out |= {"A, %", "B, %"}
     for d in _shown_distances(result):
-        table = _table()
         titles = (d, "A, %", "B, %", "B - A", level, "p")
         columns = [title for title in titles if title not in left_out]
-        for name in columns:
-            table.add_column(name, justify="left" if name == d else "right", no_wrap=True)
+        table = number_table(*columns, no_wrap=True)
         for name, s in result["distances"][d].items():
             cells = _difference_cells(s, level) | {d: title_of(name)}
             table.add_row(*(cells[column] for column in columns))
@@ -175,10 +171,7 @@ def _difference_cells(s: Difference, level: str) -> dict[str, str | Text]:
 
 def inspection_table(result: Inspection) -> RenderableType:
     """One table of splits and one of the file's metadata."""
-    table = _table()
-    table.add_column(escape(result["format"]))
-    for name in result["splits"]:
-        table.add_column(escape(name), justify="right")
+    table = number_table(*map(escape, (result["format"], *result["splits"])))
     splits = result["splits"].values()
     for title, cell in _INSPECTED.items():
         table.add_row(title, *(cell(split) for split in splits))
@@ -193,10 +186,7 @@ def inspection_table(result: Inspection) -> RenderableType:
                 table.add_row(title, *row)
     parts: list[RenderableType] = [Text(result["file"], style="bold"), table]
     if result["attrs"]:
-        attrs = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for name, value in result["attrs"].items():
-            attrs.add_row(Text(name, style="dim"), Text(str(value), overflow="fold"))
-        parts.append(attrs)
+        parts.append(pairs_table(result["attrs"].items()))
     return Group(*parts)
 
 
@@ -242,8 +232,20 @@ def _nats(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def pairs_table(pairs: Iterable[tuple[str, object]]) -> Table:
+    """Names and values without lines or titles."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in pairs:
+        table.add_row(Text(name, style="dim"), Text(str(value), overflow="fold"))
+    return table
+
+
+def number_table(*columns: str, no_wrap: bool = False) -> Table:
+    """A table of numbers; the first column names the rows."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for n, name in enumerate(columns):
+        table.add_column(name, justify="right" if n else "left", no_wrap=no_wrap)
+    return table
 
 
 def _range(spread: Spread | None, form: str) -> str:

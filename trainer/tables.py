@@ -6,7 +6,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Self
 
-from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +14,7 @@ from retrieval.console import ProgressBar
 from retrieval.distances import DISTANCES
 from retrieval.metrics import score_rows
 from retrieval.number_format import counted, percent
+from retrieval.tables import number_table
 from trainer.results import BASELINES, LAST, EpochRecord, Recalls, RunResult
 from trainer.run.watch import Watch
 
@@ -151,9 +151,7 @@ def result_table(result: RunResult) -> Group:
 
 def by_distance(distances: Iterable[str], rows: Iterable[tuple[str, list[str]]]) -> Table:
     """Scores in percent: a row for each title, a column for each distance."""
-    table = Table("", box=box.SIMPLE_HEAD)
-    for d in distances:
-        table.add_column(f"{d} %", justify="right")
+    table = number_table("", *(f"{d} %" for d in distances))
     for title, cells in rows:
         table.add_row(title, *cells)
     return table
