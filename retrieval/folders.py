@@ -9,15 +9,27 @@ import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from retrieval.embeddings import SPELLINGS
+from retrieval.embeddings import SPELLINGS, Embeddings, note
 from retrieval.errors import DmlError, damaged
+from retrieval.files import sha256
 from retrieval.formats import FORMATS, of_suffix
 from retrieval.formats.refused import explain_folder, unreadable
 
-RUN, SWEEP = "embeddings.h5", "sweep.json"
+RUN, BEST, SWEEP = "embeddings.h5", "best.pt", "sweep.json"
 LISTINGS = ("state.json", "dataset_dict.json")
 """Of Hugging Face's datasets: they are read to find out which files belong to a set."""
 LISTING_BYTES = 1 << 24  # that are read of one; it lists some hundred files
+
+
+def note_outdated(data: Embeddings) -> None:
+    """Say of the embeddings of a run that the network was trained on since their export."""
+    file, made_with = Path(data.source), data.attrs.get("checkpoint_sha256")
+    network = file.with_name(BEST)
+    if file.name != RUN or made_with is None or not network.is_file():
+        return
+    if network.stat().st_mtime > file.stat().st_mtime and sha256(network) != made_with:
+        again = shlex.join(["dmltool", "export", str(network.parent), "--force"])
+        note(f"{file} was exported before {network} was written; export it again: {again}")
 
 
 def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path | None]:

@@ -14,6 +14,7 @@ from retrieval import signals
 from retrieval.embeddings import Embeddings, Split, Wanted, collected, leaving_out_train, to_read
 from retrieval.errors import DmlError, install
 from retrieval.files import check_target
+from retrieval.folders import note_outdated
 from retrieval.formats import find_format
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, copies, file_size
@@ -216,6 +217,7 @@ def read(place: Place, wanted: Wanted = "all", rows: Sequence[tuple[Path, int]] 
         found = _read_file(place.files[0], place.key, wanted)
         if wanted != "labels":
             note_part(found)
+            note_outdated(found)
         return found
     from retrieval.formats import shards
 

@@ -1,12 +1,16 @@
 """Which files of a folder hold its embeddings."""
 
 import gzip
+import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
 
+from retrieval.embeddings import Split
 from retrieval.errors import DmlError
+from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading import load
 from retrieval.sources import locate
 from tests.retrieval.shards import NAMES, PARTS, X, Y, write
@@ -112,3 +116,19 @@ def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
     (tmp_path / "metadata.tsv").write_text("a\nb\n")
     with pytest.raises(DmlError, match="2 labels for 60 vectors"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "age", "noted"), [("new", 9, 1), ("old", 9, 0), ("new", -9, 0)]
+)
+def test_embeddings_of_a_run_that_was_trained_on_get_a_note(tmp_path, content, age, noted):
+    file, network = tmp_path / "embeddings.h5", tmp_path / "best.pt"
+    made_with = hashlib.sha256(b"old").hexdigest()
+    hdf5.write(file, {"test": Split(X, Y)}, attrs={"checkpoint_sha256": made_with})
+    network.write_text(content)
+    when = file.stat().st_mtime + age
+    os.utime(network, (when, when))
+    for name in (file, tmp_path):
+        notes = load(name).notes
+        assert len(notes) == noted
+        assert all(f"dmltool export {tmp_path} --force" in text for text in notes)
