@@ -23,13 +23,19 @@ LISTING_BYTES = 1 << 24  # that are read of one; it lists some hundred files
 
 def note_outdated(data: Embeddings) -> None:
     """Say of the embeddings of a run that the network was trained on since their export."""
-    file, made_with = Path(data.source), data.attrs.get("checkpoint_sha256")
+    file = Path(data.source)
     network = file.with_name(BEST)
-    if file.name != RUN or made_with is None or not network.is_file():
+    if file.name != RUN or not network.is_file():
         return
-    if network.stat().st_mtime > file.stat().st_mtime and sha256(network) != made_with:
+    if network.stat().st_mtime > file.stat().st_mtime and made_with_another(data, network):
         again = shlex.join(["dmltool", "export", str(network.parent), "--force"])
         note(f"{file} was exported before {network} was written; export it again: {again}")
+
+
+def made_with_another(data: Embeddings, network: Path) -> bool:
+    """Whether embeddings record that they were made with other checkpoints than this one."""
+    recorded = data.attrs.get("checkpoint_sha256")
+    return recorded is not None and sha256(network) not in str(recorded).split(",")
 
 
 def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path | None]:

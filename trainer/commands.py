@@ -283,7 +283,7 @@ def report(
     from retrieval.files import PAGE, check_target
     from retrieval.inputs import Inputs
     from retrieval.reporting.report import report as write_report
-    from trainer.reporting import Folder, pictures_of, run_view
+    from trainer.reporting import Folder, note_on_run, pictures_of, run_view
     from trainer.results import CONFIG, METRICS
 
     folder, root = (Path(path) if path else None for path in (run, images))
@@ -304,7 +304,7 @@ def report(
             compare_with=[inputs.load(name, **of_labels) for name in others],
             pictures=pictures,
             run_view=run_view(folder) if folder else None,
-            notes=[note] if note else [],
+            notes=[*filter(None, [note, note_on_run(data, folder)])],
             force=force,
             before_writing=inputs.check_unchanged,
             progress=progress,

@@ -11,13 +11,13 @@ import numpy as np
 from retrieval.distances import DISTANCES
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
-from retrieval.folders import best_run
+from retrieval.folders import best_run, made_with_another
 from retrieval.reporting.thumbs import Pictures
 from retrieval.reporting.view import Run
 from trainer import toml
 from trainer.data import datasets
 from trainer.data.datasets.records import Drawing, FileReader
-from trainer.results import CONFIG, METRICS, EpochRecord
+from trainer.results import BEST, CONFIG, METRICS, EpochRecord
 from trainer.run.metrics_log import read_metrics
 
 LARGEST_NUMBER = 1e300
@@ -50,6 +50,16 @@ def run_view(folder: Path) -> Run:
         "scores_of": next((r.get("scores_of") for r in records if r.get("scores")), None),
         "settings": text,
     }
+
+
+def note_on_run(data: Embeddings, folder: Path | None) -> str:
+    """Say if the embeddings were made with another checkpoint than that of the run beside them."""
+    if folder is None or folder.resolve() == Path(data.source).resolve().parent:
+        return ""  # reading the file has noted it
+    network = folder / BEST
+    if not network.is_file() or not made_with_another(data, network):
+        return ""
+    return f"the embeddings were made with another checkpoint than {network}"
 
 
 def _curves(records: list[EpochRecord], key: str) -> dict[str, list[float | None]]:

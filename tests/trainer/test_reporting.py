@@ -1,5 +1,6 @@
 """What a report shows of a run: its curves and settings, and its images."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from PIL import Image
 
 from retrieval.errors import DmlError
 from tests.retrieval.made import file
+from tests.retrieval.shards import X, Y
 from trainer.data import datasets
-from trainer.reporting import pictures_of, run_view
+from trainer.reporting import note_on_run, pictures_of, run_view
 
 
 @pytest.fixture
@@ -39,6 +41,16 @@ def run(tmp_path):
     lines = [json.dumps(record) for record in records]
     (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"epoch": 3, "lo']))
     return folder
+
+
+def test_embeddings_of_another_run_get_a_note(run, tmp_path):
+    (run / "best.pt").write_bytes(b"weights")
+    own = hashlib.sha256(b"weights").hexdigest()
+    attrs = [{"checkpoint_sha256": text} for text in (own, f"other,{own}", "other")]
+    notes = [note_on_run(file(X, Y, attrs=each), run) for each in (*attrs, {})]
+    assert notes[:2] == ["", ""]
+    assert notes[2].endswith(f"another checkpoint than {run / 'best.pt'}")
+    assert notes[3] == note_on_run(file(X, Y, attrs=attrs[2]), None) == ""
 
 
 def test_a_run_brings_its_curves(run):

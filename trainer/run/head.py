@@ -8,7 +8,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings, Split
 from retrieval.entropy import label_entropy
 from retrieval.errors import DmlError
-from retrieval.files import sha256
+from retrieval.folders import made_with_another
 from retrieval.problem import finite_rows
 from retrieval.resources import slices
 from retrieval.results import HeadInformation, Inspection
@@ -51,8 +51,7 @@ def with_head(result: Inspection, data: Embeddings, run: Path) -> Inspection:
     """An inspection that has entropies, with H(Y) - CE by the head of a run."""
     head, splits = load_head(run), {}
     notes = []
-    made_with = data.attrs.get("checkpoint_sha256")
-    if made_with is not None and made_with != sha256(head.path):
+    if made_with_another(data, head.path):
         notes.append(
             f"the embeddings were made with another checkpoint than {head.path}; name the run "
             "that they come from, or export this one again"
