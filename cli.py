@@ -17,9 +17,9 @@ from pkgutil import resolve_name
 import click
 
 from retrieval import console
+from retrieval.distributed.world import refuse_several
 from retrieval.errors import DmlError, install, remedy
 from retrieval.registry import ARGUMENTS
-from retrieval.world import refuse_several
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "onnxscript")
@@ -110,7 +110,7 @@ class Cli(click.Group):
             with signals.raised(), console.on_interrupt(signals.left):
                 return super().invoke(ctx)
         except click.ClickException as error:
-            from retrieval.processes import reports_fully
+            from retrieval.distributed.processes import reports_fully
 
             if not reports_fully():
                 ctx.exit(error.exit_code)
@@ -157,7 +157,7 @@ def explained(error: Exception, options: Collection[str] = ()) -> DmlError:
 
 def show_error(error: DmlError) -> None:
     """Print what happened, why and how to fix it on stderr."""
-    from retrieval.processes import reports_fully
+    from retrieval.distributed.processes import reports_fully
 
     what, why, fix = (console.visible(text) for text in (error.what, error.why, error.fix))
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)

@@ -51,7 +51,7 @@ def embeddings(
 
 def sets(folders: dict[str, Path]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Name, vectors and labels of what agreement is measured on."""
-    from retrieval.loading import load
+    from retrieval.loading.load import load
 
     files = {}
     if "demo" in folders:

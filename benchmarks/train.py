@@ -23,9 +23,9 @@ import torch
 
 from benchmarks.measure import machine, record, table
 from retrieval.distances import DISTANCES
+from retrieval.distributed.world import World
 from retrieval.problem import from_arrays
 from retrieval.ranking.ranks import count_ranks
-from retrieval.world import World
 from trainer import losses
 from trainer.config import Config
 from trainer.data.datasets import load

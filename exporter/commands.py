@@ -31,7 +31,7 @@ from retrieval.options import (
 
 if TYPE_CHECKING:
     from exporter.results import EmbeddingsResult
-    from retrieval.world import World
+    from retrieval.distributed.world import World
 
 
 def choice_option(name: str, choices: list[str], help: str) -> Callable:

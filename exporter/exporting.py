@@ -29,6 +29,8 @@ from exporter.results import (
     ParityResult,
     PrecisionResult,
 )
+from retrieval.distributed.processes import agree
+from retrieval.distributed.world import ALONE, World
 from retrieval.errors import DmlError
 from retrieval.files import (
     Kind,
@@ -39,11 +41,9 @@ from retrieval.files import (
     write_text,
 )
 from retrieval.formats.hdf5.writing import KIND
-from retrieval.processes import agree
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 from retrieval.settings import one_of, within
-from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
 from trainer.results import EMBEDDINGS, MODEL
 from trainer.run.device import use_threads

@@ -91,7 +91,7 @@ def _inspect_embeddings(
     file: str, labels: str | None, entropy: bool, run: Path | None, as_json: bool
 ) -> None:
     from retrieval.inspection import inspect, with_entropy
-    from retrieval.loading import load
+    from retrieval.loading.load import load
     from retrieval.tables import inspection_table
 
     with ProgressBar() as report:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from retrieval.errors import DmlError as DmlError
     from retrieval.evaluation import Settings as Settings
     from retrieval.evaluation import evaluate as evaluate
-    from retrieval.loading import load as load
-    from retrieval.loading import save as save
+    from retrieval.loading.load import load as load
+    from retrieval.loading.load import save as save
     from retrieval.reporting.report import report as report
 
 PUBLIC = {
@@ -23,9 +23,9 @@ PUBLIC = {
     "Split": "retrieval.embeddings",
     "compare": "retrieval.comparison",
     "evaluate": "retrieval.evaluation",
-    "load": "retrieval.loading",
+    "load": "retrieval.loading.load",
     "report": "retrieval.reporting.report",
-    "save": "retrieval.loading",
+    "save": "retrieval.loading.load",
 }
 __all__ = list(PUBLIC)
 

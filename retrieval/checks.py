@@ -10,9 +10,9 @@ import numpy as np
 from retrieval.metrics import title_of
 from retrieval.number_format import counted
 from retrieval.problem import QUERY_GALLERY, Problem
-from retrieval.ranking.identical_rows import rows_among
-from retrieval.ranking.row_scan import Scan
 from retrieval.resources import blocks
+from retrieval.rows.identical import rows_among
+from retrieval.rows.scan import Scan
 
 if TYPE_CHECKING:
     from retrieval.results import Result

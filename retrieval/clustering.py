@@ -22,7 +22,6 @@ from retrieval.kmeans.seeding import MANY
 from retrieval.metrics import cluster_metrics
 from retrieval.number_format import duration
 from retrieval.problem import QUERY_GALLERY, Problem
-from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import (
     Progress,
     StageProgress,
@@ -32,6 +31,7 @@ from retrieval.resources import (
     single_blas_thread,
     stage,
 )
+from retrieval.rows.identical import row_groups
 
 if TYPE_CHECKING:
     from retrieval.evaluation import Evaluation, Settings

@@ -35,11 +35,11 @@ from retrieval.options import (
 )
 
 if TYPE_CHECKING:
+    from retrieval.distributed.world import World
     from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Evaluation, Settings
-    from retrieval.inputs import Inputs
+    from retrieval.loading.inputs import Inputs
     from retrieval.problem import Problem
-    from retrieval.world import World
 
 
 @click.command("eval")
@@ -95,7 +95,7 @@ def eval_command(
       dmltool eval 's3://bucket/shards/*.npy' --labels s3://bucket/labels.npy
       torchrun --nproc-per-node=8 -m cli eval large.h5 --no-nmi
     """
-    from retrieval.inputs import Inputs
+    from retrieval.loading.inputs import Inputs
     from retrieval.problem import from_embeddings
 
     settings = scoring_settings(**scoring)
@@ -260,7 +260,7 @@ def compare(
       dmltool compare old.h5 new.h5 --distance cos
     """
     from retrieval.comparison import compare as paired
-    from retrieval.inputs import Inputs
+    from retrieval.loading.inputs import Inputs
     from retrieval.tables import comparison_table
 
     settings = scoring_settings(**scoring)

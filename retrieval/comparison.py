@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from retrieval import bootstrap
+from retrieval.distributed.world import ALONE, World
 from retrieval.embeddings import Embeddings, Split
 from retrieval.evaluation import Evaluation, Settings, run
-from retrieval.loading import comparable, loaded
+from retrieval.loading.load import comparable, loaded
 from retrieval.matching import match_rows
 from retrieval.metrics import cluster_metrics
 from retrieval.problem import Problem, from_embeddings
 from retrieval.resources import StageProgress, of_file
 from retrieval.results import Comparison, Difference, Flip
-from retrieval.world import ALONE, World
 
 VERSION = 1
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from retrieval import signals
+from retrieval.distributed.world import ALONE, from_environment
 from retrieval.number_format import duration
 from retrieval.registry import ARGUMENTS
-from retrieval.world import ALONE, from_environment
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -165,7 +165,7 @@ def several_processes(command: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **given: Any) -> None:
         if from_environment().size == 1:
             return command(*args, world=ALONE, **given)
-        from retrieval import processes
+        from retrieval.distributed import processes
 
         with processes.joined() as world:
             compared, own = _options()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from retrieval.distances import squared_lengths, unit_rows
-from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import Progress, processors, run_all, single_blas_thread, slices
+from retrieval.rows.identical import row_groups
 
 if TYPE_CHECKING:
     from retrieval.results import Entropies

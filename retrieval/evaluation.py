@@ -13,10 +13,11 @@ import numpy as np
 
 from retrieval import bootstrap, checks, metrics
 from retrieval.distances import DISTANCES
+from retrieval.distributed.world import ALONE, World
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.kmeans import ITERATIONS, STARTS
-from retrieval.loading import load
+from retrieval.loading.load import load
 from retrieval.problem import (
     Problem,
     from_arrays,
@@ -28,7 +29,6 @@ from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.ranking.ranks import count_ranks
 from retrieval.resources import StageProgress, allowed, stage
 from retrieval.settings import Checked, Fault, accepting, one_of, within
-from retrieval.world import ALONE, World
 
 if TYPE_CHECKING:
     from retrieval.results import Result, Scores

@@ -10,9 +10,9 @@ from retrieval.embeddings import Embeddings, Split, plain
 from retrieval.entropy import embedding_entropies, label_entropy
 from retrieval.formats.labels import is_text
 from retrieval.problem import finite_rows
-from retrieval.ranking.identical_rows import row_groups
 from retrieval.resources import StageProgress, blocks, stage
 from retrieval.results import Inspection, LabelSummary, SplitEntropy, SplitSummary, Spread
+from retrieval.rows.identical import row_groups
 
 
 def inspect(data: Embeddings, progress: StageProgress | None = None) -> Inspection:

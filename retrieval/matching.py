@@ -9,7 +9,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError, listed
 from retrieval.formats.labels import alike
-from retrieval.loading import comparable
+from retrieval.loading.load import comparable
 
 SHOWN = 3
 """How many of the differing items an error message names."""

@@ -22,10 +22,10 @@ from retrieval.errors import DmlError
 from retrieval.files import check_target, sha256
 from retrieval.formats.arrays import blocks, files_in
 from retrieval.formats.hdf5.writing import KIND, Writer, common_dim
-from retrieval.inputs import Inputs
+from retrieval.loading.inputs import Inputs
+from retrieval.loading.sources import Place
 from retrieval.matching import match_rows
 from retrieval.resources import StageProgress
-from retrieval.sources import Place
 
 ORIGIN = ("model", "model_sha256", "dataset")
 BYTES = 8  # of a number while rows are normalised

@@ -10,7 +10,7 @@ import click
 
 from retrieval.console import print_json, tell, to_json
 from retrieval.kmeans import STARTS
-from retrieval.sizes import parse_size
+from retrieval.number_format import parse_size
 
 if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings

@@ -17,9 +17,9 @@ from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import allocate
 from retrieval.formats.labels import alike
-from retrieval.ranking.identical_rows import row_groups
-from retrieval.ranking.row_scan import Scan, scan
 from retrieval.resources import blocks, processors, run_all
+from retrieval.rows.identical import row_groups
+from retrieval.rows.scan import Scan, scan
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
 

@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from cli import main
+from retrieval.distributed.world import SLURM, VARIABLES
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.files import whole_file
 from retrieval.formats import trial
 from retrieval.formats.hdf5.writing import write
-from retrieval.world import SLURM, VARIABLES
 from tests import forks, traces, windows
 from trainer.run import metrics_log
 

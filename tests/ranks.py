@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.world import World
+from retrieval.distributed.world import World
 from tests.forks import Forked
 
 ROOT = Path(__file__).parents[1]

@@ -146,7 +146,7 @@ def _run_seeds(start: Start, seeds: int, folder: Path, as_json: bool) -> None:
     from trainer.tables import Display
 
     with on_interrupt(lambda: RUN_AGAIN), Display(safe_console(stderr=True)) as watch:
-        from retrieval.folders import best_run
+        from retrieval.loading.folders import best_run
         from trainer.sweep.plan import Plan
         from trainer.sweep.runs import train_all_seeds
         from trainer.sweep.tables import seeds_table
@@ -281,7 +281,7 @@ def report(
       dmltool report b/embeddings.h5 --compare a/embeddings.h5 --run b
     """
     from retrieval.files import PAGE, check_target
-    from retrieval.inputs import Inputs
+    from retrieval.loading.inputs import Inputs
     from retrieval.reporting.report import report as write_report
     from trainer.reporting import Folder, note_on_run, pictures_of, run_view
     from trainer.results import CONFIG, METRICS

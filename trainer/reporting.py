@@ -11,7 +11,7 @@ import numpy as np
 from retrieval.distances import DISTANCES
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, install
-from retrieval.folders import best_run, made_with_another
+from retrieval.loading.folders import best_run, made_with_another
 from retrieval.reporting.thumbs import Pictures
 from retrieval.reporting.view import Run
 from trainer import toml

@@ -16,12 +16,12 @@ from exporter.image_samples import chosen_splits
 from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import describe
 from exporter.results import EmbeddingsResult
+from retrieval.distributed.world import ALONE, World
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import KIND
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
-from retrieval.world import ALONE, World
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load, options_of
 from trainer.data.datasets.splitting import with_validation
 

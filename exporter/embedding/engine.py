@@ -17,8 +17,8 @@ from exporter.onnx.model import Model
 from exporter.onnx.providers import NAMES, pick
 from exporter.onnx.session import Session
 from retrieval import resources
+from retrieval.distributed.world import World
 from retrieval.errors import DmlError
-from retrieval.world import World
 from trainer.config import Input
 from trainer.data import transforms
 from trainer.data.datasets.records import DataSet, FileReader

@@ -20,7 +20,7 @@ from retrieval.files import release, remove_scratch_folders, remove_unused, scra
 from retrieval.formats.arrays import allocate, blocks, mapped
 from retrieval.formats.hdf5.layout import SAME
 from retrieval.formats.hdf5.writing import Writer
-from retrieval.loading import load
+from retrieval.loading.load import load
 from retrieval.metrics import recall_at
 from retrieval.problem import from_embeddings
 from retrieval.resources import StageProgress, stage

@@ -21,12 +21,12 @@ from zlib import crc32
 
 import numpy as np
 
+from retrieval.distributed.processes import gather
+from retrieval.distributed.world import World
 from retrieval.errors import DmlError
 from retrieval.files import sync
 from retrieval.formats.hdf5.layout import SAME, Layout
 from retrieval.formats.hdf5.writing import Writer, failures
-from retrieval.processes import gather
-from retrieval.world import World
 
 HEADER = struct.Struct("<IIq")  # checksum of the rest, number of the split, rows
 PATIENCE = 90.0  # seconds until a network file system surely shows a file of another machine

@@ -27,16 +27,16 @@ from exporter.embedding import finishing, parts
 from exporter.embedding.engine import Bad, Done, Engine, Rows, Task, chosen_workers, run_batches
 from exporter.onnx.providers import CHOICES
 from exporter.results import EmbeddingsResult
+from retrieval.distributed.processes import from_first, gather
+from retrieval.distributed.world import ALONE, World
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.layout import encode, hash_paths
 from retrieval.formats.hdf5.writing import KIND, Writer
 from retrieval.formats.wholes import Shard
-from retrieval.processes import from_first, gather
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.resources import StageProgress
 from retrieval.settings import Checked, accepting, one_of, within
-from retrieval.world import ALONE, World
 from trainer.data.datasets import DataSet
 
 Write = Callable[[str, np.ndarray, np.ndarray], None]  # split, positions (b,), vectors (b, D)

@@ -16,10 +16,10 @@ from exporter.onnx.foreign import foreign_preprocessing
 from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model, bad_rank, printable
 from exporter.onnx.providers import NAMES, load_runtime, pick, quiet, silent_options
+from retrieval.distributed.processes import own_gpu
+from retrieval.distributed.world import from_environment
 from retrieval.errors import DmlError
-from retrieval.processes import own_gpu
 from retrieval.resources import processors_if_limited
-from retrieval.world import from_environment
 
 
 class Session:

@@ -10,11 +10,11 @@ from operator import call
 
 import numpy as np
 
+from retrieval.distributed.world import ALONE, World
 from retrieval.ranking import kernels, position_kernels
 from retrieval.ranking.pair_distance import compare_exactly, exact_l2, measure
 from retrieval.ranking.vectors import ULP32, Prepared
 from retrieval.resources import run_all, slices
-from retrieval.world import ALONE, World
 
 _LARGE = 1 << 21  # multiplications: classes with more go through a float32 product first
 _QUERIES = 512  # queries of a large class looked at together

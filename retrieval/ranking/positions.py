@@ -15,13 +15,13 @@ from threading import Lock
 
 import numpy as np
 
+from retrieval.distributed.world import ALONE, World
 from retrieval.metrics import PositivePositions
 from retrieval.ranking import position_kernels
 from retrieval.ranking.nearest_positive import Classes, ListedPositives, together
 from retrieval.ranking.pair_distance import compare_exactly, exact_l2, measure, measure_class
 from retrieval.ranking.vectors import Prepared
 from retrieval.resources import run_all, slices
-from retrieval.world import ALONE, World
 
 _PAIRS, _NUMBERS = 1 << 18, 1 << 23  # of a class measured by one product: pairs, numbers of items
 _QUERIES = 256  # whose positives are prepared at a time: they stay in the cache

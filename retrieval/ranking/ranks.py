@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.distances import DISTANCES
+from retrieval.distributed.world import ALONE, World
 from retrieval.metrics import PositivePositions
 from retrieval.problem import Problem
 from retrieval.ranking.backends.choice import choose
@@ -29,7 +30,6 @@ from retrieval.ranking.sorted_rows import sorted_positions, sorting_pays
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
 from retrieval.resources import Progress, single_blas_thread
-from retrieval.world import ALONE, World
 
 
 @dataclass(frozen=True)

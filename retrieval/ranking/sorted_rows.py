@@ -15,11 +15,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from retrieval.distributed.world import ALONE, World
 from retrieval.problem import Problem
 from retrieval.ranking import position_kernels
 from retrieval.ranking.vectors import ULP64, Prepared
 from retrieval.resources import run_all, slices
-from retrieval.world import ALONE, World
 
 _NUMBERS = 1 << 18  # numbers of a block: it stays in the cache
 _ROWS = 8  # rows of a block at least: the gallery is converted for each block

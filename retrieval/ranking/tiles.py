@@ -9,6 +9,7 @@ from operator import call
 
 import numpy as np
 
+from retrieval.distributed.world import ALONE, World
 from retrieval.ranking import kernels
 from retrieval.ranking.backends import Backend, Tile
 from retrieval.ranking.backends.numpy import NumpyBackend
@@ -18,7 +19,6 @@ from retrieval.ranking.positions import Positions, listed_positives
 from retrieval.ranking.thresholds import Thresholds
 from retrieval.ranking.vectors import ULP64, Prepared, Vectors
 from retrieval.resources import Progress, blocks, run_all, slices, slices_of
-from retrieval.world import ALONE, World
 
 _PAIRS = 1 << 14  # open pairs decided at a time
 _POSTPONED = 1 << 18  # pairs of a query and a negative, for MAP@R, kept to be decided together

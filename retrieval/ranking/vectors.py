@@ -8,9 +8,9 @@ import numpy as np
 
 from retrieval.distances import squared_lengths
 from retrieval.problem import Problem
-from retrieval.ranking.identical_rows import direction_groups
-from retrieval.ranking.row_scan import Scan, units
 from retrieval.resources import blocks, run_all
+from retrieval.rows.identical import direction_groups
+from retrieval.rows.scan import Scan, units
 
 ULP32, ULP64 = 2.0**-24, 2.0**-53  # unit roundoffs
 

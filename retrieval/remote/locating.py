@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from retrieval.errors import damaged
-from retrieval.folders import LISTINGS, RUN, choose, in_natural_order, no_match
 from retrieval.formats import FORMATS
 from retrieval.formats.shards import without_train
+from retrieval.loading.folders import LISTINGS, RUN, choose, in_natural_order, no_match
 from retrieval.remote.address import Address
 from retrieval.remote.cache import Entry
 from retrieval.remote.store import Found, Store

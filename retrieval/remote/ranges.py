@@ -79,7 +79,7 @@ class Copy:
         self.marks.flush()
 
     def state(self) -> tuple[int, str]:
-        """Size and version, as `Sources` compares them; filling holes changes neither."""
+        """Size and version, as `Inputs` compares them; filling holes changes neither."""
         told = self.version.read_text() if self.version.is_file() else ""
         return self.size if is_at(self.file, self.path) else -1, told.removesuffix(IN_PARTS)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from retrieval.errors import DmlError
 from retrieval.files import is_at, lock, release, waited_lock, write_text
+from retrieval.number_format import parse_size
 from retrieval.resources import Progress
-from retrieval.sizes import parse_size
 
 FOLDER, SIZE = "DMLTOOL_CACHE", "DMLTOOL_CACHE_SIZE"  # environment variables
 DEFAULT_SIZE = "20GB"

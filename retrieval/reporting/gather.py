@@ -20,7 +20,7 @@ from retrieval.distances import DISTANCES
 from retrieval.embeddings import Embeddings
 from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
-from retrieval.loading import comparable
+from retrieval.loading.load import comparable
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
 from retrieval.ranking.backends.choice import DEVICES, PATTERN

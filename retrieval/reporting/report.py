@@ -9,7 +9,7 @@ from typing import Any
 
 from retrieval.embeddings import Embeddings, provenance
 from retrieval.files import PAGE, check_target, write_text
-from retrieval.loading import loaded
+from retrieval.loading.load import loaded
 from retrieval.reporting.gather import Options, gather
 from retrieval.reporting.page import render
 from retrieval.reporting.thumbs import Pictures

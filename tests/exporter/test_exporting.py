@@ -19,7 +19,7 @@ from exporter.networks import load_member
 from exporter.onnx.model import describe
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.conftest import call
 from tests.forks import Forked
 from tests.ranks import run_commands, together

@@ -98,8 +98,8 @@ def embedding(path: Path, rng: random.Random) -> str:
         return _command("inspect", str(path), *options)
     if way < 0.95:
         return _command("eval", str(path), *options, "--no-nmi", "--threads", "1")
-    from retrieval.loading import read
-    from retrieval.sources import locate
+    from retrieval.loading.load import read
+    from retrieval.loading.sources import locate
 
     return _digest(read(locate(path), "labels"))
 
@@ -107,7 +107,7 @@ def embedding(path: Path, rng: random.Random) -> str:
 def _evaluated(path: Path, labels: Path | None) -> str:
     from retrieval.console import to_json
     from retrieval.evaluation import Settings, run
-    from retrieval.loading import load
+    from retrieval.loading.load import load
     from retrieval.problem import from_embeddings
 
     data = load(path, labels=labels)

@@ -15,10 +15,10 @@ import pandas as pd
 import pytest
 
 from retrieval.console import ProgressBar, short_path, use_safe_encodings
+from retrieval.distributed.world import World
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
-from retrieval.world import World
 from tests.conftest import call
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"
@@ -175,8 +175,8 @@ def test_ranks_compare_all_options_but_names_of_files(monkeypatch):
         raise DmlError("Compared.", "", "")
 
     monkeypatch.setattr("retrieval.console.from_environment", lambda: World(0, 2))
-    monkeypatch.setattr("retrieval.processes.joined", lambda: nullcontext(World(0, 2)))
-    monkeypatch.setattr("retrieval.processes.require_same_options", refuse)
+    monkeypatch.setattr("retrieval.distributed.processes.joined", lambda: nullcontext(World(0, 2)))
+    monkeypatch.setattr("retrieval.distributed.processes.require_same_options", refuse)
     call("embed", "a.onnx", "photos", "--out", "a.h5", "--output-name", "pooled")
     assert seen["the command"] == "embed"
     assert seen["--output-name"] == "pooled"

@@ -10,7 +10,7 @@ import pytest
 from retrieval.entropy import embedding_entropies, label_entropy
 from retrieval.entropy import log_squares as log_squares_of
 from retrieval.errors import DmlError
-from retrieval.ranking.identical_rows import row_groups
+from retrieval.rows.identical import row_groups
 
 RNG = np.random.default_rng(3)
 LABELS = np.array([0, 1, 0, 2, 1, 0, 3, 1, 0, 1, 3])  # class 2 has one image

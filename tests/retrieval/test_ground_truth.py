@@ -13,7 +13,7 @@ from retrieval import ground_truth
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
 from retrieval.ground_truth import agreement
-from retrieval.loading import load
+from retrieval.loading.load import load
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = (RNG.standard_normal((n, 8)).astype(np.float32) for n in (500, 40))

@@ -13,7 +13,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load, save
+from retrieval.loading.load import load, save
 from retrieval.merging import merge
 from tests.retrieval.shards import D, sharded, write
 

@@ -1,8 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and sizes as people write them."""
 
 import pytest
 
 from retrieval import number_format
+from retrieval.number_format import parse_size
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,18 @@ def test_a_number_that_is_missing_is_shown_as_nothing(form):
 def test_numbers_and_nouns_agree():
     assert number_format.counted(1, "epoch") == "1 epoch"
     assert number_format.counted(2000, "class", "classes") == "2,000 classes"
+
+
+def test_units_are_powers_of_1024():
+    assert parse_size("2GB") == parse_size(" 2gib") == parse_size("2048M") == 2 << 30
+    assert parse_size("1.5T") == 3 << 39
+    assert parse_size(str(64 << 20)) == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("much", "is not a size"), ("", "is not a size"), ("nan", "between"), ("1MB", "between")],
+)
+def test_what_is_not_a_size_is_refused(text, told):
+    with pytest.raises(ValueError, match=told):
+        parse_size(text)

@@ -6,7 +6,7 @@ import pytest
 from retrieval import DmlError, evaluate
 from retrieval.evaluation import Settings, run
 from retrieval.problem import from_arrays, sample
-from retrieval.ranking import row_scan
+from retrieval.rows import scan as row_scan
 
 
 def test_query_gallery_is_chosen_when_there_is_a_gallery(clustered):

@@ -246,7 +246,7 @@ USES = {
 }
 SCRIPT = """
 import os, sys, threading
-from retrieval.loading import load
+from retrieval.loading.load import load
 from retrieval import signals
 signals.tell_cut_files()
 x = load(sys.argv[1]).splits["test"].vectors
@@ -267,7 +267,7 @@ def file(tmp_path):
 EVAL = """
 import os
 from cli import main
-from retrieval import loading
+from retrieval.loading import load as loading
 honest = loading.load
 def load(path, *rest, **options):
     found = honest(path, *rest, **options)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from retrieval.distributed.world import from_environment
 from retrieval.errors import DmlError
-from retrieval.world import from_environment
 from trainer.data import transforms
 from trainer.data.source import Source
 

@@ -13,7 +13,7 @@ import torch
 
 from retrieval.errors import DmlError
 from retrieval.files import sync, whole_file
-from retrieval.folders import best_run
+from retrieval.loading.folders import best_run
 from trainer import toml
 from trainer.config import Config
 from trainer.results import BEST, LAST

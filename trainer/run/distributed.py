@@ -1,7 +1,7 @@
 """Train in several processes with the loss and gradients of one process.
 
 Every rank embeds its share of a batch, gathers the embeddings of all, and computes the same loss
-on them. `retrieval.processes` starts and ends their connection.
+on them. `retrieval.distributed.processes` starts and ends their connection.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from retrieval.processes import carrier_device, own_gpu
-from retrieval.world import World
+from retrieval.distributed.processes import carrier_device, own_gpu
+from retrieval.distributed.world import World
 
 
 def wrap(embedder: nn.Module, world: World, device: torch.device) -> nn.Module:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retrieval.distributed.world import World
 from retrieval.errors import DmlError
-from retrieval.world import World
 from trainer.config import Config
 from trainer.data import sampling
 from trainer.losses.base import Loss, total, with_length

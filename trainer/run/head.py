@@ -8,7 +8,7 @@ import numpy as np
 from retrieval.embeddings import Embeddings, Split
 from retrieval.entropy import label_entropy
 from retrieval.errors import DmlError
-from retrieval.folders import made_with_another
+from retrieval.loading.folders import made_with_another
 from retrieval.problem import finite_rows
 from retrieval.resources import slices
 from retrieval.results import HeadInformation, Inspection

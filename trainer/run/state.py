@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from retrieval.distributed.world import World
 from retrieval.errors import DmlError
-from retrieval.world import World
 from trainer.config import Config
 from trainer.data.datasets import DataSet
 from trainer.data.images import WHITE

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from retrieval import processes
+from retrieval.distributed import processes
 from retrieval.embeddings import HELD_OUT
 from retrieval.files import write_text
 from trainer import losses

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import torch
 
-from retrieval import processes
+from retrieval.distributed import processes
 from retrieval.evaluation import Settings, evaluate, score
 from retrieval.metrics import usual_recall_at
 from retrieval.results import Result

@@ -72,7 +72,7 @@ def sweep(
       dmltool sweep --preset glyphs-group --grid loss.options.anchors=0,1,2
       dmltool sweep --preset glyphs-ce --tpe 50 --space space.toml --workers 2
     """
-    from retrieval.folders import best_run
+    from retrieval.loading.folders import best_run
     from retrieval.resources import processors
 
     start = start_of(**given)

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from retrieval.distributed.world import from_environment
 from retrieval.errors import DmlError
-from retrieval.world import from_environment
 from trainer.config import Config
 from trainer.resolve import ANY_TIME, resumed
 from trainer.results import LAST, RESULT, VALIDATION, Outcome, SweepResult, Validation

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from retrieval.distributed.world import from_environment
 from retrieval.errors import DmlError, install
 from retrieval.resources import gpu_fault
-from retrieval.world import from_environment
 
 PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
 DEVICES = "auto, cpu, cuda or a GPU such as cuda:1"

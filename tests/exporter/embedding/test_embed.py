@@ -16,7 +16,7 @@ from exporter.embedding.embed import embed, find_data
 from exporter.exporting import MODEL, Settings, export
 from exporter.onnx.model import describe
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.conftest import call
 from tests.exporter.models import PROPERTIES, mean_model
 from trainer.config import Config, Data

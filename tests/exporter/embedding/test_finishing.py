@@ -9,7 +9,7 @@ import pytest
 from exporter.embedding import finishing
 from retrieval.errors import DmlError
 from retrieval.evaluation import evaluate
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.exporter.embedding.toy import N, call, contents, quarters, stop_after
 from tests.kills import Killed
 

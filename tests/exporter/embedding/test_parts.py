@@ -16,11 +16,11 @@ import pytest
 from exporter.embedding import parts, writing
 from exporter.embedding.engine import Engine
 from exporter.embedding.writing import EmbedSettings
-from retrieval import processes
+from retrieval.distributed import processes
+from retrieval.distributed.world import ALONE
 from retrieval.errors import DmlError
 from retrieval.formats.wholes import shard_of
-from retrieval.loading import load
-from retrieval.world import ALONE
+from retrieval.loading.load import load
 from tests.conftest import call
 from tests.exporter.embedding.test_writing import ATTRS, PREPARED, D, draw, quarters
 from tests.ranks import finish, run_commands, slurm_variables, start, together

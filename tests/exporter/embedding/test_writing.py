@@ -13,7 +13,7 @@ import pytest
 
 from exporter.onnx.metadata import Preprocessing
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.exporter.embedding.toy import (
     ATTRS,
     PREPARED,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.forks import Forked
 
 ROOT = Path(__file__).parents[3]
@@ -141,7 +141,7 @@ def run_fix(error, folder):
 
 MEASURE = """
 import json, resource, sys, time
-from retrieval.loading import load
+from retrieval.loading.load import load
 from retrieval.errors import DmlError
 
 def peak():

@@ -11,7 +11,7 @@ from retrieval.errors import DmlError
 from retrieval.formats import arrays
 from retrieval.formats.arrays import Growing
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import X, only, refused
 
 pytestmark = pytest.mark.usefixtures("tried")

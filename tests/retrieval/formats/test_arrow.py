@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from retrieval.errors import DmlError
 from retrieval.formats import arrays
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import (
     BIG_X,
     BIG_Y,

@@ -8,7 +8,7 @@ import pyarrow.feather
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import BIG_X, BIG_Y, ROWS, arrow_table, measure
 
 pytestmark = pytest.mark.usefixtures("tried")

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.loading import load, read
-from retrieval.sources import locate
+from retrieval.loading.load import load, read
+from retrieval.loading.sources import locate
 from tests.retrieval.formats.samples import NAMES, X64, X, Y, check, equal, frame, refused
 
 

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 
 from retrieval.formats import compressed
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import refused
 
 X = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)

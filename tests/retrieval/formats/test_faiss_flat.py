@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import follow, refused
 
 X = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)

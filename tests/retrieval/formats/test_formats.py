@@ -21,7 +21,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats import FORMATS, sniff
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import (
     BIG_X,
     BIG_Y,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import ROUND, items
 
 

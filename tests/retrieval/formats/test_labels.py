@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import BIG_X, X, check, only, refused
 
 

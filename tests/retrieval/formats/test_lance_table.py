@@ -5,8 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from retrieval.loading import load
-from retrieval.sources import locate
+from retrieval.loading.load import load
+from retrieval.loading.sources import locate
 
 
 def test_lance_tables_are_read(tmp_path, clustered):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import X, Y, check
 
 

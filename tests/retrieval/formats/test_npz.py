@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.formats import arrays
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import BIG_X, BIG_Y, ROUND, items, npy_header, refused, same
 
 

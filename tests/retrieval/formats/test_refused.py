@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import scipy.io
 
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import BIG_X, BIG_Y, X, follow, refused, run_fix
 
 

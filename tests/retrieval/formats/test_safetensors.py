@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 from hypothesis import given
 
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import HUGE, ROUND, items, refused, same
 
 

@@ -11,7 +11,7 @@ from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings, run
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load, save
+from retrieval.loading.load import load, save
 from retrieval.problem import from_embeddings
 from tests.retrieval.shards import NAMES, PARTS, N, X, Y, sharded, write
 

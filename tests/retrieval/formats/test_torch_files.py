@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 
 from retrieval.formats import arrays
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import (
     BIG_X,
     NAMES,

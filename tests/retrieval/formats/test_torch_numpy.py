@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 Y = np.array([5, 5, 6, 6, 7, 7])

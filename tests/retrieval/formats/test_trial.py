@@ -13,7 +13,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.formats import trial
-from retrieval.loading import load
+from retrieval.loading.load import load
 
 pytestmark = pytest.mark.usefixtures("tried")
 

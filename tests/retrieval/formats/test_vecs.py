@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.samples import ROUND, items, refused, same
 
 

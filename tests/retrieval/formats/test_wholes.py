@@ -10,7 +10,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.formats.wholes import Shard, shard_of
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.conftest import call
 from tests.retrieval.shards import X, Y
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
 
 
 @pytest.mark.parametrize("version", [2, 3])

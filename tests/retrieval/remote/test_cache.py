@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.inputs import Inputs
-from retrieval.loading import load
+from retrieval.loading.inputs import Inputs
+from retrieval.loading.load import load
+from retrieval.loading.sources import locate
 from retrieval.remote.address import parse
 from retrieval.remote.cache import Entry
 from retrieval.remote.store import Found, Store
-from retrieval.sources import locate
 from tests.retrieval.remote.copies import npy
 
 
@@ -84,7 +84,7 @@ def test_copies_of_files_that_are_gone_are_removed(server):
 PROCESS = """
 import fsspec, sys, time
 from retrieval.remote.store import Store
-from retrieval.sources import locate
+from retrieval.loading.sources import locate
 fs = fsspec.filesystem("memory")
 fs.pipe("/b/x.npy", b"x" * 1000)
 fs.store["/b/x.npy"].modified = fs.store["/b/x.npy"].created = __import__("datetime").datetime(

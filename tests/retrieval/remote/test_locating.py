@@ -10,8 +10,8 @@ import pytest
 from retrieval import evaluate
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
-from retrieval.inputs import Inputs
-from retrieval.loading import load
+from retrieval.loading.inputs import Inputs
+from retrieval.loading.load import load
 from tests.conftest import call
 from tests.retrieval.remote.copies import npy
 

@@ -15,11 +15,11 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.arrays import copies
 from retrieval.formats.hdf5.writing import write
-from retrieval.inputs import Inputs
-from retrieval.loading import load
+from retrieval.loading.inputs import Inputs
+from retrieval.loading.load import load
+from retrieval.loading.sources import locate
 from retrieval.remote import ranges, room
 from retrieval.remote.store import Store
-from retrieval.sources import locate
 from tests.conftest import call
 
 pytest.importorskip("aiohttp")

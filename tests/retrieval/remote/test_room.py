@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.loading import load
+from retrieval.loading.load import load
+from retrieval.loading.sources import locate
 from retrieval.remote import room
 from retrieval.remote.room import hold, room_for
-from retrieval.sources import locate
 from tests.retrieval.remote.copies import forget_use, npy
 
 MOST = 640_000

@@ -17,11 +17,11 @@ import pytest
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
-from retrieval.loading import load
+from retrieval.loading.load import load
+from retrieval.loading.sources import locate
 from retrieval.remote import room
 from retrieval.remote.address import parse
 from retrieval.remote.store import Store
-from retrieval.sources import locate
 from tests.retrieval.remote.copies import npy
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from retrieval import processes
-from retrieval.world import World
+from retrieval.distributed import processes
+from retrieval.distributed.world import World
 from tests.ranks import together
 from trainer.losses import LOSSES, build
 from trainer.losses.miners import add_miner

@@ -152,7 +152,7 @@ def test_a_run_of_two_phases_goes_on_as_if_never_interrupted(steps, config, phas
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(change):
-    from retrieval.world import World
+    from retrieval.distributed.world import World
     from trainer.run.epoch import check_shares
 
     targets = np.repeat(np.arange(8), 20)
@@ -170,7 +170,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(change):
 
 
 def test_processes_take_all_columns_of_a_batch():
-    from retrieval.world import World
+    from retrieval.distributed.world import World
     from trainer.run.epoch import own_columns
 
     plan = np.arange(30).reshape(2, 15)

@@ -280,7 +280,7 @@ def test_ranks_compare_settings_and_what_is_to_be_done_but_not_where_files_are(
         assert may_differ == "run.device, run.threads"
         raise DmlError("Compared.", "", "")
 
-    monkeypatch.setattr("retrieval.processes.require_same_options", refuse)
+    monkeypatch.setattr("retrieval.distributed.processes.require_same_options", refuse)
     config = small_config(tmp_path)
     for n, more in enumerate(({}, {"resume": True}, {"test": False})):
         here = replace(

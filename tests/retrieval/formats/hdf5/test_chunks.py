@@ -9,7 +9,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import chunks
-from retrieval.loading import load
+from retrieval.loading.load import load
 
 CHANCE = np.random.default_rng(0)
 X = CHANCE.standard_normal((300, 16)).astype(np.float32)

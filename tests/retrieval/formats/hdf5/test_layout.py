@@ -9,7 +9,7 @@ import pytest
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.retrieval.formats.hdf5.rows import ATTRS, PATHS, X, Y, stop_early, writer
 
 

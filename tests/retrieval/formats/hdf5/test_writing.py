@@ -21,7 +21,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats import arrays
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load
+from retrieval.loading.load import load
 from tests.forks import Forked
 from tests.retrieval.formats.hdf5.rows import PATHS, X, Y, stop_early, writer
 from tests.retrieval.formats.samples import ROUND, items

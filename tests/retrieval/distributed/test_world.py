@@ -3,8 +3,8 @@
 import pytest
 
 from retrieval import resources
+from retrieval.distributed.world import World, first_host, from_environment, tasks_per_node
 from retrieval.errors import DmlError
-from retrieval.world import World, first_host, from_environment, tasks_per_node
 from tests.ranks import FITTING
 
 

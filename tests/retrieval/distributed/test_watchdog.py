@@ -8,8 +8,8 @@ from queue import Queue
 
 import pytest
 
-from retrieval import watchdog
-from retrieval.watchdog import Watchdog
+from retrieval.distributed import watchdog
+from retrieval.distributed.watchdog import Watchdog
 
 
 class Board:

@@ -66,7 +66,7 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
         return Place(*locating.fetch(address.parse(source), whole, progress), key)
     path = Path(name)
     if path.is_dir():
-        from retrieval.folders import RUN, choose
+        from retrieval.loading.folders import RUN, choose
 
         if (path / RUN).is_file():
             return Place(path / RUN, (path / RUN,), None, key)
@@ -98,7 +98,7 @@ def without_key(source: str | Path) -> tuple[str, str | None]:
 
 
 def _matches(pattern: Path) -> tuple[Path, ...]:
-    from retrieval.folders import in_natural_order, no_match
+    from retrieval.loading.folders import in_natural_order, no_match
 
     found = [Path(name) for name in glob.glob(str(pattern), recursive=True)]
     if files := [file for file in found if not file.is_dir() or store_format(file)]:

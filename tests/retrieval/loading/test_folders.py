@@ -11,8 +11,8 @@ import pytest
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load
-from retrieval.sources import locate
+from retrieval.loading.load import load
+from retrieval.loading.sources import locate
 from tests.retrieval.shards import NAMES, PARTS, X, Y, write
 
 

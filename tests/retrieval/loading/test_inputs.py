@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.inputs import Inputs
+from retrieval.loading.inputs import Inputs
 
 
 def test_a_change_of_any_shard_is_noticed(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from retrieval import evaluate
 from retrieval.problem import from_arrays
-from retrieval.ranking.row_scan import NARROW, scan, units
+from retrieval.rows.scan import NARROW, scan, units
 
 
 @pytest.mark.parametrize("dtype", NARROW)

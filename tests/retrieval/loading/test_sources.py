@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
-from retrieval.sources import locate
+from retrieval.loading.sources import locate
 
 
 def named(place):

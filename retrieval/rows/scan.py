@@ -32,7 +32,7 @@ def scan(vectors: np.ndarray) -> Scan | None:
     """Scan rows with the threads of this machine; None for dtypes that float32 does not hold."""
     if vectors.dtype.name not in NARROW or not vectors.dtype.isnative:
         return None
-    from retrieval.ranking.row_kernels import scan_rows
+    from retrieval.rows.kernels import scan_rows
 
     N, D = vectors.shape
     keys = np.random.default_rng(0).integers(0, 2**64, D, dtype=np.uint64)
@@ -52,7 +52,7 @@ def units(block: np.ndarray, inverse: np.ndarray, out: np.ndarray | None = None)
     if block.dtype.name not in NARROW:
         out[:] = block.astype(np.float64) * inverse[:, None]
         return out
-    from retrieval.ranking.row_kernels import unit_rows
+    from retrieval.rows.kernels import unit_rows
 
     unit_rows(readable(block), inverse, out)
     return out

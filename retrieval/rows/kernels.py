@@ -93,7 +93,7 @@ def _scaled(row, factor, out):
 
 @compiled(fastmath=False)
 def scan_rows(rows, keys, square, directions):
-    """Fill in what `row_scan.Scan` holds for rows (n, D)."""
+    """Fill in what `scan.Scan` holds for rows (n, D)."""
     n, D = rows.shape
     row, unit = np.empty(D, np.float32), np.empty(D, np.float32)
     for i in range(n):

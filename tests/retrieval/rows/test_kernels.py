@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from retrieval.ranking import row_kernels
-from retrieval.ranking.row_scan import scan, units
+from retrieval.rows import kernels as row_kernels
+from retrieval.rows.scan import scan, units
 
 
 def test_every_float16_is_widened_exactly():

@@ -12,11 +12,11 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings, run
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.loading import load, save
+from retrieval.loading.load import load, save
 from retrieval.merging import merge
 from retrieval.problem import from_embeddings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 Y = np.array([0, 0, 1, 1, 2, 2])
 
@@ -155,7 +155,7 @@ def test_a_name_with_colons_that_exists_is_a_name(files):
 def test_reading_npy_imports_no_optional_library(files):
     code = f"""
 import sys
-from retrieval.loading import load
+from retrieval.loading.load import load
 load({str(files / "x.npy")!r}, labels={str(files / "y.npy")!r})
 sys.exit(bool({{"torch", "pyarrow", "pandas", "safetensors", "h5py"}} & set(sys.modules)))
 """

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from retrieval import evaluate
-from retrieval.ranking import identical_rows
-from retrieval.ranking.identical_rows import direction_groups, row_groups, rows_among
+from retrieval.rows import identical as identical_rows
+from retrieval.rows.identical import direction_groups, row_groups, rows_among
 
 KINDS = {
     "int8": lambda rng, shape: rng.integers(-128, 128, shape).astype(np.int8),

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch
 
-from retrieval import processes, watchdog
+from retrieval.distributed import processes, watchdog
+from retrieval.distributed.world import World
 from retrieval.errors import DmlError
-from retrieval.world import World
 from tests.ranks import FITTING, together
 
 SIZE = 3
@@ -186,7 +186,7 @@ def test_a_port_that_is_taken_is_named(environment):
 
 def test_a_port_where_nobody_answers_ends_the_rank():
     program = (
-        "from datetime import timedelta; from retrieval import processes\n"
+        "from datetime import timedelta; from retrieval.distributed import processes\n"
         "processes.JOIN, processes.GRACE = timedelta(seconds=1), timedelta(seconds=1)\n"
         "with processes.joined(): pass"
     )
@@ -201,7 +201,7 @@ def test_a_port_where_nobody_answers_ends_the_rank():
         done = subprocess.run(
             [sys.executable, "-c", program],
             env=os.environ | given,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             stderr=subprocess.PIPE,
             text=True,
             timeout=60,

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from retrieval.network import interface_of, own_address
+from retrieval.distributed.interfaces import interface_of, own_address
 
 
 @pytest.fixture

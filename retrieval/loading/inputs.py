@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 
+from retrieval.distributed.world import ALONE, World
 from retrieval.embeddings import SPELLINGS, Embeddings, leaving_out_train, setting
 from retrieval.errors import DmlError
 from retrieval.formats import find_format
 from retrieval.formats.arrays import OpenFile, Sharing, copies, file_size, sharing
-from retrieval.loading import load
+from retrieval.loading.load import load
+from retrieval.loading.sources import Place, addresses_in_errors, locate, without_key
 from retrieval.resources import StageProgress
-from retrieval.sources import Place, addresses_in_errors, locate, without_key
-from retrieval.world import ALONE, World
 
 
 class Inputs:
@@ -69,7 +69,7 @@ class Inputs:
         if self.world.size == 1:
             yield
             return
-        from retrieval.processes import gather
+        from retrieval.distributed.processes import gather
 
         machine, first = gethostname(), self.world.local_rank == 0
         waits = not first and any(place.is_set for place in self.places.values())

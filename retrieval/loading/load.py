@@ -14,13 +14,13 @@ from retrieval import signals
 from retrieval.embeddings import Embeddings, Split, Wanted, collected, leaving_out_train, to_read
 from retrieval.errors import DmlError, install
 from retrieval.files import check_target
-from retrieval.folders import note_outdated
 from retrieval.formats import find_format
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, copies, file_size
 from retrieval.formats.wholes import note_part
+from retrieval.loading.folders import note_outdated
+from retrieval.loading.sources import Place, addresses_in_errors, locate
 from retrieval.resources import StageProgress
-from retrieval.sources import Place, addresses_in_errors, locate
 
 Find = Callable[[str | Path], Place]
 
@@ -57,7 +57,7 @@ def load(
     progress : function, optional
         Called with (stage, done, total) while files are downloaded.
     places : dict, optional
-        The files that names stand for, where these have been found before: `Sources.places`.
+        The files that names stand for, where these have been found before: `Inputs.places`.
 
     Returns
     -------

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from retrieval.ranking.row_scan import Scan
 from retrieval.resources import processors, run_all, slices
+from retrieval.rows.scan import Scan
 
 Rows = Callable[[slice], np.ndarray]  # a slice of positions -> their rows (n, D)
 _BLOCK = 1 << 21  # numbers converted at a time
@@ -83,7 +83,7 @@ def _chosen(arrays: tuple[np.ndarray, ...], rows: np.ndarray, part: slice) -> np
 
 def _hashes(count: int, dim: int, rows: Rows, seed: int = 0) -> np.ndarray:
     """(N,) uint64, equal for identical rows."""
-    from retrieval.ranking.row_kernels import hash_rows
+    from retrieval.rows.kernels import hash_rows
 
     keys = np.random.default_rng(seed).integers(0, 2**64, dim, dtype=np.uint64)
     out = np.empty(count, np.uint64)

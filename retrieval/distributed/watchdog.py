@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from retrieval import signals
-from retrieval.network import own_address
+from retrieval.distributed.interfaces import own_address
 
 if TYPE_CHECKING:
     from torch.distributed import Store

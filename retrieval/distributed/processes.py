@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from retrieval.distributed.interfaces import interface_of
+from retrieval.distributed.world import START, World, from_environment
 from retrieval.errors import DmlError
-from retrieval.network import interface_of
-from retrieval.world import START, World, from_environment
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from retrieval.watchdog import Watchdog
+    from retrieval.distributed.watchdog import Watchdog
 
 T = TypeVar("T")
 JOIN = timedelta(seconds=50)
@@ -112,7 +112,7 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
         raise apart(f"{world.size} processes", "This build of torch has no torch.distributed.")
     from torch.distributed.rendezvous import rendezvous
 
-    from retrieval.watchdog import Watchdog
+    from retrieval.distributed.watchdog import Watchdog
 
     backend = backend_for(device_type, world)
     where = f"tcp://{world.host}:{world.port}" if world.by_slurm else "env://"

@@ -1,0 +1,1 @@
+"""Several processes on one or more machines: who they are, how they connect and how they end."""

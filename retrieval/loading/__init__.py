@@ -1,0 +1,1 @@
+"""Load embedding files: find what a name stands for, read it, and attach labels and a gallery."""

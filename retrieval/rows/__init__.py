@@ -1,0 +1,1 @@
+"""Single rows of vectors: read them once, scale them, hash them, and find identical ones."""
