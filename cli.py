@@ -107,7 +107,7 @@ class Cli(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            with signals.raised(), console.on_interrupt(signals.left):
+            with signals.raised(), console.on_interrupt(signals.left), console.device_told():
                 return super().invoke(ctx)
         except click.ClickException as error:
             from retrieval.distributed.processes import reports_fully

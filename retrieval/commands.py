@@ -30,7 +30,6 @@ from retrieval.options import (
     output_options,
     scoring_options,
     scoring_settings,
-    tell_device,
     whole_option,
 )
 
@@ -133,7 +132,6 @@ def _evaluate(
     if world.rank:  # helps to count; the first process does everything else
         score(problem, settings, world=world)
         return False
-    tell_device(settings.device, data)
     evaluation, interrupted = _score(problem, settings, inputs, not output.as_json, world)
     result = evaluation.result | {"source": provenance(data)}
     if output.per_class:
@@ -269,7 +267,6 @@ def compare(
         output = Output.checked(as_json, out, force, inputs.files)
         with inputs.being_read():
             first, second = (inputs.load(name, labels=labels) for name in (a, b))
-            tell_device(settings.device, first, second)
             result = paired(first, second, settings, report, world, drop_nonfinite=drop_nonfinite)
     if world.rank:  # has helped to count; the first process does everything else
         return

@@ -102,6 +102,27 @@ def tell(line: str) -> None:
     click.echo(folded(visible(line)), err=True)
 
 
+@contextmanager
+def device_told() -> Iterator[None]:
+    """Show each note on the device that counts ranks once, in the first process of a job."""
+    import logging
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if from_environment().rank == 0 and record.getMessage() not in told:
+                told.add(record.getMessage())
+                tell(record.getMessage())
+
+    told: set[str] = set()
+    logger, handler = logging.getLogger("retrieval.device"), Notes()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 def warn(line: str) -> None:
     """Print a warning on stderr."""
     click.secho("! ", fg="yellow", nl=False, err=True)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from retrieval.console import print_json, tell, to_json
+from retrieval.console import print_json, to_json
 from retrieval.kmeans import STARTS
 from retrieval.number_format import parse_size
 
 if TYPE_CHECKING:
-    from retrieval.embeddings import Embeddings
     from retrieval.evaluation import Settings
 
 
@@ -189,20 +188,6 @@ def scoring_settings(distance: str, **given: Any) -> Settings:
     from retrieval.evaluation import Settings
 
     return Settings(distances=DISTANCES if distance == "both" else (distance,), **given)
-
-
-def tell_device(device: str, *several: Embeddings) -> None:
-    """Say which device counts the ranks of these embeddings and why, where that is worth a line."""
-    from retrieval.ranking.backends.choice import choose
-
-    notes: dict[str, None] = {}
-    for data in several:
-        scored = [s.vectors for name, s in data.splits.items() if name != "train"]
-        rows = sum(map(len, scored))
-        if scored:
-            notes[choose(device, rows, rows, scored[0].shape[1]).note] = None
-    for note in filter(None, notes):
-        tell(note)
 
 
 class Output(NamedTuple):

@@ -31,7 +31,6 @@ from retrieval.options import (
     gallery_options,
     json_option,
     nonfinite_option,
-    tell_device,
     whole_option,
 )
 from trainer.options import OPTION_OF, Start, resolved, settings_options, start_of
@@ -294,7 +293,6 @@ def report(
         inputs = Inputs(*names, labels=[*of_labels.values()], train=False, progress=progress)
         target = check_target(out, PAGE, force, [*inputs.files, *of_run])
         data = inputs.load(file, gallery=gallery, **of_labels)
-        tell_device(given["device"], data)
         pictures, note = pictures_of(data, root, folder)
         if root is None and isinstance(pictures, Folder):
             tell(f"Images from {pictures.root}")

@@ -61,24 +61,26 @@ class Counting:
     sort: bool | None = None
     """Find positions by sorting all items (`sorted_rows`) rather than by counting; None: what takes
     less time for the class of each query."""
-    device: str = "cpu"
-    """auto, cpu, cuda for all GPUs, or one of them such as cuda:1."""
+    devices: tuple[str, ...] = ()
+    """Names of torch; none: NumPy on the CPU."""
     world: World = ALONE
     """The processes that share the work; all of them count the same problem, and get its ranks."""
 
 
 def count_ranks(
-    problem: Problem, *, progress: Progress | None = None, **options: Any
+    problem: Problem, *, device: str = "cpu", progress: Progress | None = None, **options: Any
 ) -> dict[str, Ranks]:
     """Rank the queries of a problem, for each distance.
 
     Parameters
     ----------
     problem : queries, gallery and their classes; vectors must be finite
+    device : auto, cpu, cuda for all GPUs, or one of them such as cuda:1
     progress : called with (done, total)
-    options : fields of `Counting`: distances, positions, memory, threads, device, ...
+    options : fields of `Counting`: distances, positions, memory, threads, ...
     """
-    return _ranked(problem, Counting(**options), progress)
+    chosen = choose(device, len(problem.query_codes), *problem.gallery.shape)
+    return _ranked(problem, Counting(devices=chosen.devices, **options), progress)
 
 
 def _ranked(problem: Problem, how: Counting, progress: Progress | None = None) -> dict[str, Ranks]:
@@ -99,7 +101,6 @@ def _ranked(problem: Problem, how: Counting, progress: Progress | None = None) -
 
 def _counted(problem: Problem, how: Counting, progress: Progress | None) -> TileCounter:
     """Count all tiles of a problem."""
-    chosen = choose(how.device, len(problem.query_codes), *problem.gallery.shape)
     with single_blas_thread():  # the threads share out the work, not the BLAS
         threads = how.threads or how.world.processors
         counter = TileCounter(
@@ -107,7 +108,7 @@ def _counted(problem: Problem, how: Counting, progress: Progress | None) -> Tile
             how.positions,
             block=how.block,
             axes=how.axes,
-            devices=chosen.devices,
+            devices=how.devices,
             world=how.world,
         )
         counter.count(progress)

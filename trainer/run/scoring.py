@@ -93,10 +93,14 @@ def counting_device(device: torch.device | None, dim: int) -> str:
     """The device that counts ranks: the GPU of a training if its products are right, else cpu."""
     if device is None or device.type != "cuda":
         return "cpu"
+    from retrieval.ranking.backends.choice import NOTES
     from retrieval.ranking.backends.trial import fault_of
 
     index = torch.cuda.current_device() if device.index is None else device.index
-    return "cpu" if fault_of(f"cuda:{index}", dim) else f"cuda:{index}"
+    name = f"cuda:{index}"
+    if fault := fault_of(name, dim):
+        NOTES.info("Ranks are counted on the CPU: %s is left out, %s.", name, fault)
+    return "cpu" if fault else name
 
 
 def as_problem(vectors: np.ndarray, labels: np.ndarray, gallery: int | None) -> Problem:

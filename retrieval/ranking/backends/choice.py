@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -23,6 +24,8 @@ TINY = 1 << 32
 DRIVER = Path("/dev/nvidiactl")
 # Tests set it to "torch", which then counts on the CPU.
 VARIABLE = "DMLTOOL_BACKEND"
+NOTES = logging.getLogger("retrieval.device")
+"""Gets the note of each choice; the commands show it."""
 
 
 class Choice(NamedTuple):
@@ -38,6 +41,13 @@ def choose(device: str, queries: int, gallery: int, dim: int) -> Choice:
     auto takes the GPUs that torch can use and whose trial product is right; a CPU where there are
     none, or where the work is small. A requested GPU that does not work is an error.
     """
+    chosen = _chosen(device, queries, gallery, dim)
+    if chosen.note:
+        NOTES.info(chosen.note)
+    return chosen
+
+
+def _chosen(device: str, queries: int, gallery: int, dim: int) -> Choice:
     if not PATTERN.fullmatch(device):
         raise DmlError(
             f"There is no device {device!r}.",

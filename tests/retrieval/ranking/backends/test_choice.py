@@ -4,12 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from retrieval import Settings
 from retrieval.errors import DmlError
 from retrieval.ranking.backends import choice, trial
 from retrieval.ranking.backends.choice import SMALL, choose
 from tests.conftest import call
+from trainer.run.scoring import counting_device
 
 LARGE = (10**5, 10**5, 512)
 
@@ -143,19 +145,35 @@ def test_unknown_devices_are_refused_with_those_there_are(files):
     assert "is not auto, cpu, cuda or a GPU such as cuda:1" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["eval", "compare", "report"])
-def test_commands_tell_the_device_on_stderr(command, files, monkeypatch):
-    """The note stands before the work begins; the result names no device."""
+@pytest.mark.parametrize("command", ["eval", "compare", "report", "inspect"])
+def test_commands_tell_the_device_that_counts_once_on_stderr(command, files, monkeypatch):
+    """The choice is made for the queries that are counted, not for all rows of the file."""
     asked = []
 
-    def cpu(device, *size):
+    def small(device, *size):
         asked.append((device, *size))
         return choice.Choice((), "Ranks are counted on the CPU: a reason.")
 
-    monkeypatch.setattr(choice, "choose", cpu)
-    others = {"compare": ["b.h5"], "report": ["--map", "none", "--out", files / "r.html"]}
-    args = [files / arg if str(arg).endswith(".h5") else arg for arg in others.get(command, [])]
-    done = call(command, files / "a.h5", *args, "--device", "cuda:1")
-    assert done.exit_code == 1  # there is none to count with
-    assert done.stderr.count("Ranks are counted on the CPU: a reason.") == 1
-    assert asked[0] == ("cuda:1", 60, 60, 8)
+    monkeypatch.setattr(choice, "_chosen", small)
+    others = {
+        "eval": ["--queries", "7"],
+        "compare": [files / "b.h5", "--queries", "7"],
+        "report": ["--map", "none", "--out", files / "r.html"],
+    }
+    done = call(command, files / "a.h5", *others.get(command, []))
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("Ranks are counted on the CPU: a reason.") == (command != "inspect")
+    assert "Ranks are counted" not in done.stdout
+    if command in ("eval", "compare"):
+        assert set(asked) == {("auto", 7, 60, 8)}
+
+
+def test_the_ranks_of_a_training_tell_which_gpu_is_left_out(gpus, caplog):
+    gpus["cuda:1"] = "a trial product is off"
+    with caplog.at_level("INFO", "retrieval.device"):
+        assert counting_device(torch.device("cuda:0"), 8) == "cuda:0"
+        assert not caplog.messages
+        assert counting_device(torch.device("cuda:1"), 8) == "cpu"
+    assert caplog.messages == [
+        "Ranks are counted on the CPU: cuda:1 is left out, a trial product is off."
+    ]
