@@ -134,8 +134,8 @@ def blas() -> str:
     return ", ".join(sorted(set(names)))
 
 
-def versus(title, ks, goal, data, repeats, libraries=True):
-    """Recall@K with both distances: all contenders on one data set."""
+def versus(title, ks, goal, data, repeats, libraries=True, about=""):
+    """Recall@K with both distances: all contenders on one data set, which `about` describes."""
     G, gl, *rest = data
     print(title, flush=True)
     ours(G[:500], gl[:500], (1,), positions=True, sort=False)  # compile
@@ -144,6 +144,7 @@ def versus(title, ks, goal, data, repeats, libraries=True):
     contenders: dict[str, Callable[[], object]] = {
         OURS: lambda: ours(G, gl, ks, *rest),
         "dmltool, cos only": lambda: ours(G, gl, ks, *rest, distances=("cos",)),
+        "dmltool, l2 only": lambda: ours(G, gl, ks, *rest, distances=("l2",)),
         "dmltool with MAP@R and R-precision": lambda: ours(G, gl, ks, *rest, positions=True),
         BARE: lambda: product(G, *rest[:1]),
         FAISS: lambda: faiss_lists(G, gl, ks, *rest),
@@ -180,9 +181,10 @@ def versus(title, ks, goal, data, repeats, libraries=True):
     worst = max(abs(base["result"][d][k] - done[FAISS]["result"][d][k]) for d in BOTH for k in ks)
     tell(
         title,
-        f"{machine(*PACKAGES)}; {blas()}. Both distances, K = {', '.join(map(str, ks))}. dmltool, "
-        f"the product and FAISS run alternately, {repeats} times, and the table shows their "
-        f"medians{'; other libraries run once' * libraries}. Goal: {goal}.\n\n{table(head, rows)}\n"
+        f"{machine(*PACKAGES)}; {blas()}. {about}Both distances, "
+        f"K = {', '.join(map(str, ks))}. dmltool, the product and FAISS run "
+        f"alternately, {repeats} times, and the table shows their medians"
+        f"{'; other libraries run once' * libraries}. Goal: {goal}.\n\n{table(head, rows)}\n"
         f"The product runs at {2e-9 * pairs * G.shape[1] / bare:.0f} GFLOPS (multiplications and "
         "additions, half of all pairs for leave-one-out). "
         f"The largest difference from FAISS in any Recall@K is {100 * worst:.4f} points. "
@@ -283,6 +285,8 @@ def spectrum(name: str, file: str):
         data,
         2,
         libraries=False,
+        about="Vectors drawn at random with the covariances of its embeddings, in and between "
+        "classes. ",
     )
 
 
