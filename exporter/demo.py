@@ -47,7 +47,8 @@ class Step:
     def clear(self) -> None:
         """Remove a damaged result, and a training that cannot be resumed.
 
-        That was killed before its first checkpoint, or has a result but no network.
+        A training cannot be resumed if it was killed before its first checkpoint, or if its result
+        is there but its network is not.
         """
         if self.made.exists() and not _whole(self.made):
             self.made.unlink()

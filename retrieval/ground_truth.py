@@ -1,8 +1,8 @@
 """Compare the neighbours that a file lists for its queries with those of exact search.
 
 ann-benchmarks files have no labels: `neighbors` names, for each query of `test`, the nearest rows
-of `train`. Recall@K is here what it is there: of the K neighbours listed first, the share that is
-among the K nearest; one as near as the K-th counts as well.
+of `train`. Recall@K is defined as in ann-benchmarks: the share of the first K listed neighbours
+that are among the K nearest rows. A row as near as the K-th nearest counts as one of them.
 """
 
 from __future__ import annotations

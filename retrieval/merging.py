@@ -106,7 +106,7 @@ def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> 
     ]
     attrs: dict[str, object] = {
         "model": " + ".join(str(own.get("model", own["file"])) for own in sources),
-        # Stands for all of them, so that a merge of other files does not go on with this one.
+        # Stands for all of them, so that a merge of other files does not continue this one.
         "model_sha256": hashlib.sha256(" ".join(hashes).encode()).hexdigest(),
         "merged": sources,
         "normalized": False,

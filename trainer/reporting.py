@@ -119,9 +119,10 @@ class Folder:
 def pictures_of(
     data: Embeddings, images: Path | None, run: Path | None
 ) -> tuple[Pictures | None, str]:
-    """What reads the images of an embedding file, and a note where that is not to be had.
+    """Find the images of an embedding file: an object that reads them, and a note if there is none.
 
-    They are under `images` if that is given, else where the file says, else where the run has them.
+    The images are in the folder `images` if it is given, else where the file says, else where the
+    run has them.
     """
     if images is not None:
         _check_folder(data, images)

@@ -210,5 +210,5 @@ def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _wrong_setting(setting: str, why: str) -> DmlError:
-    fix = "Write it so: --set optimizer.lr=0.01"
+    fix = "Write, for example: --set optimizer.lr=0.01"
     return DmlError(f"--set {setting} is not understood.", why, fix)

@@ -86,7 +86,7 @@ class Display(OnStderr, Watch):
         self.bar.stop()
         if (folder / LAST).exists():
             command = f"dmltool train --resume {quote(str(folder))}"
-            self.line(f"Interrupted. Go on with: {command}")  # not folded: to be copied
+            self.line(f"Interrupted. Continue with: {command}")  # not folded: to be copied
         else:
             self.note("Interrupted before the first epoch: nothing was written.")
 

@@ -217,7 +217,7 @@ def ensure(path: Path, wanted: Iterable[Range] | None = None) -> None:
 
 
 def mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
-    """A read-only view of the bytes of a file; mmap itself cannot map nothing."""
+    """A read-only view of the bytes of a file. An empty array is new: mmap refuses it."""
     if math.prod(shape) == 0:
         return np.empty(shape, dtype)
     ensure(path, [(offset, offset + math.prod(shape) * dtype.itemsize)])

@@ -162,9 +162,9 @@ def count_below(products, rows, columns, limits):
 
 @compiled
 def bounded_distances(bounds, drawn, points, own, out, start):
-    """Do what `squared_distances` does, from upper bounds of the products.
+    """Compute the same as `squared_distances`, from upper bounds of the products.
 
-    A distance that is not below `own` of its point may be too small, but not below it either.
+    A distance that is at least `own` of its point is only a lower bound, but at least `own` too.
     """
     for c in range(len(bounds)):
         for i in range(bounds.shape[1]):

@@ -30,8 +30,10 @@ class Inputs:
         whole: bool = False,
         world: World = ALONE,
     ) -> None:
-        """train: download files of `train` too; of sets of labels, all files are.
+        """Find the files, and note their sizes and times.
 
+        train: whether to download the files of `train` too; all files of a set of labels are
+        downloaded.
         world: the processes that read the same files; all of them call `load`.
         """
         self.train, self.progress, self.world = train, progress, world

@@ -43,9 +43,12 @@ class TileGallery(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """What matters to rows (or columns) of a tile as queries, and what they bring as items."""
+    """The least nearness that can change a count of each row (or column) of a tile, and its norms.
 
-    cos: np.ndarray  # (A,) float32: the least cosine that matters to the query
+    As a query, a row has the bounds `cos` and `l2`; as a gallery item, it has `norm` and `square`.
+    """
+
+    cos: np.ndarray  # (A,) float32: the least cosine that can change a count of the query
     l2: np.ndarray  # (A,) float32: the same for l2, in the form of `TileQueries`
     twice: np.ndarray  # (A,) float32: 2 |q|
     norm: np.ndarray  # (A,) float32: |x|
@@ -353,7 +356,7 @@ def count_float64(product, first, queries, gallery, slack, counts, ties, pairs):
     """Count by squared distances in float64, for rows of the product from `first` on.
 
     slack: error per squared length, per length, and constant. Counts and ties are added up, open
-    pairs are listed. Returns (row to go on from, pairs listed); all rows are done at row A.
+    pairs are listed. Returns (row to continue with, pairs listed); all rows are done at row A.
     """
     A, B = product.shape
     found = 0

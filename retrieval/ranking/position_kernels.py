@@ -125,7 +125,7 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
     The queries are the rows of the product. Looks at its pairs from number `first` on. moved: the
     gallery row of the first item. Where a query has no room for all of them, positives that they
     push beyond R become inactive; negatives that still take the room are added to the positives
-    (`_credit_kept`). Returns (pair to go on from, pairs listed).
+    (`_credit_kept`). Returns (pair to continue with, pairs listed).
     """
     product, margin = tile.product, tile.margin
     norm, above, below = gallery.norms[0], gallery.norms[1], gallery.norms[2]
@@ -234,7 +234,7 @@ def _cut(q, l2, lists, kept, further):
 def credit_rest(first, end, l2, lists, kept, groups, pairs):
     """Add the kept negatives of the queries first to end to their positives.
 
-    Returns (query to go on from, pairs listed).
+    Returns (query to continue with, pairs listed).
     """
     found = 0
     nothing = np.empty(0, np.float32)

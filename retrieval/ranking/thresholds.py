@@ -76,7 +76,11 @@ class Thresholds:
         return kernels.Nearness(length, slack, (scale, scale), 4 * ULP32)
 
     def reaches(self, q: slice, g: slice) -> tuple[kernels.Reach, kernels.Reach]:
-        """What matters to these queries, and to these gallery items where they are queries too."""
+        """The least nearness that can change a count of these queries and these gallery items.
+
+        Gallery items are queries too if the problem is leave-one-out; otherwise nothing reaches
+        their bounds.
+        """
         if self.prepared.symmetric:
             return self._reach(q, self.norms[:, q]), self._reach(g, self.norms[:, g])
         A, B = q.stop - q.start, g.stop - g.start
@@ -86,7 +90,7 @@ class Thresholds:
         return self._reach(q, np.ones((3, A), np.float32)), items
 
     def _reach(self, q: slice, norms: np.ndarray) -> kernels.Reach:
-        """The nearest positive matters to a query, and the last of its positives within R."""
+        """Bounds from the nearest positive of each query, or for MAP@R from its last within R."""
         _, cos, twice, _, l2 = np.ascontiguousarray(self.thresholds[:, q])
         if "cos" in self.last:
             cos = np.minimum(cos, self.last["cos"][q])

@@ -158,5 +158,5 @@ def test_the_command_that_goes_on_can_be_copied_whatever_the_folder_is_called(tm
     (folder / "last.pt").touch()
     console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
     Display(console).interrupted(folder)
-    command = console.file.getvalue().split("Go on with: ")[1].splitlines()[0]
+    command = console.file.getvalue().split("Continue with: ")[1].splitlines()[0]
     assert shlex.split(command) == ["dmltool", "train", "--resume", str(folder)]

@@ -57,7 +57,7 @@ def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
             _reason(error) + ("" if first else " Earlier checkpoints are intact."),
             "Make room there, or choose another --out."
             if first
-            else f"Make room, then go on: dmltool train --resume {folder}",
+            else f"Make room, then continue: dmltool train --resume {folder}",
         ) from error
 
 

@@ -96,8 +96,10 @@ def epoch_plan(config: Config, targets: np.ndarray, epoch: int) -> np.ndarray:
 
 
 def steps_of_phase(config: Config, targets: np.ndarray, epoch: int) -> tuple[int, int]:
-    """How many more steps were done before an epoch, and are in the whole run, than if all epochs
-    had the batches of this one: a first phase may have batches of another size."""
+    """Steps that a first phase with batches of another size adds: before an epoch, and in the run.
+
+    They are counted relative to a run in which all epochs have the batches of this epoch.
+    """
     epochs, first = config.schedule.epochs, config.phase.epochs
     if not (first and config.phase.batch) or first >= epochs:
         return 0, 0

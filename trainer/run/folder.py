@@ -90,9 +90,9 @@ def clear_start(folder: Path) -> None:
 
 
 def _taken(folder: Path) -> FolderTaken:
-    fix = f"Choose another --out, or go on with that run: --resume {folder}"
+    fix = f"Choose another --out, or continue that run: --resume {folder}"
     if not (folder / LAST).exists():
-        fix = "Choose another --out; there is no checkpoint in it to go on from."
+        fix = "Choose another --out; the folder has no checkpoint to continue from."
     return FolderTaken(f"{folder} exists already.", "A run has a folder of its own.", fix)
 
 

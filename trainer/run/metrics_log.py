@@ -69,7 +69,7 @@ def add_metrics(folder: Path, record: EpochRecord) -> None:
         raise DmlError(
             f"{folder / METRICS} cannot be written.",
             f"{error.strerror}. Earlier checkpoints are intact.",
-            f"Make room, then go on: dmltool train --resume {folder}",
+            f"Make room, then continue: dmltool train --resume {folder}",
         ) from error
 
 

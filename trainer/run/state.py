@@ -32,7 +32,7 @@ Embedded = tuple[np.ndarray, np.ndarray, int | None]
 
 @dataclass
 class Job:
-    """What is to be trained, where, and who is told about it."""
+    """What to train, in which folder, on which device, and the interface that reports it."""
 
     config: Config
     folder: Path
@@ -80,7 +80,7 @@ class Training(Job):
 
 
 def saved(training: Training) -> dict[str, Any]:
-    """The content of a checkpoint: all that a run needs to go on and an export needs to start."""
+    """The content of a checkpoint: what a run needs to continue and an export needs to start."""
     data = training.source.data
     return {
         "epoch": training.epoch,

@@ -50,7 +50,7 @@ def from_grid(texts: Iterable[str]) -> Space:
             why = "It takes the form table.key=value,value."
             if "." not in key:
                 why = f"{unknown_key(key, get_type_hints(Config)).text} {why}"
-            fix = "Write it so: --grid optimizer.lr=0.001,0.003"
+            fix = "Write, for example: --grid optimizer.lr=0.001,0.003"
             raise DmlError(f"--grid {text} is not understood.", why, fix)
         _add(space, key, tuple(map(toml.render, found)), "--grid")
     return space
@@ -112,7 +112,7 @@ def _parameter(key: str, value: Any, path: Path) -> Choices | Range:
     wrong = DmlError(
         f"{path}: {key} = {toml.render(value)} is not understood.",
         f"{FORMS}.",
-        f"Write it so: {key} = {{low = 1, high = 8}}"
+        f"Write, for example: {key} = {{low = 1, high = 8}}"
         if isinstance(value, Mapping)
         else f"Leave it out of this file if it does not vary: --set {key}={toml.render(value)}",
     )

@@ -67,5 +67,5 @@ class Backend(Protocol):
 
         `lists` and `kept` are those of the tile's queries. Yields how many rows (query of the tile,
         gallery row, and the range of positives in doubt) `pairs` holds; the caller copies them
-        before it goes on.
+        before it continues.
         """

@@ -13,7 +13,7 @@ from trainer.data.datasets.records import DataSet, Row, build
 # them on this disk chose where they lead, which cannot be said of a line in a downloaded file.
 _OUTSIDE = re.compile(r"^[/\\]|^[A-Za-z]:|(?:^|[/\\])\.\.(?:[/\\]|$)|\0")
 GO_ON = (
-    "Complete the files, or go on with what is there: --allow-incomplete "
+    "Complete the files, or use the files that are there: --allow-incomplete "
     "(embed: --skip-bad; in Python: allow_incomplete=True). Scores are then not comparable with "
     "published ones."
 )

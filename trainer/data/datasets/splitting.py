@@ -27,7 +27,8 @@ def held_out(classes: int, fraction: float, option: str) -> int:
         raise DmlError(
             f"{option} is {fraction!r}.",
             "It is the share of the classes to hold out: at least 0 and below 1.",
-            f"Write it so: --set data.{'' if option == 'val_fraction' else 'options.'}{option}=0.2",
+            "Write, for example: --set "
+            f"data.{'' if option == 'val_fraction' else 'options.'}{option}=0.2",
         )
     return 0 if fraction == 0 else max(FEWEST, round(fraction * classes))
 
