@@ -52,15 +52,14 @@ def compare(
     dict
         Differences with paired class-bootstrap intervals and p values, as in docs/json.md.
     """
-    a, given = comparable(loaded(a), loaded(b))
-    b, settings = align(a, given), (settings or Settings(nmi=False)).of(a)
-    moved = any(part is not given.splits[name] for name, part in b.splits.items())
+    a, b = comparable(loaded(a), loaded(b))
+    b, settings = align(a, b), (settings or Settings(nmi=False)).of(a)
     problems = [
         from_embeddings(data, drop_nonfinite=drop_nonfinite, beside=[other])
         for data, other in ((a, b), (b, a))
     ]
-    if moved:  # --queries draws the same ones whichever file comes first
-        problems = [_drawn_by_path(problem, a) for problem in problems]
+    if settings.queries is not None:
+        problems = [_drawn_by_path(problem, a, b) for problem in problems]
     first, second = (
         run(problem, settings, of_file(progress, name), world)
         for problem, name in zip(problems, "AB", strict=True)
@@ -84,9 +83,14 @@ def compare(
     }
 
 
-def _drawn_by_path(problem: Problem, data: Embeddings) -> Problem:
-    paths = data.splits[problem.split].paths
-    assert paths is not None, "rows in another order were matched by path"
+def _drawn_by_path(problem: Problem, a: Embeddings, b: Embeddings) -> Problem:
+    """Let `queries` draw items by their paths, so that the order of rows in a file plays no part.
+
+    Queries without paths, or of which two have one path, are matched and drawn by their rows.
+    """
+    paths, others = (data.splits[problem.split].paths for data in (a, b))
+    if paths is None or others is None or len(np.unique(paths)) < len(paths):
+        return problem
     return replace(problem, drawing_order=np.argsort(paths[problem.query_rows]))
 
 

@@ -63,6 +63,47 @@ def test_comparing_b_with_a_mirrors_comparing_a_with_b(items, rng, queries):
             assert back[d][name]["a"] == pytest.approx(s["b"], rel=1e-12)
 
 
+def test_the_queries_that_are_drawn_do_not_depend_on_the_order_of_rows(items, rng):
+    first = rng.permutation(60)
+    X, labels, paths = (each[first] for each in items)
+    settings = replace(SETTINGS, queries=20)
+    other = X + rng.normal(0, 0.7, X.shape).astype(np.float32)
+    order = rng.permutation(60)
+    here, moved = (
+        compare(file(X, labels, paths), file(other[rows], labels[rows], paths[rows]), settings)
+        for rows in (np.arange(60), order)
+    )
+    assert moved["distances"] == here["distances"]
+    assert moved["flipped"] == here["flipped"]
+    twice = paths.copy()
+    twice[1] = twice[0]  # these tell items apart no longer: all are drawn by row
+    a, b = (file(x, labels, twice) for x in (X, other))
+    by_row = compare(*(file(x, labels) for x in (X, other)), settings)
+    assert compare(a, b, settings)["distances"] == by_row["distances"]
+    assert by_row["distances"] != here["distances"]
+
+
+@pytest.mark.parametrize("queries", [None, 5])
+def test_a_gallery_in_another_order_is_compared_also_if_queries_have_no_paths(items, rng, queries):
+    X, labels, paths = items
+    settings = replace(SETTINGS, queries=queries)
+    order = rng.permutation(50)
+    files = [
+        Embeddings(
+            Path("x.h5"),
+            "hdf5",
+            {
+                "query": Split(X[:10], labels[:10]),
+                "gallery": Split(X[10:][rows], labels[10:][rows], paths[10:][rows]),
+            },
+        )
+        for rows in (np.arange(50), order)
+    ]
+    found = compare(*files, settings)
+    assert found["queries"] == (queries or 10)
+    assert {s["difference"] for s in found["distances"]["l2"].values()} == {0}
+
+
 def test_rows_with_nan_in_either_file_are_refused_or_left_out_of_both(items, rng):
     X, labels, paths = items
     Y = rng.permuted(X, axis=0)
