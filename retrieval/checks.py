@@ -41,7 +41,7 @@ def data_checks(problem: Problem) -> dict[str, int]:
     sizes = np.bincount(codes, minlength=len(problem.names))
     group = problem.gallery_groups
     checks = {
-        "nonfinite_rows": problem.dropped,
+        "nonfinite_rows": problem.nonfinite,
         "zero_norm_rows": zero_rows(problem.gallery, problem.gallery_scan),
         "conflicting_duplicates": conflicting_rows(group, codes),
     }

@@ -37,7 +37,8 @@ class Problem:
     gallery_rows: np.ndarray  # (G,) row of each gallery item in its file
     names: np.ndarray  # (C,) the labels as given, sorted
     self_ids: np.ndarray  # (Q,) the gallery row that is the query itself, -1: none
-    dropped: int = 0  # rows left out because they hold NaN or Inf
+    nonfinite: int = 0  # rows left out because they hold NaN or Inf
+    dropped: int = 0  # all rows left out: also those of items that hold NaN or Inf in another file
     split: str = ""  # of the file that the queries are from
     drawing_order: np.ndarray | None = None  # (Q,) queries in the order for `sample`; None: as is
     query_scan: Scan | None = None  # where there are `queries`, of a dtype that is scanned
@@ -161,6 +162,7 @@ def from_arrays(
             gallery_rows=own.rows,
             names=names,
             self_ids=np.arange(len(codes)),
+            nonfinite=own.nonfinite,
             dropped=own.dropped,
             gallery_scan=own.scan,
         )
@@ -184,6 +186,7 @@ def from_arrays(
         gallery_rows=other.rows,
         names=names,
         self_ids=np.full(Q, -1),
+        nonfinite=own.nonfinite + other.nonfinite,
         dropped=own.dropped + other.dropped,
         query_scan=own.scan,
         gallery_scan=other.scan,
@@ -265,6 +268,7 @@ class _Side(NamedTuple):
     labels: np.ndarray
     rows: np.ndarray  # of the array that was given
     scan: Scan | None
+    nonfinite: int = 0
     dropped: int = 0
 
 
@@ -291,6 +295,7 @@ def _side(
     vectors, labels = _checked(vectors, labels, what)
     scanned = scan(vectors)
     good = finite_rows(vectors) if scanned is None else np.isfinite(scanned.square)
+    nonfinite = int(np.count_nonzero(~good))
     for other in drop or ():
         good &= finite_rows(other)
     rows, bad = np.flatnonzero(good), np.flatnonzero(~good)
@@ -313,4 +318,4 @@ def _side(
     kept = allocate((len(rows), vectors.shape[1]), vectors.dtype)  # a large one goes to disk
     for part in blocks(kept):
         kept[part] = vectors[rows[part]]
-    return _Side(kept, labels[rows], rows, scanned and scanned.take(rows), len(bad))
+    return _Side(kept, labels[rows], rows, scanned and scanned.take(rows), nonfinite, len(bad))

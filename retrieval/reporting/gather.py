@@ -174,7 +174,7 @@ def gather(
         "queries": queries,
         "items": items.columns(pictured.of),
         "thumbs": {"side": thumbs.SIDE, "images": pictured.images},
-        "warnings": [*warnings(own.result), *map(shown, notes), *unread],
+        "warnings": [*warnings(own.result), *_dropped(problem), *map(shown, notes), *unread],
     }
 
 
@@ -214,6 +214,12 @@ def _curve(own: Evaluation, settings: Settings) -> dict[str, view.Curve]:
         }
         for n, d in enumerate(own.ranks)
     }
+
+
+def _dropped(problem: Problem) -> list[str]:
+    """A note on items that are left out because of the files to compare with."""
+    others = problem.dropped - problem.nonfinite
+    return [f"items with NaN or Inf in another file only, left out: {others:,}"] if others else []
 
 
 def _names(data: Embeddings, problem: Problem) -> list[str]:

@@ -111,11 +111,14 @@ def test_rows_with_nan_in_either_file_are_refused_or_left_out_of_both(items, rng
     kept[[3, 50]] = False
     fine = [file(x[kept], labels[kept], paths[kept]) for x in (X, Y)]
     X[3], Y[50] = np.nan, np.inf
+    Y[3, 0] = np.nan
     both = file(X, labels, paths), file(Y, labels, paths)
     with pytest.raises(DmlError, match="1 of 60 embeddings hold NaN or Inf"):
         compare(*both, SETTINGS)
     found, expected = compare(*both, SETTINGS, drop_nonfinite=True), compare(*fine, SETTINGS)
     assert found["distances"] == expected["distances"]
+    counts = [found["checks"][name]["nonfinite_rows"] for name in "ab"]
+    assert counts == [1, 2]  # each file's own, of the two items
     assert found["notes"] == ["items with NaN or Inf in A or B, left out: 2"]
     for kind, flips in found["flipped"]["l2"].items():
         assert all(paths[flip["row"]] == flip["path"] for flip in flips)

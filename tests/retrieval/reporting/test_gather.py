@@ -65,7 +65,9 @@ def test_items_keep_their_rows_and_paths_where_others_are_left_out(clustered, rn
     X[[0, 7]], other[20] = np.nan, np.inf
     data, theirs = file(X, labels, names(60)), file(other, labels, names(60))
     view = view_of(data, theirs, options=replace(QUICK, drop_nonfinite=True))
-    assert view["result"]["checks"]["nonfinite_rows"] == 3
+    assert view["result"]["checks"]["nonfinite_rows"] == 2
+    assert view["warnings"][0] == "rows with NaN or Inf, left out: 2"
+    assert "items with NaN or Inf in another file only, left out: 1" in view["warnings"]
     rows, items = view["items"]["row"], view["items"]
     assert sorted(rows) == [n for n in range(60) if n not in (0, 7, 20)]
     assert items["path"] == [names(60)[n] for n in rows]
