@@ -10,8 +10,9 @@ import atexit
 import errno
 import gc
 import os
+import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pkgutil import resolve_name
 
 import click
@@ -120,9 +121,12 @@ class Cli(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            running = self.commands.get(ctx.invoked_subcommand or "")
+            name = ctx.invoked_subcommand or ""
+            running = self.commands.get(name)
             options = {name for each in running.params for name in each.opts} if running else ()
-            show_error(explained(error, options))
+            told = explained(error, options)
+            told.fix = as_command(told.fix, options, name, ctx.meta.get(ARGUMENTS, ()))
+            show_error(told)
             ctx.exit(1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -153,6 +157,15 @@ def explained(error: Exception, options: Collection[str] = ()) -> DmlError:
         "This is a bug in dmltool, not in your data.",
         "Run `dmltool --debug ...` and report the traceback.",
     )
+
+
+def as_command(fix: str, options: Collection[str], name: str, typed: Sequence[str]) -> str:
+    """Replace an argument for Python at the end of a fix by the typed command with that option."""
+    found = re.search(r"(?<=: )(\w+)=True$", fix)
+    option = f"--{found[1].replace('_', '-')}" if found else ""
+    if found is None or option not in options:
+        return fix
+    return fix[: found.start()] + console.typed_with(option, name, typed)
 
 
 def show_error(error: DmlError) -> None:

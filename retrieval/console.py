@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import wraps
 from itertools import chain
@@ -25,7 +25,6 @@ import click
 from retrieval import signals
 from retrieval.distributed.world import ALONE, from_environment
 from retrieval.number_format import duration
-from retrieval.registry import ARGUMENTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,12 +145,10 @@ def _command(words: Iterable[str]) -> str:
     return f"dmltool {join(words)}"
 
 
-def typed_with(option: str) -> str:
-    """The command that was typed, with one of its options; empty if it has none such, in Python."""
-    context = click.get_current_context(silent=True)
-    if context is None or not any(option in known.opts for known in context.command.params):
-        return ""
-    return _command([*context.find_root().meta.get(ARGUMENTS, ()), option])
+def typed_with(option: str, command: str, typed: Sequence[str]) -> str:
+    """The command line that was typed, with one more option after the name of the command."""
+    at = typed.index(command) + 1  # at the end it may stand after --, where it names a file
+    return _command([*typed[:at], option, *typed[at:]])
 
 
 def say_next(text: str) -> None:

@@ -10,7 +10,6 @@ from zlib import crc32
 
 import numpy as np
 
-from retrieval.console import typed_with
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, listed
 from retrieval.formats import arrays
@@ -303,11 +302,10 @@ def _side(
         return _Side(vectors, labels, rows, scanned)
     where = f"{source}: " if source else ""
     if drop is None:
-        leave_out = typed_with("--drop-nonfinite") or "drop_nonfinite=True"
         raise DmlError(
             f"{where}{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {listed(bad)}).",
             "Their distances are undefined, so scores would be meaningless.",
-            f"Embed these items again, or leave them out: {leave_out}",
+            "Embed these items again, or leave them out: drop_nonfinite=True",
         )
     if not len(rows):
         raise DmlError(

@@ -10,11 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from cli import main
+from retrieval import DmlError, evaluate
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
 from tests.conftest import X, Y, call
@@ -131,10 +133,17 @@ def test_rows_with_nan_are_refused_or_dropped(files, clustered):
         refused = call(*command)
         assert refused.exit_code == 1
         words = shlex.split(refused.stderr.split(" leave them out: ")[1])
-        assert words == ["dmltool", *map(str, command), "--drop-nonfinite"]
+        name, *rest = map(str, command)
+        assert words == ["dmltool", name, "--drop-nonfinite", *rest]
         dropped = call(*words[1:])
         assert dropped.exit_code == 0
         assert f"{rows}, left out: 1" in dropped.stderr
+    refused = call("eval", *QUICK, "--", file)
+    assert f"eval --drop-nonfinite {' '.join(QUICK)} -- {file}" in refused.stderr
+    # A program of its own with click gets the argument for Python.
+    with click.Context(main.commands["eval"]), pytest.raises(DmlError) as error:
+        evaluate(X, labels)
+    assert error.value.fix.endswith(": drop_nonfinite=True")
 
 
 def test_labels_of_queries_and_gallery_come_from_files_of_their_own(files):
