@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -33,12 +33,19 @@ class Kind(NamedTuple):
     name: str
     suffixes: tuple[str, ...]
     start: bytes
-    """A pattern that the beginning of every such file matches."""
+    """A pattern that the beginning of every such file matches, and of no other kind."""
+    printed: str = ""
+    """How to print the same, where that can be done."""
 
 
 PAGE = Kind("a report", (".html", ".htm"), b"<!doctype html>.*content=.dmltool ")
-JSON = Kind("a JSON result", (".json",), rb'{\s*"version"')
-CSV = Kind("a CSV table of classes", (".csv",), b"label,")
+JSON = Kind(
+    "a JSON result",
+    (".json",),
+    rb'{\s*"version": \d+,\s*"(protocol": "(leave-one-out|query-gallery|listed-)|a": ")',
+    "Print to it instead: --json > FILE",
+)
+CSV = Kind("a CSV table of classes", (".csv",), b"label,(name,)?queries,recall@1_")
 HEAD = 2048  # bytes that tell the kind of a file
 
 
@@ -55,52 +62,72 @@ def check_target(
             "A variable of the shell may not be set.",
             "Give a name, or leave the option out.",
         )
-    given, path = path, Path(path).resolve()  # the file that links lead to is replaced, not they
-    if any(source.exists() and path.exists() and path.samefile(source) for source in inputs):
+    given, path = Path(path), Path(path).resolve()  # links stay: the file they lead to is replaced
+    _check_replaceable(given, kind, inputs)
+    _check_kind(given, kind)
+    if path.exists() and not force:
+        raise exists_already(given)
+    _check_folder(given, path.parent)
+    return path
+
+
+def _check_replaceable(given: Path, kind: Kind, inputs: Sequence[Path]) -> None:
+    """Raise if there is something that no command replaces."""
+    if not given.exists():
+        return
+    if any(source.exists() and given.samefile(source) for source in inputs):
         raise DmlError(
             f"{given} is both an input and the output.",
             "The result would replace the data it was computed from.",
             "Choose another name for the output.",
         )
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if given.is_dir():
+        raise DmlError(f"{given} is a folder.", "The output is a file.", "Name a file.")
+    if not given.is_file():
         raise DmlError(
             f"{given} is not a regular file.",
             "It would be replaced by one.",
-            "Print to it instead: --json > FILE",
+            kind.printed or f"Name a file that ends in {kind.suffixes[0]}.",
         )
-    if path.is_dir():
-        raise DmlError(f"{given} is a folder.", "The output is a file.", "Name a file.")
-    if path.suffix.lower() not in kind.suffixes:
+
+
+def _check_kind(given: Path, kind: Kind) -> None:
+    """Raise if the name, or the file that has it, is of another kind."""
+    if given.suffix.lower() not in kind.suffixes:
         raise DmlError(
             f"{given} is not the name of {kind.name}.",
             f"Its name ends in {' or '.join(kind.suffixes)}.",
-            f"Change the name: {shlex.quote(str(Path(given).with_suffix(kind.suffixes[0])))}",
+            f"Change the name: {shlex.quote(str(given.with_suffix(kind.suffixes[0])))}",
         )
-    if path.exists() and not _is_a(kind, path):
+    if given.exists() and not _is_a(kind, given):
         raise DmlError(
             f"{given} exists and is not {kind.name}.",
             "A file of another kind is not overwritten, not even with --force.",
             "Choose another name, or remove the file.",
         )
-    if path.exists() and not force:
-        raise DmlError(
-            f"{given} exists already.",
-            "It would be overwritten.",
-            "Choose another name or --force.",
-        )
-    if not path.parent.is_dir():
+
+
+def _check_folder(given: Path, folder: Path) -> None:
+    """Raise if no file can be made in the folder of a file."""
+    if not folder.is_dir():
         raise DmlError(
             f"{given} cannot be written.",
-            f"The folder {path.parent} does not exist.",
-            f"Create it: mkdir -p {shlex.quote(str(path.parent))}",
+            f"The folder {folder} does not exist.",
+            f"Create it: mkdir -p {shlex.quote(str(folder))}",
         )
-    if not os.access(path.parent, os.W_OK):
+    if not os.access(folder, os.W_OK):
         raise DmlError(
             f"{given} cannot be written.",
-            f"The folder {path.parent} is read-only.",
+            f"The folder {folder} is read-only.",
             "Choose another folder.",
         )
-    return path
+
+
+def exists_already(path: Path) -> DmlError:
+    """The error for a file that would be overwritten."""
+    return DmlError(
+        f"{path} exists already.", "It would be overwritten.", "Choose another name or --force."
+    )
 
 
 def _is_a(kind: Kind, path: Path) -> bool:
@@ -120,6 +147,8 @@ def write_text(path: Path, text: str, force: bool = False) -> None:
 def whole_file(path: Path, force: bool = True, also: Path | None = None) -> Iterator[BinaryIO]:
     """Write a file under a temporary name, then rename it: a reader never meets half a file.
 
+    At the end the file and its name are on the disk.
+
     also: a second name for the same file, which it gets first.
     """
     try:
@@ -132,12 +161,9 @@ def whole_file(path: Path, force: bool = True, also: Path | None = None) -> Iter
                 os.fsync(file.fileno())
             if also is not None:
                 _give_second_name(temporary, also)
-            if force:
-                os.replace(temporary, path)
-            else:  # fails if another run has been faster
-                rename_new(temporary, path)
+            rename_durably(temporary, path, force)  # new: fails if another run has been faster
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise DmlError(
@@ -161,12 +187,21 @@ def _give_second_name(path: Path, other: Path) -> None:
         raise
 
 
+def rename_durably(old: Path, new: Path, force: bool = True) -> None:
+    """Rename a file whose content is on the disk, and wait until its new name is there too.
+
+    force: replace a file that has the name; else that is a FileExistsError.
+    """
+    (os.replace if force else rename_new)(old, new)
+    sync(new.parent)
+
+
 def rename_new(old: Path, new: Path) -> None:
     """Rename without replacing: FileExistsError if the new name is taken."""
     try:
         os.link(old, new)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _UNABLE:
             raise
         if new.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
@@ -175,8 +210,8 @@ def rename_new(old: Path, new: Path) -> None:
         os.unlink(old)
 
 
-# What exFAT and some network file systems answer, which have no links.
-_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+# What exFAT and some network file systems answer, which have no links or sync no folders.
+_UNABLE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
 # Locks, which end with their process, tell files in use from those that a killed process left.
@@ -335,6 +370,9 @@ def sync(path: Path) -> None:
         return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNABLE or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
@@ -356,15 +394,32 @@ def sha256(*paths: Path, progress: StageProgress | None = None) -> str:
 @contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
     """Make a folder; if the block fails and has left nothing in it, remove it again."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    made = make_folder(folder)
     try:
         yield
     except BaseException:
-        with suppress(OSError):
-            for path in made:
-                path.rmdir()
+        remove_empty(made)
         raise
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder if it is not there; return it and those above it that were made, it first."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remove_empty(made)
+        raise DmlError(
+            f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
+        ) from error
+    return made
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, each of which is in the next one, unless there is something else in one."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 import errno
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -46,8 +47,11 @@ def test_targets_are_checked_before_the_work(tmp_path):
     ("kind", "own", "other"),
     [
         (PAGE, b'<!doctype html>\n<meta name="generator" content="dmltool 1">', b"<!doctype html>"),
-        (JSON, b'{\n  "version": 1', b'{"name": "vue"}'),
-        (CSV, b"label,queries", b"name,label"),
+        (JSON, b'{\n  "version": 1,\n  "protocol": "leave-one-out",', b'{"name": "vue"}'),
+        (JSON, b'{"version": 1, "a": "x.h5"', b'{"version": "3.2.1", "scripts": {}}'),
+        (JSON, b'{"version": 1, "protocol": "listed-neighbours"', b'{"version": 1, "points": []}'),
+        (CSV, b"label,queries,recall@1_l2\n", b"name,label"),
+        (CSV, b"label,name,queries,recall@1_cos\n", b"label,path\n0,a.png\n"),
         (KIND, b"\x89HDF\r\n\x1a\n", b"PK\3\4"),
     ],
 )
@@ -61,6 +65,65 @@ def test_force_overwrites_files_of_the_same_kind_only(tmp_path, kind, own, other
     with pytest.raises(DmlError, match=f"is not the name of {kind.name}") as error:
         check_target(tmp_path / "best.pt", kind, force=True)
     assert str(tmp_path / f"best{kind.suffixes[0]}") in error.value.fix
+
+
+def test_the_name_that_is_given_counts_and_not_that_of_the_file_it_leads_to(tmp_path):
+    link, data = tmp_path / "r.json", tmp_path / "blob.data"
+    link.symlink_to(data)
+    for content in ("", '{"version": 1, "protocol": "query-gallery"'):
+        data.write_text(content)
+        assert check_target(link, JSON, force=True) == data
+    other = tmp_path / "r.data"
+    other.symlink_to(tmp_path / "r2.json")
+    with pytest.raises(DmlError, match="is not the name of a JSON result") as error:
+        check_target(other, JSON)
+    assert str(tmp_path / "r.json") in error.value.fix
+
+
+@pytest.mark.parametrize("kind", [PAGE, JSON, CSV, KIND])
+def test_json_is_what_can_be_printed_where_no_file_can_be_written(kind):
+    with pytest.raises(DmlError, match="/dev/null is not a regular file") as error:
+        check_target("/dev/null", kind, force=True)
+    assert ("--json > FILE" in error.value.fix) == (kind is JSON)
+    assert (f"ends in {kind.suffixes[0]}" in error.value.fix) == (kind is not JSON)
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_the_new_name_of_a_file_is_on_the_disk_at_the_end(tmp_path, monkeypatch, force):
+    target, synced = tmp_path / "a", []
+
+    def sync(path):
+        synced.append((path, target.exists()))
+
+    monkeypatch.setattr(files, "sync", sync)
+    write_text(target, "new", force)
+    assert synced == [(tmp_path, True)]
+
+
+def test_a_file_system_that_cannot_sync_folders_is_good_enough(tmp_path, monkeypatch):
+    def unable(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            _fail(errno.EINVAL)
+
+    monkeypatch.setattr(os, "fsync", unable)
+    write_text(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "new"
+    monkeypatch.setattr(os, "fsync", lambda _: _fail(errno.EINVAL))
+    with pytest.raises(OSError, match="no"):
+        files.sync(tmp_path / "a")
+
+
+def test_a_folder_that_cannot_be_made_leaves_none_above_it(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DmlError, match="cannot be made"):
+        files.make_folder(tmp_path / "file" / "x")
+    with pytest.raises(DmlError, match="cannot be made"):
+        files.make_folder(tmp_path / "new" / ("x" * 300))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    made = files.make_folder(tmp_path / "new" / "x")
+    (tmp_path / "new" / "y").touch()
+    files.remove_empty(made)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["y"]
 
 
 def test_what_killed_writers_left_is_removed_by_the_next(tmp_path):
