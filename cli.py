@@ -19,7 +19,7 @@ import click
 
 from retrieval import console
 from retrieval.distributed.world import refuse_several
-from retrieval.errors import DmlError, install, remedy
+from retrieval.errors import FULL, DmlError, install, remedy
 from retrieval.registry import ARGUMENTS
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
@@ -53,7 +53,7 @@ SMALLER = {  # option -> how to take less memory with it
     "--batch": "a smaller --batch",
     "--batch-size": "a smaller --batch-size",
 }
-OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what writing to stdout meets
+OF_OUTPUT = (*FULL, errno.EIO)  # what writing to stdout meets
 SEVERAL = ("train", "export", "embed", "eval", "compare")  # several processes may share the work
 HIDDEN = {"baselines": "exporter.tool_commands:baselines"}  # a step of the demo
 

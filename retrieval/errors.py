@@ -20,8 +20,9 @@ class DmlError(Exception):
         return "\n".join(part for part in (self.what, self.why, self.fix) if part)
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system answers if a disk is full
 REMEDIES = {
-    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): "Make room there, or give another place.",
+    FULL: "Make room there, or give another place.",
     (errno.EACCES, errno.EPERM, errno.EROFS): "Change its permissions, or give another place.",
     (errno.EMFILE, errno.ENFILE): "Allow more open files, then run it again: ulimit -n 65536",
     (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG): "Give another path.",

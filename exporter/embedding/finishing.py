@@ -7,7 +7,6 @@ if the process is killed in between, only this step is repeated.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 
 import h5py
@@ -16,7 +15,13 @@ import numpy as np
 from exporter.embedding.engine import Bad, Rows
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.files import release, remove_scratch_folders, remove_unused, scratch_folder, sync
+from retrieval.files import (
+    release,
+    remove_scratch_folders,
+    remove_unused,
+    rename_durably,
+    scratch_folder,
+)
 from retrieval.formats.arrays import allocate, blocks, mapped
 from retrieval.formats.hdf5.layout import SAME
 from retrieval.formats.hdf5.writing import Writer
@@ -55,8 +60,7 @@ def rewrite(
             _copy(stored, keep, writer, progress)
         if np.dtype(dtype) != out.dtype:
             recall = _compare(stored, keep, load(new), device, progress)
-        os.replace(new, out.path)
-    sync(out.path.parent)
+        rename_durably(new, out.path)
     del stored  # Windows removes no file that is mapped or open
     release(out.raw)
     out.partial.unlink()

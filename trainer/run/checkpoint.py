@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from retrieval.errors import DmlError
-from retrieval.files import sync, whole_file
+from retrieval.files import whole_file
 from retrieval.loading.folders import best_run
 from trainer import toml
 from trainer.config import Config
@@ -47,7 +47,6 @@ def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
     try:
         with whole_file(folder / LAST, also=folder / BEST if best else None) as file:
             torch.save(canonical({"format": FORMAT, "version": VERSION, **state}), file)
-        sync(folder)
     except (OSError, RuntimeError, DmlError) as error:
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes(error)):
             raise KeyboardInterrupt from error

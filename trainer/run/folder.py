@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,9 @@ def claimed(folder: Path, config: Config) -> Iterator[None]:
     Of several runs that want the same folder, one gets it: the one that writes STARTING, which is
     there until the first checkpoint is. A folder where a killed run left STARTING is free again.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
     if folder.is_file():
         raise _taken(folder)
-    make(folder)
+    made = files.make_folder(folder)
     with locked(folder) as held:
         if held:
             files.remove_leftovers(folder / STARTING)  # of a run killed while it wrote that
@@ -61,20 +60,8 @@ def claimed(folder: Path, config: Config) -> Iterator[None]:
         except BaseException:
             if not_started(folder):
                 clear_start(folder)
-                for path in made:
-                    with suppress(OSError):
-                        path.rmdir()
+                files.remove_empty(made)
             raise
-
-
-def make(folder: Path) -> None:
-    """Make a folder, if it is not there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DmlError(
-            f"{folder} cannot be made.", f"{error.strerror}.", "Choose another --out."
-        ) from error
 
 
 def not_started(folder: Path) -> bool:

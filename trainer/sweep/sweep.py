@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 
 from retrieval.errors import DmlError
-from retrieval.files import waited_lock, write_text
+from retrieval.files import make_folder, waited_lock, write_text
 from trainer.results import Outcome, SettingResult, SweepResult
 from trainer.run.checkpoint import causes
-from trainer.run.folder import make
 from trainer.run.watch import Watch
 from trainer.sweep import page, results
 from trainer.sweep.plan import Plan
@@ -40,7 +39,7 @@ def sweep(
     watch = watch or SweepWatch()
     check_alone()
     plan.check()
-    make(folder)
+    make_folder(folder)
     trials = Trials(plan, folder, storage)
     with helpers(trials, workers - 1, make_watch):
         work(trials, watch)

@@ -29,14 +29,13 @@ import numpy as np
 
 from retrieval import files
 from retrieval.embeddings import Split
-from retrieval.errors import DmlError, remedy
+from retrieval.errors import FULL, DmlError, remedy
 from retrieval.formats import FORMATS
 from retrieval.formats.arrays import KEPT, blocks
 from retrieval.formats.hdf5 import layout
 from retrieval.formats.hdf5.reading import attribute
 
 KIND = files.Kind("an embedding file", FORMATS.find("hdf5").suffixes, rb"\x89HDF\r\n\x1a\n")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Writer:
@@ -126,11 +125,7 @@ class Writer:
 
     def _refuse_overwriting(self) -> None:
         if self.path.exists() and not self.force:
-            raise DmlError(
-                f"{self.path} exists.",
-                "Existing files are not overwritten.",
-                "Add --force to overwrite it.",
-            )
+            raise files.exists_already(self.path)
 
     def _refuse_losing(self) -> None:
         if not self.force and h5py.is_hdf5(self.partial):
@@ -246,8 +241,7 @@ class Writer:
         os.fsync(self.raw.fileno())
         self._refuse_overwriting()
         files.release(self.raw)
-        os.replace(self.partial, self.path)
-        files.sync(self.path.parent)
+        files.rename_durably(self.partial, self.path)
 
 
 @contextmanager

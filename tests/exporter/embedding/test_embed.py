@@ -145,7 +145,7 @@ def test_images_without_labels_can_be_embedded(model, tmp_path, kind, options):
     done = call("embed", model, data, "--out", tmp_path / "x.h5", "--resume")
     other = "--half" in options  # the finished file holds float16, and float32 is wanted
     assert done.exit_code == int(other), done.stderr
-    assert ("x.h5 exists." in done.stderr) == other
+    assert ("x.h5 exists already." in done.stderr) == other
     assert ("bad.png: it is not an image" in done.stderr) == ("--skip-bad" in options)
 
 
