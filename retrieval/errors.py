@@ -40,11 +40,18 @@ def damaged(what: str, why: str = "The file is damaged.") -> DmlError:
     return DmlError(what, why, "Copy or write the file again.")
 
 
-def listed(items: Iterable[object], limit: int = 5, between: str = ", ") -> str:
-    """`a, b, c and 7 more`; between: what parts the items, such as a line break."""
+def listed(
+    items: Iterable[object], limit: int = 5, between: str = ", ", count: int | None = None
+) -> str:
+    """`a, b, c and 7 more`.
+
+    between: what parts the items, such as a line break; count: how many there are, if `items` are
+    only the first of them.
+    """
     texts = list(map(str, items))
-    more = f"and {len(texts) - limit:,} more"
-    if len(texts) <= limit:
+    count = len(texts) if count is None else count
+    more = f"and {count - limit:,} more"
+    if count <= limit:
         return between.join(texts)
     return between.join(texts[:limit]) + (between if "\n" in between else " ") + more
 

@@ -140,9 +140,9 @@ def _refuse_twins(files: Sequence[Path]) -> None:
 
 
 def of_split(files: Sequence[Path], key: str | None) -> Sequence[Path]:
-    """The files whose names tell the split `key`, of a set of several splits; else none."""
+    """The files whose names tell the split `key`, which may be all files of a set; else none."""
     told, wanted = _told_splits(files), SPELLINGS.get(key or "")
-    if wanted is None or len(set(told)) == 1:
+    if wanted is None:
         return []
     return [file for file, split in zip(files, told, strict=True) if split == wanted]
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from retrieval.embeddings import Embeddings, note
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, listed
+from retrieval.formats import FORMATS
 
 ATTRIBUTE = "shard"
+PART = re.compile(r"(.+)-(\d+)-of-(\d+)(\.[^.]+)")
+"""A name of `part_name`."""
 SHOWN = 5
 
 
@@ -41,6 +45,12 @@ Member = tuple[Path, Shard | None]
 """A file of a set, and what it says of itself."""
 
 
+def part_name(name: str, number: int, of: int) -> str:
+    """`embeddings-2-of-8.h5`, so that the shards of a file can be collected in one folder."""
+    path = Path(name)
+    return name if of == 1 else f"{path.stem}-{number}-of-{of}{path.suffix}"
+
+
 def shard_of(attrs: Mapping[str, object]) -> Shard | None:
     """What a file says of itself; None for one that is no shard, or of an older dmltool."""
     try:
@@ -48,9 +58,9 @@ def shard_of(attrs: Mapping[str, object]) -> Shard | None:
     except (ValueError, TypeError, RecursionError):  # the file may be anyone's
         return None
     numbers = found.number, found.of, found.rows, found.batch_size
-    if any(type(number) is not int for number in numbers) or not 1 <= found.number <= found.of:
+    if any(type(number) is not int for number in numbers) or type(found.list_sha256) is not str:
         return None
-    return found
+    return found if 1 <= found.number <= found.of else None
 
 
 def note_part(data: Embeddings) -> None:
@@ -60,6 +70,17 @@ def note_part(data: Embeddings) -> None:
         note(
             f"{data.source} is shard {shard.number} of {shard.of}: "
             f"{rows:,} rows of a set of {shard.rows:,}"
+        )
+
+
+def require_no_part(folder: Path, data: Embeddings) -> None:
+    """Raise if the file that stands for a folder by its name is one shard of a set."""
+    if (shard := shard_of(data.attrs)) and shard.of > 1:
+        raise DmlError(
+            f"{folder} is not read as a whole set.",
+            f"By its name, {data.source} stands for the folder, and it is shard {shard.number} of "
+            f"{shard.of} only.",
+            f"Name all shards: '{folder}/*{Path(data.source).suffix}'",
         )
 
 
@@ -101,25 +122,29 @@ def require_complete(name: Path | str, members: Iterable[Member]) -> None:
         why, fix = [], []
         if missing := whole.of - len(found):
             gaps = [*islice((n for n in range(1, whole.of + 1) if n not in found), SHOWN)]
-            why.append(f"Missing: shard {_listed(gaps, missing)} of {whole.of}.")
-            options = _listed([f"--shard {n}/{whole.of}" for n in gaps], missing)
+            why.append(f"Missing: shard {listed(gaps, SHOWN, count=missing)} of {whole.of}.")
+            options = listed([f"--shard {n}/{whole.of}" for n in gaps], SHOWN, count=missing)
             fix.append(f"Run the command of the other shards with {options}.")
             folders = {file.parent for files in found.values() for file in files}
-            for partial in sorted(path for each in folders for path in each.glob("*.h5.partial")):
-                why.append(f"{partial} is half-written.")
-                fix.append("Add --resume to continue it.")
+            for partial, shard in _half_written(folders):
+                if shard.whole == whole and shard.number not in found:
+                    why.append(f"{partial} is half-written.")
+                    fix.append(f"Add --resume to continue shard {shard.number}.")
         for number, files in sorted(found.items()):
             if len(files) > 1:
                 times = f"Shard {number} of {whole.of} is there {len(files)} times"
-                why.append(f"{times}: {_listed(files, len(files))}.")
+                why.append(f"{times}: {listed(files, SHOWN)}.")
                 fix.append(f"Keep one file of shard {number}.")
         if why:
             raise DmlError(f"{name} is not a whole set.", " ".join(why), " ".join(fix))
 
 
-def _listed(some: Sequence[object], count: int) -> str:
-    """The first of `count` things."""
-    texts = [str(each) for each in some[:SHOWN]]
-    if count > len(texts):
-        texts.append(f"{count - len(texts):,} more")
-    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
+def _half_written(folders: Iterable[Path]) -> Iterator[tuple[Path, Shard]]:
+    """The half-written shards in folders."""
+    from retrieval.formats.hdf5.reading import attributes
+
+    for folder in sorted(folders):
+        for suffix in FORMATS.find("hdf5").suffixes:
+            for path in sorted(folder.glob(f"*{suffix}.partial")):
+                if shard := shard_of(attributes(path)):
+                    yield path, shard

@@ -13,7 +13,9 @@ from retrieval.embeddings import SPELLINGS, Embeddings, note
 from retrieval.errors import DmlError, damaged
 from retrieval.files import sha256
 from retrieval.formats import FORMATS, of_suffix
-from retrieval.formats.refused import explain_folder, unreadable
+from retrieval.formats.refused import RUN_FILES, explain_folder, unreadable
+from retrieval.formats.wholes import PART
+from retrieval.resources import StageProgress
 
 RUN, BEST, SWEEP = "embeddings.h5", "best.pt", "sweep.json"
 LISTINGS = ("state.json", "dataset_dict.json")
@@ -21,21 +23,33 @@ LISTINGS = ("state.json", "dataset_dict.json")
 LISTING_BYTES = 1 << 24  # that are read of one; it lists some hundred files
 
 
-def note_outdated(data: Embeddings) -> None:
+def note_outdated(data: Embeddings, progress: StageProgress | None = None) -> None:
     """Say of the embeddings of a run that the network was trained on since their export."""
     file = Path(data.source)
     network = file.with_name(BEST)
-    if file.name != RUN or not network.is_file():
+    if file.name != RUN:
         return
-    if network.stat().st_mtime > file.stat().st_mtime and made_with_another(data, network):
+    try:
+        newer = network.stat().st_mtime > file.stat().st_mtime
+    except OSError:  # it is not there, or cannot be read
+        return
+    if newer and made_with_another(data, network, progress):
         again = shlex.join(["dmltool", "export", str(network.parent), "--force"])
         note(f"{file} was exported before {network} was written; export it again: {again}")
 
 
-def made_with_another(data: Embeddings, network: Path) -> bool:
-    """Whether embeddings record that they were made with other checkpoints than this one."""
+def made_with_another(
+    data: Embeddings, network: Path, progress: StageProgress | None = None
+) -> bool:
+    """Whether embeddings record that they were made with other checkpoints than this one.
+
+    Of a checkpoint that cannot be read, that is not known.
+    """
     recorded = data.attrs.get("checkpoint_sha256")
-    return recorded is not None and sha256(network) not in str(recorded).split(",")
+    try:
+        return bool(recorded) and sha256(network, progress=progress) not in str(recorded).split(",")
+    except OSError:
+        return False
 
 
 def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path | None]:
@@ -62,6 +76,8 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
             if done
             else f"Export it: dmltool export {shlex.quote(str(run))}",
         )
+    if any(name in names for name in RUN_FILES):
+        return _shards_of_run(path, names), None
     shards = _embedding_files(names)
     for name in _embedding_files(name.removesuffix(".partial") for name in names):
         if name not in names:  # its rows would be missing
@@ -76,6 +92,31 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
             f"Choose some by a pattern: '{path}/*{formats[0]}'",
         )
     return in_natural_order(path / name for name in shards), None
+
+
+def _shards_of_run(path: Path, names: Collection[str]) -> tuple[Path, ...]:
+    """The shards that `export --shard` has written into the folder of a run."""
+    if shards := [name for name in _embedding_files(names) if is_part(name)]:
+        return in_natural_order(path / name for name in shards)
+    begun = {name.removesuffix(".partial") for name in names if name.endswith(".partial")}
+    for name in sorted(name for name in begun if name == RUN or is_part(name)):
+        part = PART.fullmatch(name)
+        more = ["--shard", f"{part[2]}/{part[3]}"] if part else []
+        again = shlex.join(["dmltool", "export", str(path), *more, "--resume"])
+        raise DmlError(
+            f"{path} is a run whose export has not finished.",
+            f"{path / name}.partial is half-written: rows may be missing.",
+            f"Continue the export: {again}",
+        )
+    error = explain_folder(path, names, [])
+    assert error is not None, "it is a run"
+    raise error
+
+
+def is_part(name: str) -> bool:
+    """Whether this is the name of a shard of the embeddings of a run."""
+    found = PART.fullmatch(name)
+    return found is not None and found[1] + found[4] == RUN
 
 
 def best_run(folder: Path) -> Path | None:

@@ -38,13 +38,14 @@ class Inputs:
         """
         self.train, self.progress, self.world = train, progress, world
         found: dict[str, Place] = {}
+        located: dict[tuple[str, bool], Place] = {}  # x.h5::a and x.h5::b are downloaded once
         with addresses_in_errors(*names, *labels):
             for name in filter(None, (*labels, *names)):
-                bare, key = without_key(name)  # x.h5::a and x.h5::b are downloaded once
+                bare, key = without_key(name)
                 of_train = SPELLINGS.get(key or "") == "train"
-                with leaving_out_train(not train and name not in labels and not of_train):
-                    place = found.get(bare) or locate(name, progress, whole)
-                found[bare] = place
+                with leaving_out_train(not train and name not in labels):
+                    place = located.get((bare, of_train)) or locate(name, progress, whole)
+                located[bare, of_train] = place
                 found[name] = replace(place, key=key)
         self.places = {name: found[name] for name in (*names, *labels) if name}
         self.files = [file for place in self.places.values() for file in place.files]
@@ -58,7 +59,12 @@ class Inputs:
         """Read one of the files; beside: labels, gallery and gallery_labels of `load`."""
         with self.being_read(), self._one_copy():
             return load(
-                name, train=self.train, progress=self.progress, places=self.places, **beside
+                name,
+                train=self.train,
+                progress=self.progress,
+                places=self.places,
+                world=self.world,
+                **beside,
             )
 
     @contextmanager

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from retrieval import signals
+from retrieval.distributed.world import ALONE, World
 from retrieval.embeddings import Embeddings, Split, Wanted, collected, leaving_out_train, to_read
 from retrieval.errors import DmlError, install
 from retrieval.files import check_target
 from retrieval.formats import find_format
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, copies, file_size
-from retrieval.formats.wholes import note_part
+from retrieval.formats.wholes import note_part, require_no_part
 from retrieval.loading.folders import note_outdated
 from retrieval.loading.sources import Place, addresses_in_errors, locate
 from retrieval.resources import StageProgress
@@ -34,6 +35,7 @@ def load(
     train: bool = True,
     progress: StageProgress | None = None,
     places: Mapping[str, Place] | None = None,
+    world: World = ALONE,
 ) -> Embeddings:
     """Read an embedding file of any format that the README lists.
 
@@ -58,6 +60,8 @@ def load(
         Called with (stage, done, total) while files are downloaded.
     places : dict, optional
         The files that names stand for, where these have been found before: `Inputs.places`.
+    world : World, optional
+        The processes that read the same files. Only the first looks for what a note is for.
 
     Returns
     -------
@@ -71,11 +75,18 @@ def load(
             copy.progress, copy.requests = progress, 0
         return place
 
+    def remark(data: Embeddings) -> None:
+        if world.rank == 0:
+            note_outdated(data, progress)
+
     names = source, labels, gallery, gallery_labels
     with collected() as notes, addresses_in_errors(*names), leaving_out_train(not train):
         found = _labelled(source, labels, "query", find)
+        remark(found)
         if gallery is not None:
-            found = _beside(found, _labelled(gallery, gallery_labels, "gallery", find), gallery)
+            items = _labelled(gallery, gallery_labels, "gallery", find)
+            remark(items)
+            found = _beside(found, items, gallery)
         elif gallery_labels is not None:
             if "gallery" not in found.splits:
                 raise DmlError(
@@ -216,12 +227,13 @@ def read(place: Place, wanted: Wanted = "all", rows: Sequence[tuple[Path, int]] 
     if not place.is_set:
         found = _read_file(place.files[0], place.key, wanted)
         if wanted != "labels":
+            if place.folder:
+                require_no_part(place.folder, found)
             note_part(found)
-            note_outdated(found)
         return found
     from retrieval.formats import shards
 
-    chosen = shards.of_split(place.files, place.key)
+    chosen = [] if place.is_named else shards.of_split(place.files, place.key)
     each = partial(_read_file, key=None if chosen else place.key, wanted=wanted)
     if wanted == "labels":
         return shards.join_labels(place.name, chosen or place.files, each, rows)

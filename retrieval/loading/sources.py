@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrieval.embeddings import renamed
+from retrieval.embeddings import SPELLINGS, leaving_out_train, renamed
 from retrieval.errors import DmlError
 from retrieval.formats import store_format
 from retrieval.resources import StageProgress
@@ -25,6 +25,8 @@ class Place:
     labels: Path | None = None
     """A file of labels that belongs to the others."""
     key: str | None = None
+    folder: Path | None = None
+    """The folder that was named, if one file in it stands for it."""
 
     def __str__(self) -> str:
         return f"{self.name}::{self.key}" if self.key else str(self.name)
@@ -32,6 +34,11 @@ class Place:
     @property
     def is_set(self) -> bool:
         return self.files != (self.name,)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the name is that of the only file, which may be behind an address."""
+        return [file.name for file in self.files] == [os.path.basename(self.name)]
 
 
 def is_address(name: str | Path | None) -> bool:
@@ -57,19 +64,21 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
 
     Files behind an address are downloaded, unless copies of them are in the cache. Those that
     `load` can read in parts get copies with holes, unless they are wanted whole. Inside
-    `leaving_out_train`, those of `train` are passed over.
+    `leaving_out_train`, those of `train` are passed over, unless the key is `train`.
     """
     name, key = without_key(source)
     if is_address(name):
         from retrieval.remote import address, locating
 
-        return Place(*locating.fetch(address.parse(source), whole, progress), key)
+        wanted = nullcontext() if SPELLINGS.get(key or "") != "train" else leaving_out_train(False)
+        with wanted:
+            return Place(*locating.fetch(address.parse(source), whole, progress), key)
     path = Path(name)
     if path.is_dir():
         from retrieval.loading.folders import RUN, choose
 
         if (path / RUN).is_file():
-            return Place(path / RUN, (path / RUN,), None, key)
+            return Place(path / RUN, (path / RUN,), None, key, folder=path)
         if not store_format(path):
             names = [each for each in os.listdir(path) if each != RUN]
             return Place(path, *choose(path, names), key)

@@ -48,3 +48,4 @@ def test_long_lists_are_cut_and_say_how_many_more_there_are():
     assert listed(range(1003), 2) == "0, 1 and 1,001 more"
     assert listed("abc", 1, "\n") == "a\nand 2 more"
     assert listed([]) == ""
+    assert listed([3, 4], 2, count=10**15) == "3, 4 and 999,999,999,999,998 more"

@@ -15,6 +15,7 @@ from retrieval.errors import DmlError, damaged
 from retrieval.formats import labels
 from retrieval.formats.hdf5.objects import datasets, entries, look, open_file
 from retrieval.formats.named_arrays import Catalogue, Choice
+from retrieval.formats.trial import attempt
 
 FORMAT, VERSION = "dmltool-embeddings", 1
 
@@ -61,6 +62,20 @@ def trial(path: Path, key: str | None, wanted: Wanted) -> None:
                 continue
             with suppress(DmlError):  # not every data set of a file is wanted
                 look(found, path, name)
+
+
+def attributes(path: Path) -> dict[str, object]:
+    """The attributes of a file, which may be half-written; none if it cannot be read."""
+
+    def read() -> dict[str, object]:
+        with open_file(path) as file:
+            return {name: attribute(file, name) for name in file.attrs}
+
+    try:
+        attempt(read, path, "HDF5")
+        return read()
+    except (DmlError, OSError, RuntimeError, KeyError, ValueError):
+        return {}
 
 
 def attribute(file: h5py.File, name: str) -> object:

@@ -9,7 +9,7 @@ import pytest
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.formats.wholes import Shard, shard_of
+from retrieval.formats.wholes import PART, Shard, part_name, shard_of
 from retrieval.loading.load import load
 from tests.conftest import call
 from tests.retrieval.shards import X, Y
@@ -53,10 +53,10 @@ def test_missing_shards_are_named_with_the_options_that_make_them(shards):
         assert error.why == "Missing: shard 2 of 4."
         assert error.fix == "Run the command of the other shards with --shard 2/4."
     (shards / "part-4.h5").unlink()
-    assert "--shard 2/4 and --shard 4/4" in failure(shards).fix
+    assert "--shard 2/4, --shard 4/4" in failure(shards).fix
     (shards / "part-3.h5").unlink()  # a single one, too, where a whole set was named
-    assert failure(shards).why == "Missing: shard 2, 3 and 4 of 4."
-    assert failure(shards / "part*").why == "Missing: shard 2, 3 and 4 of 4."
+    assert failure(shards).why == "Missing: shard 2, 3, 4 of 4."
+    assert failure(shards / "part*").why == "Missing: shard 2, 3, 4 of 4."
 
 
 def test_of_many_missing_shards_some_are_named(tmp_path):
@@ -71,15 +71,48 @@ def test_a_half_written_shard_is_named(shards):
     assert failure(shards).what == f"{left} is half-written."
     error = failure(shards / "*.h5")
     assert error.why == f"Missing: shard 2 of 4. {left} is half-written."
-    assert "Add --resume" in error.fix
+    assert error.fix.endswith("Add --resume to continue shard 2.")
     put(shards / "part-2.h5", 2)  # while it is made again
     assert len(load(shards).splits["test"].vectors) == 60
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".hdf5", ".he5"])
+def test_of_half_written_files_only_missing_shards_of_the_set_are_named(shards, suffix):
+    (shards / "part-2.h5").rename(shards / f"part-2{suffix}.partial")
+    put(shards / "a.h5.partial", 2, list_sha256="of other images")
+    put(shards / "b.h5.partial", 3)  # is being written again
+    put(shards / "c.h5.partial", 1, of=0)
+    (shards / "d.h5.partial").write_bytes(b"no HDF5")
+    (shards / "e.h5.partial").write_bytes((shards / "part-1.h5").read_bytes()[:700])
+    error = failure(shards / "*.h5")
+    left = shards / f"part-2{suffix}.partial"
+    assert error.why == f"Missing: shard 2 of 4. {left} is half-written."
+
+
+def test_a_shard_with_the_name_of_the_file_of_a_run_does_not_stand_for_a_set(shards):
+    """As two shards of older versions, of which one was renamed when they were collected."""
+    (shards / "part-1.h5").rename(shards / "embeddings.h5")
+    error = failure(shards)
+    assert error.what == f"{shards} is not read as a whole set."
+    assert "is shard 1 of 4 only" in error.why
+    whole = error.fix.partition("'")[2].strip("'")
+    assert len(load(whole).splits["test"].vectors) == 60
+    (shards / "part-3.h5").unlink()
+    assert failure(whole).why == "Missing: shard 3 of 4."
+    assert "shard 1 of 4" in load(shards / "embeddings.h5").notes[0]
+
+
+def test_collected_shards_of_one_name_stay_apart():
+    names = [part_name("embeddings.h5", number, 12) for number in (2, 10)]
+    assert names == ["embeddings-2-of-12.h5", "embeddings-10-of-12.h5"]
+    assert part_name("embeddings.h5", 1, 1) == "embeddings.h5"
+    assert PART.fullmatch(names[1]).groups() == ("embeddings", "10", "12", ".h5")
 
 
 def test_a_shard_that_is_there_twice_is_named(shards):
     put(shards / "again.h5", 3)
     error = failure(shards)
-    files = f"{shards / 'again.h5'} and {shards / 'part-3.h5'}"
+    files = f"{shards / 'again.h5'}, {shards / 'part-3.h5'}"
     assert error.why == f"Shard 3 of 4 is there 2 times: {files}."
     assert error.fix == "Keep one file of shard 3."
     (shards / "part-1.h5").unlink()
@@ -131,8 +164,11 @@ def test_other_attributes_of_this_name_mean_nothing(tmp_path, text):
     assert len(load(tmp_path).splits["test"].vectors) == 60
 
 
-@pytest.mark.parametrize("change", [{"number": 5}, {"number": 0}, {"of": "4"}, {"rows": None}])
-def test_impossible_numbers_mean_nothing(change):
+@pytest.mark.parametrize(
+    "change",
+    [{"number": 5}, {"number": 0}, {"of": "4"}, {"rows": None}, {"list_sha256": ["abc"]}],
+)
+def test_impossible_values_mean_nothing(change):
     said = vars(Shard(1, 4, 60, 5, "abc"))
     assert shard_of(Shard(**said).attribute()) is None  # not as JSON
     assert shard_of({"shard": json.dumps(said)}) == Shard(**said)

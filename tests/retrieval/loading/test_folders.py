@@ -1,5 +1,6 @@
 """Which files of a folder hold its embeddings."""
 
+import errno
 import gzip
 import hashlib
 import json
@@ -8,9 +9,12 @@ import os
 import numpy as np
 import pytest
 
+from retrieval.distributed.world import World
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
+from retrieval.formats.wholes import Shard
+from retrieval.loading import folders
 from retrieval.loading.load import load
 from retrieval.loading.sources import locate
 from tests.retrieval.shards import NAMES, PARTS, X, Y, write
@@ -119,6 +123,35 @@ def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
 
 
 @pytest.mark.parametrize(
+    ("left", "options"),
+    [("embeddings.h5", ""), ("embeddings-2-of-8.h5", " --shard 2/8"), ("train.h5", None)],
+)
+def test_a_run_whose_export_was_interrupted_is_explained_as_a_run(tmp_path, left, options):
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "best.pt").write_bytes(b"x")
+    (tmp_path / f"{left}.partial").write_bytes(b"x")
+    with pytest.raises(DmlError, match="is a run") as error:
+        load(tmp_path)
+    again = f"dmltool export {tmp_path}"
+    again = f"Export it: {again}" if options is None else f"{again}{options} --resume"
+    assert error.value.fix.endswith(again)
+
+
+def test_the_shards_that_were_exported_into_a_run_are_its_embeddings(tmp_path):
+    for name in ("config.toml", "best.pt", "last.pt"):
+        (tmp_path / name).write_bytes(b"x")
+    write(tmp_path / "train.h5", PARTS[5])
+    for number in (1, 2):
+        attrs = Shard(number, 2, 10, 5, "abc").attribute()
+        split = Split(X[PARTS[number]], Y[PARTS[number]])
+        hdf5.write(tmp_path / f"embeddings-{number}-of-2.h5", {"test": split}, attrs=attrs)
+    np.testing.assert_array_equal(load(tmp_path).splits["test"].vectors, X[5:15])
+    (tmp_path / "embeddings-1-of-2.h5").unlink()
+    with pytest.raises(DmlError, match="not a whole set"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("content", "age", "noted"), [("new", 9, 1), ("old", 9, 0), ("new", -9, 0)]
 )
 def test_embeddings_of_a_run_that_was_trained_on_get_a_note(tmp_path, content, age, noted):
@@ -132,3 +165,28 @@ def test_embeddings_of_a_run_that_was_trained_on_get_a_note(tmp_path, content, a
         notes = load(name).notes
         assert len(notes) == noted
         assert all(f"dmltool export {tmp_path} --force" in text for text in notes)
+
+
+def test_only_the_first_process_reads_the_network_of_a_run(tmp_path, monkeypatch):
+    file, network = tmp_path / "embeddings.h5", tmp_path / "best.pt"
+    hdf5.write(file, {"test": Split(X, Y)}, attrs={"checkpoint_sha256": "0" * 64})
+    network.write_text("new")
+    when = file.stat().st_mtime + 9
+    os.utime(network, (when, when))
+    told = []
+    progress = lambda *stage: told.append(stage)  # noqa: E731
+    assert len(load(file, progress=progress).notes) == 1
+    assert told == [("reading best.pt", 3, 3)]
+    assert load(file, progress=progress, world=World(rank=1, size=2)).notes == ()
+    assert len(told) == 1
+
+    def unreadable(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(folders, "sha256", unreadable)
+    assert load(file).notes == ()
+    network.unlink()
+    network.mkdir()
+    assert load(file).notes == ()
+    network.rmdir()
+    assert load(file).notes == ()

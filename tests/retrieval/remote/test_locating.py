@@ -100,6 +100,31 @@ def test_files_of_train_are_downloaded_only_if_they_are_read_and_then_kept(
     assert copy.with_name("train-0.npy").exists()
 
 
+def test_a_key_chooses_files_of_one_split_as_in_a_local_folder(server, clustered, tmp_path):
+    X, _ = clustered
+    for n, name in ((0, "train"), (20, "test")):
+        np.save(tmp_path / f"{name}-0.npy", X[n : n + 20])
+    server.put(str(tmp_path / "t*"), "/b/c")
+    for where in (str(tmp_path), f"{tmp_path}/*.npy", "memory://b/c", "memory://b/c/*.npy"):
+        for n, name in ((0, "train"), (20, "test")):
+            found = load(f"{where}::{name}", train=False).splits["test"]
+            np.testing.assert_array_equal(found.vectors, X[n : n + 20])
+        names = [f"{where}::test", f"{where}::train"]
+        both = Inputs(*names, train=False)
+        for n, name in ((20, names[0]), (0, names[1])):
+            np.testing.assert_array_equal(both.load(name).splits["test"].vectors, X[n : n + 20])
+
+
+def test_a_key_names_an_array_of_the_only_file(server, clustered, tmp_path):
+    X, _ = clustered
+    np.savez(tmp_path / "test.npz", train=X[:20], test=X[20:40], gallery=X[40:])
+    server.put(str(tmp_path / "test.npz"), "/b/test.npz")
+    for where in (tmp_path / "test.npz", "memory://b/test.npz"):
+        [(split, found)] = load(f"{where}::test").splits.items()
+        assert split == "test"
+        np.testing.assert_array_equal(found.vectors, X[20:40])
+
+
 def test_all_files_of_a_set_of_labels_are_downloaded_whatever_their_names(
     server, downloads, clustered
 ):
