@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from retrieval.distributed.world import World
 
 
+SHARDS = Path("shards")  # a folder to collect shards in
+
+
 def choice_option(name: str, choices: list[str], help: str) -> Callable:
     """An option that takes one of several words, by default the first."""
     kind = click.Choice(choices)
@@ -69,7 +72,7 @@ embedding_options = options(
         type=shard,
         callback=lambda _ctx, _param, given: given or (1, 1),
         help="Embed only part K of N of the images, for machines without a shared disk. `eval` "
-        "reads a folder of all N files.",
+        "reads a folder of all N files; export writes embeddings-K-of-N.h5.",
     ),
     click.option(
         "--half", is_flag=True, help="Store embeddings as float16 and show the effect on Recall@1."
@@ -130,13 +133,14 @@ def export(
       dmltool export runs/glyphs-ce --precision int8 --no-embeddings --force
       dmltool export runs/a runs/b runs/c --out ensemble
     """
-    from exporter.exporting import Settings, output_folder
+    from exporter.exporting import Settings, embeddings_name, output_folder
     from exporter.exporting import export as run_export
     from exporter.tables import export_tables
-    from trainer.results import EMBEDDINGS, MODEL
+    from trainer.results import MODEL
 
     folder = output_folder([Path(run) for run in runs], Path(out) if out else None)
-    left = resumable(folder / MODEL, folder / f"{EMBEDDINGS}.partial", resume=given["resume"])
+    rows = folder / embeddings_name(given["shard"])
+    left = resumable(folder / MODEL, Path(f"{rows}.partial"), resume=given["resume"])
     with on_interrupt(left), ProgressBar() as report:
         result = run_export(runs, folder, Settings(**given), report, world)
     if world.rank:
@@ -151,7 +155,7 @@ def export(
         return
     stdout_console().print(export_tables(result))
     if given["embeddings"]:
-        _next_eval(folder / EMBEDDINGS, Path("shards"), given["shard"][1])
+        _next_eval(rows, SHARDS, given["shard"][1])
     else:
         next_step("embed", folder / MODEL, "photos", "--out", "photos.h5")
 
@@ -216,7 +220,8 @@ def embed(model: str, data: str, out: str, as_json: bool, world: World, **given:
         return
     stdout_console().print(embeddings_table(result))
     labels = [] if result["labelled"] else ["--labels", "labels.txt"]
-    _next_eval(Path(out), Path(out).parent, given["shard"][1], *labels)
+    here = Path(out).parent.resolve() == Path.cwd()
+    _next_eval(Path(out), SHARDS if here else Path(out).parent, given["shard"][1], *labels)
 
 
 def _next_eval(file: Path, folder: Path, shards: int, *options: str) -> None:

@@ -41,6 +41,7 @@ from retrieval.files import (
     write_text,
 )
 from retrieval.formats.hdf5.writing import KIND
+from retrieval.formats.wholes import part_name
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 from retrieval.settings import one_of, within
@@ -186,10 +187,16 @@ def output_folder(runs: Sequence[Path], out: Path | None) -> Path:
     return out
 
 
+def embeddings_name(shard: tuple[int, int]) -> str:
+    """The name of the embeddings that an export writes: of all images, or of a shard."""
+    return part_name(EMBEDDINGS, *shard)
+
+
 def check_targets(folder: Path, runs: Sequence[Path], settings: Settings) -> None:
     """Raise a DmlError if a file that will be written must not be overwritten."""
     models = Kind("an ONNX model", (".onnx",), rb"\x08")
-    written = ((MODEL, models, settings.onnx), (EMBEDDINGS, KIND, settings.embeddings))
+    rows = embeddings_name(settings.shard)
+    written = ((MODEL, models, settings.onnx), (rows, KIND, settings.embeddings))
     for name, kind, wanted in written:
         if wanted:
             check_target(folder / name, kind, settings.force or settings.resume, runs)
@@ -309,7 +316,8 @@ def export_embeddings(
         "checkpoint_sha256": ",".join(member.sha256 for member in members),
         "loss": ",".join(member.config.loss.name for member in members),
     }
-    engine, target = replace(engine, attrs=attrs), job.folder / EMBEDDINGS
+    engine = replace(engine, attrs=attrs)
+    target = job.folder / embeddings_name(settings.shard)
     found = embed(
         engine, job.data, splits, target, settings, progress=job.progress, world=job.world
     )

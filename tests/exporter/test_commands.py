@@ -2,7 +2,10 @@
 
 import os
 
+import numpy as np
+
 from exporter.exporting import EMBEDDINGS, MODEL
+from retrieval.loading.load import load
 from tests.conftest import call
 from tests.trainer.conftest import SMALL
 
@@ -56,6 +59,22 @@ def test_an_export_stopped_before_anything_was_written_does_not_name_resume(run,
     assert "--resume" not in done.stderr
     (run / MODEL).write_bytes(b"of an earlier export")
     assert "--resume" not in call("export", run, "--force").stderr
+
+
+def test_shards_of_an_export_have_names_of_their_own_and_are_read_as_one_set(run, tmp_path):
+    export = ("export", run, "--no-onnx", "--backend", "torch", "--batch-size", 8)
+    call(*export, "--out", tmp_path)
+    for k in (1, 2):
+        done = call(*export, "--shard", f"{k}/2")
+        assert done.exit_code == 0, done.output
+        assert "Collect all 2 shards in one folder, such as shards." in done.stderr
+    assert sorted(path.name for path in run.glob("*.h5")) == [
+        "embeddings-1-of-2.h5",
+        "embeddings-2-of-2.h5",
+    ]
+    found, whole = (load(folder).splits["test"].vectors for folder in (run, tmp_path))
+    np.testing.assert_array_equal(found, whole)
+    assert "embeddings-1-of-2.h5 exists already" in call(*export, "--shard", "1/2").stderr
 
 
 def test_an_export_ends_with_the_next_step(run):

@@ -258,11 +258,16 @@ def test_the_command_in_two_processes_writes_and_prints_what_one_does(exported, 
     assert without_time(tmp_path / "one.h5") == without_time(tmp_path / "slurm.h5")
 
 
-def test_the_next_step_of_a_shard_is_to_evaluate_all(exported, folder, tmp_path):
+def test_the_next_step_of_a_shard_is_to_evaluate_all(exported, folder, tmp_path, monkeypatch):
     command = ["embed", exported, folder, "--out", tmp_path / "1.h5", "--provider", "cpu"]
     done = call(*command, "--threads", 1, "--shard", "1/2")
     assert f"Collect all 2 shards in one folder, such as {tmp_path}." in done.stderr
     assert f"Next: dmltool eval {tmp_path} --labels" in done.stderr
+    monkeypatch.chdir(tmp_path)
+    command[command.index("--out") + 1] = "2.h5"
+    done = call(*command, "--threads", 1, "--shard", "2/2")
+    assert "Collect all 2 shards in one folder, such as shards." in done.stderr
+    assert "Next: dmltool eval shards --labels" in done.stderr
 
 
 INTERRUPTED = """
