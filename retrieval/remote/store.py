@@ -276,7 +276,9 @@ def _explanation(address: Address, where: str, error: Exception) -> DmlError:
         )
     if codes & {401, 403} or names & set(NO_ACCESS):
         by_hand = f"Download it by another program: curl -L -O {shlex.quote(where)}"
-        return DmlError(f"{where} may not be read.", said, CREDENTIALS.get(address.scheme, by_hand))
+        return DmlError(
+            f"Access to {where} was refused.", said, CREDENTIALS.get(address.scheme, by_hand)
+        )
     if failed := [code for code in codes if code and code >= 500]:
         told = f"It answers with the HTTP status {failed[0]}."
         return Broken(f"The server of {where} fails.", told, "Run the command again later.")
@@ -300,6 +302,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status that an error tells of."""
+    if isinstance(error, OSError) and str(error).startswith("Forbidden: "):  # of gcsfs
+        return 403
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # of botocore
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -1,11 +1,13 @@
 """Files on servers: listed and downloaded, and what a server refuses.
 
-The servers are fsspec's memory, a web server of Python, and moto for S3, all on this machine. The
+The servers are fsspec's memory, web servers of Python, and moto for S3, all on this machine. The
 tests of S3 need s3fs and moto: pip install "moto[server]"
 """
 
+import importlib
 import io
 import os
+import sys
 import threading
 import urllib.request
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +25,7 @@ from retrieval.remote import room
 from retrieval.remote.address import parse
 from retrieval.remote.store import Store
 from tests.retrieval.remote.copies import npy
+from tests.retrieval.remote.servers import Service, listening
 
 
 def test_a_transfer_that_is_cut_short_leaves_no_copy(server, folder, monkeypatch):
@@ -177,7 +180,7 @@ def test_a_query_is_in_no_error(served):
     ("name", "what"),
     [
         ("nothing.npy", "nothing.npy does not exist"),
-        ("secret.npy", "secret.npy may not be read"),
+        ("secret.npy", "Access to .*secret.npy was refused"),
         ("short.npy", "The download of .*short.npy broke off"),
         ("failing.npy", "The server of .*failing.npy fails"),
     ],
@@ -269,7 +272,7 @@ def test_a_missing_file_or_bucket_is_named(bucket, name):
 def test_wrong_credentials_are_named(bucket):
     require_credentials("0")
     try:
-        with pytest.raises(DmlError, match=r"s3://bucket/x may not be read") as error:
+        with pytest.raises(DmlError, match=r"Access to s3://bucket/x was refused") as error:
             load("s3://bucket/x")
     finally:
         require_credentials("inf")
@@ -290,3 +293,124 @@ def test_an_s3_server_that_is_not_there_is_named(bucket, monkeypatch):
     with pytest.raises(DmlError, match=r"s3://bucket/x\.npy cannot be reached"):
         load("s3://bucket/x.npy")
     type(bucket).clear_instance_cache()
+
+
+@boto
+def test_s3_without_credentials_says_how_to_give_them(bucket, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    type(bucket).clear_instance_cache()
+    require_credentials("0")
+    try:
+        with pytest.raises(DmlError, match=r"Access to s3://bucket/x was refused") as error:
+            load("s3://bucket/x")
+    finally:
+        require_credentials("inf")
+        type(bucket).clear_instance_cache()
+    assert "AWS_ACCESS_KEY_ID" in error.value.fix
+    assert "FSSPEC_S3_ANON=true" in error.value.fix
+
+
+# Google Cloud Storage and Hugging Face
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """A server with the interfaces of both, which has the files x.npy and x.h5."""
+    vectors, path = np.full((2, 3), 7.0), tmp_path_factory.mktemp("service") / "x.h5"
+    write(path, {"test": Split(vectors, np.arange(2))})
+    files = {"x.npy": npy(vectors), "x.h5": path.read_bytes()}
+    handler = type("Handler", (Service,), {"files": files})
+    with listening(handler) as address:
+        yield address
+
+
+@pytest.fixture
+def google(service, monkeypatch, tmp_path):
+    """gs:// addresses lead to the server; without credentials, which are looked for nowhere."""
+    gcsfs = pytest.importorskip("gcsfs", reason="gcsfs is not installed")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", service)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    yield
+    gcsfs.GCSFileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def hugging_face(service, monkeypatch):
+    """hf:// addresses lead to the server, as if HF_ENDPOINT had been set before the import."""
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    constants = importlib.import_module("huggingface_hub.constants")
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, service)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", service)
+    hub.HfFileSystem.clear_instance_cache()
+    yield
+    hub.HfFileSystem.clear_instance_cache()
+
+
+SERVICES = [("google", "gs://bucket"), ("hugging_face", "hf://datasets/name/set")]
+
+
+@pytest.mark.parametrize(("fixture", "root"), SERVICES)
+def test_a_file_of_a_service_is_read_and_kept(fixture, root, request, downloads):
+    request.getfixturevalue(fixture)
+    for _ in range(2):
+        found = load(f"{root}/x.npy")
+        np.testing.assert_array_equal(found.splits["test"].vectors, np.full((2, 3), 7.0))
+        assert found.source == f"{root}/x.npy"
+    assert downloads == ["x.npy"]
+
+
+@pytest.mark.parametrize("status", ["401", "403"])
+@pytest.mark.parametrize(
+    ("fixture", "root", "fix"),
+    [
+        ("google", "gs://", "gcloud auth application-default login"),
+        ("hugging_face", "hf://datasets/name/", "hf auth login"),
+    ],
+)
+def test_a_service_that_refuses_access_says_how_to_log_in(fixture, root, fix, status, request):
+    request.getfixturevalue(fixture)
+    with pytest.raises(DmlError, match=f"Access to {root}{status}/x.npy was refused") as error:
+        load(f"{root}{status}/x.npy")
+    assert fix in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("fixture", "name"),
+    [
+        ("google", "gs://404/x.npy"),
+        ("hugging_face", "hf://datasets/name/404/x.npy"),
+        *((fixture, f"{root}/nothing.npy") for fixture, root in SERVICES),
+    ],
+)
+def test_a_file_that_a_service_does_not_have_is_named(fixture, name, request):
+    request.getfixturevalue(fixture)
+    with pytest.raises(DmlError, match=f"{name} does not exist"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    ("address", "package"),
+    [
+        ("s3://bucket/x.npy", "s3fs"),
+        ("gs://bucket/x.npy", "gcsfs"),
+        ("hf://datasets/name/set/x.npy", "huggingface_hub"),
+        ("http://host/x.npy", "aiohttp"),
+        ("https://host/x.npy", "aiohttp"),
+        ("memory://b/x.npy", "fsspec"),
+    ],
+)
+def test_a_missing_package_is_named_with_how_to_install_it(address, package, monkeypatch):
+    known = importlib.import_module("fsspec.registry")._registry  # what was imported before
+    monkeypatch.delitem(known, address.partition(":")[0], raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DmlError, match=f"{address} needs {package}, which is not") as error:
+        load(address)
+    assert '".[remote]"' in error.value.fix
