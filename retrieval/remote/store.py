@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections import Counter
@@ -20,6 +21,7 @@ from retrieval.resources import run_all
 
 T = TypeVar("T")
 CONNECT_SECONDS, READ_SECONDS = 15, 60
+BUCKET_SECONDS = 2  # in which gcsfs repeats the question of what kind a bucket is
 ATTEMPTS = 3  # of a transfer that breaks off
 REQUESTS = 8  # at a time
 # What servers tell that changes with the content; the first that is told counts.
@@ -34,6 +36,10 @@ CREDENTIALS = {
     "FSSPEC_GS_TOKEN=anon.",
     "hf": "Log in: hf auth login, or set HF_TOKEN.",
 }
+# Without a handler of their own, logging would print what these libraries log, tracebacks included,
+# beside our error. Handlers of the user still get all of it.
+LOGGERS = ("fsspec", "gcsfs", "s3fs")
+SILENT = logging.NullHandler()
 # Names of errors, of libraries that are not imported here.
 NO_ACCESS = (
     *("PermissionError", "NoCredentialsError", "PartialCredentialsError", "RefreshError"),
@@ -213,6 +219,8 @@ def _retried(transfer: Callable[[], T]) -> T:
 
 def _filesystem(address: Address) -> Any:
     options: dict[str, Any] = {}
+    for name in LOGGERS:
+        logging.getLogger(name).addHandler(SILENT)
     try:
         import fsspec
 
@@ -230,6 +238,9 @@ def _filesystem(address: Address) -> Any:
                 "connect_timeout": CONNECT_SECONDS,
                 "read_timeout": READ_SECONDS,
             }
+        if address.scheme == "gs":
+            options["retry_timeout"] = BUCKET_SECONDS
+            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it prints a line at each fork
         with explained(address):
             return fsspec.filesystem(address.scheme, **options)
     except ImportError as error:

@@ -6,7 +6,9 @@ tests of S3 need s3fs and moto: pip install "moto[server]"
 
 import importlib
 import io
+import logging
 import os
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -394,6 +396,30 @@ def test_a_file_that_a_service_does_not_have_is_named(fixture, name, request):
     request.getfixturevalue(fixture)
     with pytest.raises(DmlError, match=f"{name} does not exist"):
         load(name)
+
+
+@pytest.mark.usefixtures("google")
+def test_what_a_library_logs_is_not_printed_beside_the_error(monkeypatch, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest
+    with pytest.raises(DmlError, match="refused"):
+        load("gs://401/x.npy")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("google")
+def test_what_a_library_logs_is_told_to_who_wants_it(caplog):
+    with pytest.raises(DmlError, match="refused"):
+        load("gs://401/x.npy")
+    assert "gcsfs" in {record.name for record in caplog.records}
+
+
+@pytest.mark.usefixtures("google", "tried")
+def test_a_service_without_grpc_is_read_soon_and_grpc_prints_nothing(monkeypatch):
+    monkeypatch.setenv("FSSPEC_GS_TOKEN", "anon")  # else gcsfs would not ask by gRPC
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    command = [sys.executable, "-m", "cli", "inspect", "gs://bucket/x.h5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
+    assert done.stderr == "Next: dmltool eval gs://bucket/x.h5\n"
 
 
 @pytest.mark.parametrize(
