@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 STATUS = re.compile(r"/(40[134])(?=/|$)")
 REFUSALS = {"401": "Anonymous caller does not have access.", "403": "Access denied.", "404": ""}
@@ -71,24 +71,46 @@ class Service(BaseHTTPRequestHandler):
         return self.answer(200, data)
 
     def describe(self, bucket: str, name: str) -> None:
-        """An object of Google's, as its JSON interface tells of it."""
+        """An object of Google's."""
         if name not in self.files:
             return self.answer(404)
-        size = str(len(self.files[name]))
-        return self.answer_json({"name": name, "bucket": bucket, "size": size, "generation": "1"})
+        return self.answer_json(self.described(bucket, name))
 
-    def list_tree(self) -> None:
-        """The files of a repository of Hugging Face's."""
-        files = self.files.items()
-        tree = [{"type": "file", "path": n, "size": len(d), "oid": "f" * 40} for n, d in files]
-        self.answer_json(tree)
+    def described(self, bucket: str, name: str) -> dict[str, str]:
+        size = str(len(self.files[name]))
+        return {"name": name, "bucket": bucket, "size": size, "generation": "1"}
+
+    def list_objects(self, bucket: str) -> None:
+        """The objects of a bucket of Google's with a prefix, and their folders."""
+        query = parse_qs(urlsplit(self.path).query)
+        prefix, end = (query.get(name, [""])[0] for name in ("prefix", "delimiter"))
+        files, folders = set(), set()
+        for name in self.files:
+            if name.startswith(prefix):
+                head, slash, _ = name[len(prefix) :].partition(end or "\0")
+                (folders if slash else files).add(prefix + head + slash)
+        items = [self.described(bucket, name) for name in sorted(files)]
+        self.answer_json({"items": items, "prefixes": sorted(folders)})
+
+    def list_tree(self, folder: str | None) -> None:
+        """The files and folders in a folder of a repository of Hugging Face's."""
+        start = f"{folder}/" if folder else ""
+        inside = [name[len(start) :] for name in self.files if name.startswith(start)]
+        tree: list[dict[str, object]] = [
+            {"type": "directory", "path": start + name, "oid": "e" * 40}
+            for name in sorted({name.split("/")[0] for name in inside if "/" in name})
+        ]
+        for name in (start + name for name in inside if "/" not in name):
+            size = len(self.files[name])
+            tree.append({"type": "file", "path": name, "size": size, "oid": "f" * 40})
+        self.answer_json(tree, 200 if tree else 404)
 
 
 ROUTES: dict[str, Callable[..., Any]] = {
     r"/storage/v1/b/(\w+)/o/(.+)": Service.describe,
-    r"/storage/v1/b/\w+/o": lambda self: self.answer_json({}),  # no file is in a folder
+    r"/storage/v1/b/(\w+)/o": Service.list_objects,
     r"/download/storage/v1/b/\w+/o/(.+)": Service.send_file,
     r"/api/datasets/name/set": lambda self: self.answer_json({"id": "name/set", "sha": "0" * 40}),
-    r"/api/datasets/name/set/tree/main": Service.list_tree,
+    r"/api/datasets/name/set/tree/main(?:/(.+))?": Service.list_tree,
     r"/datasets/name/set/resolve/main/(.+)": Service.send_file,
 }

@@ -23,7 +23,7 @@ from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading.load import load
 from retrieval.loading.sources import locate
-from retrieval.remote import room
+from retrieval.remote import ranges, room
 from retrieval.remote.address import parse
 from retrieval.remote.store import Store
 from tests.retrieval.remote.copies import npy
@@ -321,10 +321,11 @@ def test_s3_without_credentials_says_how_to_give_them(bucket, monkeypatch, tmp_p
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    """A server with the interfaces of both, which has the files x.npy and x.h5."""
+    """A server with the interfaces of both, which has a small file, a large one and shards."""
     vectors, path = np.full((2, 3), 7.0), tmp_path_factory.mktemp("service") / "x.h5"
-    write(path, {"test": Split(vectors, np.arange(2))})
+    write(path, {"train": Split(np.ones((1 << 17, 3))), "test": Split(vectors)})
     files = {"x.npy": npy(vectors), "x.h5": path.read_bytes()}
+    files |= {f"shards/part-{n}.npy": npy(np.full((2, 3), n)) for n in (2, 10)}
     handler = type("Handler", (Service,), {"files": files})
     with listening(handler) as address:
         yield address
@@ -367,6 +368,26 @@ def test_a_file_of_a_service_is_read_and_kept(fixture, root, request, downloads)
         np.testing.assert_array_equal(found.splits["test"].vectors, np.full((2, 3), 7.0))
         assert found.source == f"{root}/x.npy"
     assert downloads == ["x.npy"]
+
+
+@pytest.mark.parametrize("name", ["shards/*.npy", "shards", "shards/"])
+@pytest.mark.parametrize(("fixture", "root"), SERVICES)
+def test_patterns_and_folders_of_a_service_are_read(fixture, root, name, request):
+    request.getfixturevalue(fixture)
+    found = load(f"{root}/{name}").splits["test"].vectors
+    assert found[:, 0].tolist() == [2, 2, 10, 10]
+
+
+@pytest.mark.usefixtures("tried")
+@pytest.mark.parametrize(("fixture", "root"), SERVICES)
+def test_a_large_file_of_a_service_is_downloaded_in_parts(fixture, root, request, monkeypatch):
+    request.getfixturevalue(fixture)
+    for name in ("BLOCK", "LEAST", "PIECE"):
+        monkeypatch.setattr(ranges, name, getattr(ranges, name) // 16)
+    found = load(f"{root}/x.h5", train=False).splits["test"].vectors
+    np.testing.assert_array_equal(found, np.full((2, 3), 7.0))
+    (copy,) = locate(f"{root}/x.h5").files
+    assert room.on_disk(copy.parent) < copy.stat().st_size / 8
 
 
 @pytest.mark.parametrize("status", ["401", "403"])
@@ -419,7 +440,8 @@ def test_a_service_without_grpc_is_read_soon_and_grpc_prints_nothing(monkeypatch
     monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
     command = [sys.executable, "-m", "cli", "inspect", "gs://bucket/x.h5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
-    assert done.stderr == "Next: dmltool eval gs://bucket/x.h5\n"
+    told = [line for line in done.stderr.splitlines() if not line.startswith("downloading")]
+    assert told == ["Next: dmltool eval gs://bucket/x.h5 --labels labels.txt"]
 
 
 @pytest.mark.parametrize(
