@@ -231,6 +231,12 @@ def of_suffix(suffix: str) -> Format | None:
     return next((format for format in FORMATS if suffix.lower() in format.suffixes), None)
 
 
+def is_compressed(name: str) -> bool:
+    """Whether a name is that of a compressed file, such as x.npy.gz."""
+    format = of_suffix(Path(name).suffix)
+    return format is not None and format.compressed
+
+
 def store_format(path: Path) -> Format | None:
     """The format of a folder that is read as one file."""
     if path.is_dir():

@@ -12,7 +12,7 @@ from pathlib import Path
 from retrieval.embeddings import SPELLINGS, Embeddings, note
 from retrieval.errors import DmlError, damaged
 from retrieval.files import sha256
-from retrieval.formats import FORMATS, of_suffix
+from retrieval.formats import FORMATS, is_compressed
 from retrieval.formats.refused import RUN_FILES, explain_folder, unreadable
 from retrieval.formats.wholes import PART
 from retrieval.resources import StageProgress
@@ -166,8 +166,7 @@ def _perhaps_compressed(name: str, names: Collection[str]) -> str:
 def _inner_suffix(name: str) -> str:
     """`.npy` of both x.npy and x.npy.gz."""
     suffixes = Path(name).suffixes
-    format = of_suffix(suffixes[-1])
-    inside = format is not None and format.compressed and len(suffixes) > 1
+    inside = is_compressed(name) and len(suffixes) > 1
     return suffixes[-2 if inside else -1].lower()
 
 

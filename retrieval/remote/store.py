@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from retrieval.errors import DmlError, damaged, install
+from retrieval.formats import is_compressed
 from retrieval.remote.address import PACKAGES, WEB, Address, without_secrets
 from retrieval.remote.ranges import changed
 from retrieval.resources import run_all
@@ -79,7 +80,7 @@ class Store:
         if self.address.scheme in WEB and self.address.url.endswith("/"):
             return None
         with explained(self.address):
-            info = self.fs.info(self.address.url)
+            info = self._info(self.address.url)
         if info["type"] == "directory":
             return None
         return self._found(info, self.address.url, self.address.name)
@@ -125,7 +126,15 @@ class Store:
 
     def _ask(self, path: str, into: dict[str, dict]) -> None:
         with explained(self.address, path):
-            into[path] = self.fs.info(path)
+            into[path] = self._info(path)
+
+    def _info(self, path: str) -> dict[str, Any]:
+        return self.fs.info(path, **self._as_sent)
+
+    @property
+    def _as_sent(self) -> dict[str, bool]:
+        """Options of a request whose answer is not to be inflated."""
+        return {"auto_decompress": False} if self.address.scheme in WEB else {}
 
     def _found(self, info: dict[str, Any], path: str, name: str) -> Found:
         parts = name.split("/")
@@ -146,6 +155,8 @@ class Store:
         from fsspec.callbacks import Callback
 
         came = 0
+        # Many servers send x.npy.gz with `Content-Encoding: gzip`, which means the file itself.
+        options = self._as_sent if is_compressed(file.name) else {}
 
         def hear(size: int | None, value: int) -> None:
             nonlocal came
@@ -156,7 +167,7 @@ class Store:
             hear(None, 0)
             with explained(self.address, file.path):
                 report = Callback(hooks={"came": hear})
-                self.fs.get_file(file.path, out.name, callback=report)
+                self.fs.get_file(file.path, out.name, callback=report, **options)
             self.check_unchanged(file)
             self._check_length(file, os.fstat(out.fileno()).st_size, file.size)
 
@@ -188,7 +199,7 @@ class Store:
         """Raise if the server has another version of the file by now."""
         with explained(self.address, file.path):
             self.fs.invalidate_cache(self.fs._parent(file.path))
-            now = self._found(self.fs.info(file.path), file.path, file.name)
+            now = self._found(self._info(file.path), file.path, file.name)
         if now.version != file.version or now.size != file.size:
             raise changed(_where(self.address, file.path))
 

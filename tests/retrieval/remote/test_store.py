@@ -4,6 +4,7 @@ The servers are fsspec's memory, web servers of Python, and moto for S3, all on 
 tests of S3 need s3fs and moto: pip install "moto[server]"
 """
 
+import gzip
 import importlib
 import io
 import logging
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -83,9 +85,34 @@ def test_names_that_lead_out_of_the_cache_are_refused(server, monkeypatch, name)
         Store(parse("memory://b")).below()
 
 
+ENCODINGS = {".gz": "gzip", ".zst": "zstd", ".csv": "gzip"}
+
+
+def write_compressed(folder):
+    """Vectors in a file and in shards, labels, and a pair of the projector, by gzip and zstd."""
+    pa = pytest.importorskip("pyarrow")
+    for suffix in (".gz", ".zst"):
+        pack = (
+            gzip.compress if suffix == ".gz" else partial(pa.compress, codec="zstd", asbytes=True)
+        )
+        files = {f"shards-{suffix[1:]}/part-{n}.npy": npy(np.full((2, 3), n)) for n in (2, 10)}
+        files |= {
+            f"pair-{suffix[1:]}/vectors.tsv": b"0.5\t2\n3\t4\n",
+            "x.npy": npy(np.ones((2, 3))),
+        }
+        files |= {f"pair-{suffix[1:]}/metadata.tsv": b"a\nb\n", "y.txt": b"a\nb\n"}
+        for name, content in files.items():
+            path = folder / f"{name}{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(pack(content))
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A folder, its address, and the requests that came."""
+    """A folder, its address, and the requests that came.
+
+    Files below encoded/ are sent with the Content-Encoding of their suffix.
+    """
     pytest.importorskip("aiohttp")
     root, requests = tmp_path_factory.mktemp("served"), []
 
@@ -95,6 +122,11 @@ def served(tmp_path_factory):
 
         def log_message(self, *_):
             requests.append((self.command, self.path))
+
+        def end_headers(self):
+            if "/encoded/" in self.path and (kind := ENCODINGS.get(Path(self.path).suffix)):
+                self.send_header("Content-Encoding", kind)
+            super().end_headers()
 
         def do_GET(self):
             if "secret" in self.path and "token=1" not in self.path:
@@ -128,6 +160,9 @@ def served(tmp_path_factory):
     np.save(root / "secret.npy", np.ones((2, 3)))
     (root / "labels.txt").write_text("a\nb\n")
     (root / "short.npy").write_bytes(b"x" * 1000)
+    for name in ("plain", "encoded"):
+        write_compressed(root / name)
+    (root / "encoded" / "x.csv").write_bytes(gzip.compress(b"e0,e1,label\n1,2,a\n3,4,b\n"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}", requests
@@ -158,6 +193,26 @@ def test_a_query_is_sent_and_not_recorded(served):
     found = load(name, labels=name.replace("secret.npy", "labels.txt"))
     assert found.source == f"{address}/secret.npy"
     assert found.splits["test"].taken == {"labels": f"{address}/labels.txt"}
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("root", ["plain", "encoded"])
+def test_compressed_files_are_read_with_and_without_content_encoding(served, root, suffix):
+    address = f"{served[0]}/{root}"
+    found = load(f"{address}/x.npy{suffix}", labels=f"{address}/y.txt{suffix}").splits["test"]
+    assert found.vectors.shape == (2, 3)
+    assert found.labels.tolist() == ["a", "b"]
+    for name in (f"shards-{suffix[1:]}/", f"shards-{suffix[1:]}/*{suffix}"):
+        shards = load(f"{address}/{name}").splits["test"]
+        assert shards.vectors[:, 0].tolist() == [2, 2, 10, 10]
+    pair = load(f"{address}/pair-{suffix[1:]}/").splits["test"]
+    assert pair.vectors.tolist() == [[0.5, 2], [3, 4]]
+    assert pair.labels.tolist() == ["a", "b"]
+
+
+def test_a_file_that_the_server_compresses_for_the_transfer_is_inflated(served):
+    found = load(f"{served[0]}/encoded/x.csv").splits["test"]
+    assert found.vectors.tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("name", ["x/*.npy", "x/"])
@@ -249,6 +304,13 @@ def test_a_new_version_is_noticed_by_its_etag(bucket):
         np.save(out, np.full((2, 3), value, np.float32))
         bucket.pipe("bucket/new.npy", out.getvalue())
         assert load(name).splits["test"].vectors[0, 0] == value
+
+
+@boto
+def test_a_compressed_file_with_a_content_encoding_is_read(bucket):
+    data = gzip.compress(npy(np.ones((2, 3))))
+    bucket.pipe("bucket/packed.npy.gz", data, ContentEncoding="gzip")
+    assert load("s3://bucket/packed.npy.gz").splits["test"].vectors.shape == (2, 3)
 
 
 @boto
