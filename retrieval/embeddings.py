@@ -118,13 +118,19 @@ def collected() -> AbstractContextManager[list[str]]:
 
 
 @contextmanager
-def renamed(change: Callable[[str], str]) -> Iterator[None]:
-    """Change the texts of errors and remarks of the block, such as names in them."""
+def renamed(
+    change: Callable[[str], str], in_fix: Callable[[str], str] | None = None
+) -> Iterator[None]:
+    """Change the texts of errors and remarks of the block, such as names in them.
+
+    in_fix: changes what to do about an error, if that differs.
+    """
     with collected() as notes:
         try:
             yield
         except DmlError as error:
-            raise DmlError(*map(change, vars(error).values())) from error
+            fix = (in_fix or change)(error.fix)
+            raise DmlError(change(error.what), change(error.why), fix) from error
     for text in notes:
         note(change(text))
 

@@ -270,7 +270,8 @@ def _refuse_other_format(path: Path, format: Format, start: bytes) -> None:
         for mark, suffix in other.magic.items():
             if not suffix or suffix in format.suffixes or not start.startswith(mark):
                 continue
-            new = path.with_name((path.name if other.compressed else path.stem) + suffix)
+            name = path.name if other.compressed else path.stem
+            new = path.with_name(name.removesuffix(suffix) + suffix)  # x.npy of x.npy.gz
             raise DmlError(
                 f"{path} is a {suffix} file, not a {path.suffix} file.",
                 "Its first bytes are not those that its suffix promises.",

@@ -54,9 +54,9 @@ def addresses_in_errors(*names: str | Path | None) -> AbstractContextManager[Non
     """Inside the block, errors and notes name addresses, without secrets, and not their copies."""
     if not any(map(is_address, names)):
         return nullcontext()
-    from retrieval.remote.cache import shown
+    from retrieval.remote.cache import shown, shown_fix
 
-    return renamed(shown)
+    return renamed(shown, shown_fix)
 
 
 def locate(source: str | Path, progress: StageProgress | None = None, whole: bool = False) -> Place:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import filecmp
 import hashlib
 import os
+import re
 import shutil
 import threading
 import time
@@ -34,6 +35,9 @@ DOWNLOADS = 4  # at a time
 Part = tuple[Found, Copy, Sequence[Range]]
 """A file, its copy with holes, and what is wanted of it."""
 
+OTHER_PROGRAM = re.compile(r": (?!dmltool )[a-z][a-z0-9-]* ")
+"""A command in a fix, as in `Rename it: mv x.npy x.h5`, that takes no addresses."""
+
 _shown: dict[str, str] = {}  # folders of this cache -> the addresses that they are copies of
 _guard = threading.Lock()
 
@@ -43,6 +47,15 @@ def shown(text: str) -> str:
     for local, address in list(_shown.items()):
         text = text.replace(local, address)
     return without_secrets(text)
+
+
+def shown_fix(text: str) -> str:
+    """What to do about an error. Commands of other programs run on a file that is downloaded."""
+    if OTHER_PROGRAM.search(text):
+        for local in list(_shown):
+            text, copies = re.subn(rf"{re.escape(local)}[/\\](?:[^\s'\"]*[/\\])?", "", text)
+            text = f"Download the file first. {text}" if copies else text
+    return shown(text)
 
 
 class Entry:

@@ -85,6 +85,14 @@ def test_a_compressed_file_named_npy_is_told_and_the_line_renames_it(tmp_path):
     np.testing.assert_array_equal(load(tmp_path / "x.npy.gz").splits["test"].vectors, X)
 
 
+def test_a_file_named_as_if_it_were_compressed_is_told_and_the_line_renames_it(tmp_path):
+    path = tmp_path / "x.npy.gz"
+    with path.open("wb") as file:
+        np.save(file, X)
+    run_fix(refused(path, "is a .npy file, not a .gz file"), tmp_path)
+    np.testing.assert_array_equal(load(tmp_path / "x.npy").splits["test"].vectors, X)
+
+
 @pytest.mark.parametrize(("library", "file"), [("pyarrow", "x.parquet"), ("torch", "x.pt")])
 def test_a_missing_library_names_the_extra(tmp_path, monkeypatch, library, file):
     (tmp_path / file).write_bytes(b"whatever")

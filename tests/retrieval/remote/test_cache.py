@@ -1,5 +1,6 @@
 """Copies of files behind addresses: when they are made, and when they are made again."""
 
+import gzip
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from retrieval.loading.sources import locate
 from retrieval.remote.address import parse
 from retrieval.remote.cache import Entry
 from retrieval.remote.store import Found, Store
+from tests.retrieval.formats.samples import run_fix
 from tests.retrieval.remote.copies import npy
 
 
@@ -117,3 +119,39 @@ def test_a_file_that_is_also_a_folder_is_named_and_one_that_becomes_a_folder_is_
     server.rm("/b/a.npy")
     server.pipe("/b/a.npy/b.npy", npy(np.ones((3, 2))))
     assert load("memory://b/**/*.npy").splits["test"].vectors.shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fixed"),
+    [
+        ("x.npy.gz", npy(np.ones((2, 2))), "x.npy"),
+        ("my x.npy", gzip.compress(npy(np.ones((2, 2)))), "my x.npy.gz"),
+        ("x.h5.gz", gzip.compress(b"x"), "x.h5"),
+        ("y.json", b'[{"x": [1, 2]}, {"x": [3, 4]}]', "y.jsonl"),
+    ],
+    ids=["rename", "add a suffix", "unpack", "convert"],
+)
+def test_the_command_of_a_fix_works_once_the_file_is_downloaded(
+    server, tmp_path, name, content, fixed
+):
+    server.pipe(f"/b/{name}", content)
+    with pytest.raises(DmlError, match=r"memory://b/") as error:
+        load(f"memory://b/{name}")
+    assert error.value.fix.startswith("Download the file first. ")
+    (tmp_path / name).write_bytes(content)
+    run_fix(error.value, tmp_path)
+    assert (tmp_path / fixed).is_file()
+
+
+def test_the_command_of_a_fix_names_the_file_of_a_folder_and_not_its_folder(server):
+    server.pipe("/b/a/b/0.npy.gz", npy(np.ones((2, 2))))
+    with pytest.raises(DmlError) as error:
+        load("memory://b/**/0.npy.gz")
+    assert error.value.fix == "Download the file first. Rename it: mv 0.npy.gz 0.npy"
+
+
+def test_a_fix_that_is_a_command_of_dmltool_keeps_the_address(server):
+    server.pipe("/b/y.txt", b"a\nb")
+    with pytest.raises(DmlError) as error:
+        load("memory://b/y.txt")
+    assert error.value.fix.endswith(" --labels memory://b/y.txt")
