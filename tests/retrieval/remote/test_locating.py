@@ -9,6 +9,7 @@ import pytest
 
 from retrieval import evaluate
 from retrieval.errors import DmlError
+from retrieval.formats.arrays import files_in
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading.inputs import Inputs
 from retrieval.loading.load import load
@@ -150,3 +151,22 @@ def test_files_of_train_are_left_out_only_if_the_others_mean_the_same_without_th
     server.put(str(tmp_path / "t*"), "/b", recursive=True)
     for where in (tmp_path, "memory://b"):
         assert list(load(f"{where}/**/*.npy", train=False).splits) == ["test"]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_of_a_zarr_store_only_the_arrays_whose_addresses_are_given_are_downloaded(
+    server, downloads, clustered, tmp_path, version
+):
+    zarr = pytest.importorskip("zarr")
+    X, labels = clustered
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
+    for name, array in (("a", X), ("b", 2 * X), ("y", labels)):
+        group.create_array(name, data=array)
+    server.put(str(tmp_path / "x.zarr"), "/b/x.zarr", recursive=True)
+    files = {name: len(files_in(tmp_path / "x.zarr" / name)) for name in ("", "b", "y")}
+    found = load("memory://b/x.zarr/b", labels="memory://b/x.zarr/y").splits["test"]
+    np.testing.assert_array_equal(found.vectors, 2 * X)
+    np.testing.assert_array_equal(found.labels, labels)
+    assert len(downloads) == files["b"] + files["y"]
+    load("memory://b/x.zarr::b")  # all arrays, as docs/files.md says
+    assert len(downloads) == files["b"] + files["y"] + files[""]
