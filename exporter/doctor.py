@@ -25,7 +25,7 @@ from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS
 from retrieval.number_format import counted
 from retrieval.resources import available_memory, processors
-from trainer.run.trackers import TRACKERS
+from trainer.trackers import TRACKERS
 
 OK, NOTE, MISSING, BROKEN = "ok", "note", "missing", "broken"
 MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), MISSING: ("✗", "red"), BROKEN: ("✗", "red")}

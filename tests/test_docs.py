@@ -139,7 +139,7 @@ def check_dmltool(args):
 def check_settings(args):
     """The preset, the loss, the data set and the backbone exist, and so do the options of each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.run.trackers.find_spec", bool)  # trackers need not be installed
+        patch.setattr("trainer.trackers.find_spec", bool)  # trackers need not be installed
         done = CliRunner().invoke(main, [*args, "--dry-run"])
     assert done.exit_code == 0, done.output
     config = tomllib.loads(done.stdout)

@@ -172,7 +172,7 @@ TABLES = {
     "miners": "trainer.losses.miners:MINERS",
     "datasets": "trainer.data.datasets:DATASETS",
     "backbones": "trainer.networks.backbones:BACKBONES",
-    "trackers": "trainer.run.trackers:TRACKERS",
+    "trackers": "trainer.trackers:TRACKERS",
 }
 
 

@@ -83,11 +83,10 @@ def check_names(config: Config) -> None:
 
     torch is loaded only where options of a loss, or names of another library, are to be checked.
     """
-    from trainer import losses
+    from trainer import losses, trackers
     from trainer.data import datasets
     from trainer.losses import miners
     from trainer.networks import backbones
-    from trainer.run import trackers
 
     loss = config.loss
     checks: dict[str, Callable[[], object]] = {

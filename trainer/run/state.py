@@ -23,8 +23,8 @@ from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
 from trainer.results import LAST, Best, EpochRecord
 from trainer.run import metrics_log
-from trainer.run.trackers import Trackers
 from trainer.run.watch import Watch
+from trainer.trackers import Trackers
 
 Embedded = tuple[np.ndarray, np.ndarray, int | None]
 """Embeddings, labels and, where queries follow the gallery, its number of rows."""

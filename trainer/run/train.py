@@ -37,8 +37,8 @@ from trainer.run.epoch import check_shares, epoch_plan, train_epoch
 from trainer.run.half_precision import allow_half
 from trainer.run.scoring import flat, verdict
 from trainer.run.state import Job, Training
-from trainer.run.trackers import Trackers
 from trainer.run.watch import Watch
+from trainer.trackers import Trackers
 
 CURVES_EVERY = 30.0  # seconds
 OWN = ("run.device", "run.threads")  # settings that each process has of its own

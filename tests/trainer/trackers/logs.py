@@ -1,7 +1,7 @@
 """Log the epochs of a run that was stopped and resumed, as a run does."""
 
 from trainer.config import Config, Run
-from trainer.run.trackers import Trackers
+from trainer.trackers import Trackers
 
 RECORDS = [
     {"epoch": 0, "scores": {"cos": 0.25}},

@@ -7,7 +7,7 @@ from uuid import uuid4
 import wandb
 
 from trainer.config import Config
-from trainer.run.watch import Tracker
+from trainer.trackers.tracker import Tracker
 
 PROJECT = "dmltool"
 

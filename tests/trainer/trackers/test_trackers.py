@@ -11,14 +11,15 @@ import torch
 
 from retrieval.errors import DmlError
 from tests.conftest import call
-from tests.trainer.run.trackers.logs import opened
-from trainer.run import trackers
+from tests.trainer.trackers.logs import opened
+from trainer import trackers
 from trainer.run.metrics_log import read_metrics
-from trainer.run.trackers import TRACKERS
 from trainer.run.train import train
-from trainer.run.watch import Tracker, Watch
+from trainer.run.watch import Watch
+from trainer.trackers import TRACKERS
+from trainer.trackers.tracker import Tracker
 
-HERE = "tests.trainer.run.trackers.test_trackers"
+HERE = "tests.trainer.trackers.test_trackers"
 CODE = [("run", "log", ["shutil:rmtree"]), ("loss", "name", "shutil:rmtree")]
 MEMORY, FULL, GONE = (f"{HERE}:{name}" for name in ("Memory", "Full", "Gone"))
 

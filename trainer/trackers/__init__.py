@@ -22,7 +22,7 @@ from retrieval.registry import Registry
 from retrieval.remote.address import without_secrets
 from trainer.config import Config
 from trainer.results import EpochRecord
-from trainer.run.watch import Tracker
+from trainer.trackers.tracker import Tracker
 
 STATE = "trackers.json"
 LOGGED = ("loss", "lr", "images_per_second", "parts", "monitor", "scores", "train_scores")
@@ -40,20 +40,20 @@ TRACKERS = Registry(
     "tracker",
     Entry(
         "tensorboard",
-        "trainer.run.trackers.tensorboard:TensorBoard",
+        "trainer.trackers.tensorboard:TensorBoard",
         "event files in RUN/tensorboard",
         "tensorboard",
         "extras",
     ),
     Entry(
         "mlflow",
-        "trainer.run.trackers.mlflow:MLflow",
+        "trainer.trackers.mlflow:MLflow",
         "the server or folder in MLFLOW_TRACKING_URI; by default ./mlflow.db",
         "mlflow",
     ),
     Entry(
         "wandb",
-        "trainer.run.trackers.wandb:WandB",
+        "trainer.trackers.wandb:WandB",
         "Weights & Biases; with WANDB_MODE=offline, files in RUN/wandb",
         "wandb",
     ),

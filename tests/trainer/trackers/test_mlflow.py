@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.trainer.run.trackers.logs import NOT_INSTALLED, logged
+from tests.trainer.trackers.logs import NOT_INSTALLED, logged
 
 
 @pytest.mark.skipif(find_spec("mlflow") is None, reason=f"MLflow is {NOT_INSTALLED}")

@@ -11,7 +11,7 @@ from mlflow.entities import Metric, Param
 
 from retrieval.remote.address import without_secrets
 from trainer.config import Config
-from trainer.run.watch import Tracker
+from trainer.trackers.tracker import Tracker
 
 PROJECT = "dmltool"
 LONGEST = 500  # characters of a parameter that every store takes

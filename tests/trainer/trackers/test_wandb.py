@@ -4,9 +4,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.trainer.run.trackers.logs import NOT_INSTALLED, logged
+from tests.trainer.trackers.logs import NOT_INSTALLED, logged
 from trainer.config import Config, Run
-from trainer.run.trackers import Trackers
+from trainer.trackers import Trackers
 
 
 def wandb_records(path):

@@ -5,7 +5,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from trainer.config import Config
-from trainer.run.watch import Tracker
+from trainer.trackers.tracker import Tracker
 
 FOLDER = "tensorboard"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.trainer.run.trackers.logs import logged
+from tests.trainer.trackers.logs import logged
 
 
 def test_tensorboard_gets_every_record_once(tmp_path):
