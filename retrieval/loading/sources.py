@@ -68,11 +68,12 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
     """
     name, key = without_key(source)
     if is_address(name):
-        from retrieval.remote import address, locating
+        from retrieval.loading import fetching
+        from retrieval.remote import address
 
         wanted = nullcontext() if SPELLINGS.get(key or "") != "train" else leaving_out_train(False)
         with wanted:
-            return Place(*locating.fetch(address.parse(source), whole, progress), key)
+            return Place(*fetching.fetch(address.parse(source), whole, progress), key)
     path = Path(name)
     if path.is_dir():
         from retrieval.loading.folders import RUN, choose
