@@ -4,7 +4,8 @@ A module is imported when a file of its kind is read. It has one of these functi
 
     catalogue(path)          named arrays: a dict of `named_arrays.Entry`
     table(path, wanted)      columns: a `columns.Table`
-    read(path, key, wanted)  anything else: Embeddings, or an array if wanted is "labels"
+    read(path, key, wanted)  anything else: Embeddings, or an array if wanted is "labels"; that of a
+                             compressed file is also given the format of the file inside
 
 One that rests on a library in C++ also has `trial(path, key, wanted)`, which a child process calls
 before the file is opened here. One whose files are read in parts calls `ensure` of `formats.arrays`
@@ -73,6 +74,8 @@ class Format(Entry):
 
             table = module.table(path, wanted)
             return columns.read(table, key, path, wanted, self.name)
+        if self.compressed:
+            return module.read(path, key, wanted, of_suffix(Path(path.stem).suffix))
         return module.read(path, key, wanted)
 
 

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrieval.embeddings import Embeddings, Wanted, renamed
 from retrieval.errors import DmlError, damaged
-from retrieval.formats import Format, of_suffix
 from retrieval.formats.arrays import refuse_bomb
 from retrieval.formats.refused import labels_only
+
+if TYPE_CHECKING:
+    from retrieval.formats import Format
 
 INSIDE = (".npy", ".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
 BLOCK = 1 << 20
@@ -28,26 +30,19 @@ ROOM_BYTES = 1 << 25  # less than elsewhere: text grows once more when it become
 UNNAMED = Path("/proc/self/fd")  # of Linux
 
 
-def read(path: Path, key: str | None, wanted: Wanted) -> Any:
-    format = _format(path)
-    if format.labels_only and wanted != "labels":
-        raise labels_only(path)
-    with inflated(path) as file:
-        found = format.read(file, key, wanted)
-    return replace(found, source=path) if isinstance(found, Embeddings) else found
-
-
-def _format(path: Path) -> Format:
-    suffix = Path(path.stem).suffix.lower()
-    if suffix not in INSIDE:
+def read(path: Path, key: str | None, wanted: Wanted, inner: Format | None) -> Any:
+    """inner: the format of the file inside, by its suffix."""
+    if inner is None or Path(path.stem).suffix.lower() not in INSIDE:
         raise DmlError(
             f"{path} is compressed by {'zstd' if _is_zstd(path) else 'gzip'}.",
             f"Compressed files that are read: {', '.join(s + path.suffix for s in INSIDE)}.",
             _unpacking(path),
         )
-    format = of_suffix(suffix)
-    assert format is not None, "INSIDE names suffixes of formats"
-    return format
+    if inner.labels_only and wanted != "labels":
+        raise labels_only(path)
+    with inflated(path) as file:
+        found = inner.read(file, key, wanted)
+    return replace(found, source=path) if isinstance(found, Embeddings) else found
 
 
 def _is_zstd(path: Path) -> bool:
