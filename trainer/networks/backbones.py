@@ -3,19 +3,12 @@
 A backbone maps normalised images (B, 3, H, W) to pooled features (B, F); classifiers are left out.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
 
-from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
+from trainer.networks.entry import Backbone, Colours, Entry
 
-if TYPE_CHECKING:
-    from torch import nn
-
-Colours = tuple[float, float, float]
-IMAGENET: tuple[Colours, Colours] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALVES: tuple[Colours, Colours] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 CAFFE: tuple[Colours, Colours] = ((128 / 255, 117 / 255, 104 / 255), (1 / 255, 1 / 255, 1 / 255))
 """Pixels of 0 to 255 minus a mean, here in the order RGB and for pixels of 0 to 1."""
@@ -23,41 +16,6 @@ CAFFE: tuple[Colours, Colours] = ((128 / 255, 117 / 255, 104 / 255), (1 / 255, 1
 TV = "trainer.networks.models:torchvision"
 # torchvision's DenseNet files are older than the names in its code.
 DENSENET = (r"(denselayer\d+\.(?:norm|conv))\.([12]\.)", r"\1\2")
-
-
-@dataclass(frozen=True)
-class Entry(registry.Entry):
-    """A backbone. Its path leads to a function (entry, weights, image size) -> Backbone."""
-
-    features: int = 0
-    """F, the number of features of an image; 0: known once it is built."""
-    head: str = ""
-    """The classifier in torchvision's network, as a dotted path; it is left out."""
-    smallest: int = 1
-    """The least number of pixels of a side of an image."""
-    patch: int = 0
-    """Images have a fixed size, a multiple of this."""
-    normalisation: tuple[Colours, Colours] = IMAGENET
-    """Mean and standard deviation of the images that it was trained on."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of torchvision's constructor."""
-    also_removed: tuple[str, ...] = ()
-    """Further parts of the classifier, by name."""
-    renamed: tuple[str, str] = ("", "")
-    """Names of tensors in torchvision's file that its code has changed: pattern, replacement."""
-    check: str = ""
-    """The dotted path of a function that raises if the library has no network of this name."""
-
-
-class Backbone(NamedTuple):
-    """A network without its classifier, and how its input is normalised."""
-
-    module: "nn.Module"
-    features: int
-    mean: Colours
-    std: Colours
-    notes: tuple[str, ...]
-    """What the user should know, such as parts of a file that were left out."""
 
 
 def _timm(name: str) -> Entry:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.networks import weights
-from trainer.networks.backbones import Backbone, Entry
+from trainer.networks.entry import Backbone, Entry
 
 URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 Block = tuple[int, tuple[int, int], tuple[int, int], int]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from retrieval.errors import DmlError, install
 from retrieval.registry import nearest
 from trainer.networks import weights
-from trainer.networks.backbones import Backbone, Entry
+from trainer.networks.entry import Backbone, Entry
 
 POSITIONS = "encoder.pos_embedding"
 WIDTHS = (32, 64, 128, 256)  # few at first: the first, largest maps take most of the time
