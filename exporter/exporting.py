@@ -15,7 +15,7 @@ import torch
 from exporter import networks, parity
 from exporter.embedding.engine import Engine, onnx_engine, own_processors
 from exporter.embedding.writing import EmbedSettings, embed, told
-from exporter.image_samples import calibration_images, chosen_splits, comparison_images
+from exporter.image_samples import calibration_images, comparison_images
 from exporter.networks import Member, Together
 from exporter.onnx import metadata, precision, trace
 from exporter.onnx.metadata import INPUTS, Preprocessing
@@ -46,6 +46,7 @@ from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 from retrieval.settings import one_of, within
 from trainer.data.datasets import DataSet
+from trainer.data.datasets.splitting import chosen_splits
 from trainer.results import EMBEDDINGS, MODEL
 from trainer.run.device import use_threads
 

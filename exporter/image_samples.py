@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from exporter.embedding.engine import read_images
@@ -17,20 +15,6 @@ COMPARED = {"fp32": 500, "fp16": 1000, "int8": 1000}
 COMPARED_LARGE = 128
 """Images of the comparison if their sides are longer than 96 pixels."""
 CALIBRATION = 128
-
-
-def chosen_splits(data: DataSet, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-    """Rows of the wanted splits by name; by default of test, or of query and gallery."""
-    there = data.counts()
-    names = list(wanted) or [s for s in HELD_OUT if s in there]
-    missing = [name for name in names if name not in there]
-    if missing or not names:
-        raise DmlError(
-            f"The data set {data.name} has no split {', '.join(missing) or 'to test on'}.",
-            f"It has: {', '.join(there)}.",
-            f"Choose one of them: --split {next(iter(there))}",
-        )
-    return {name: data.rows(name) for name in names}
 
 
 def comparison_images(

@@ -12,7 +12,6 @@ import numpy as np
 from exporter.embedding import writing
 from exporter.embedding.engine import onnx_engine, own_processors
 from exporter.embedding.writing import EmbedSettings
-from exporter.image_samples import chosen_splits
 from exporter.onnx.foreign import Given, foreign_preprocessing
 from exporter.onnx.model import describe
 from exporter.results import EmbeddingsResult
@@ -23,7 +22,7 @@ from retrieval.formats.hdf5.writing import KIND
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, load, options_of
-from trainer.data.datasets.splitting import with_validation
+from trainer.data.datasets.splitting import chosen_splits, with_validation
 
 
 def embed(

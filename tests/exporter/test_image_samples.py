@@ -5,12 +5,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from exporter import image_samples
-from exporter.image_samples import calibration_images, chosen_splits, comparison_images
+from exporter.image_samples import calibration_images, comparison_images
 from exporter.networks import load_member
-from retrieval.errors import DmlError
 from tests.conftest import call
 from tests.exporter.embedding.toy import PREPARED, draw
 from trainer.run.setup import load_data
@@ -43,14 +41,5 @@ def test_a_comparison_has_two_images_of_as_many_classes_as_fit(tmp_path, monkeyp
     assert np.bincount(labels).tolist() == [2] * 10
 
 
-def test_splits_are_those_held_out_unless_others_are_wanted(tmp_path):
-    data = draw(tmp_path, count=10)
-    assert {name: rows.tolist() for name, rows in chosen_splits(data, ()).items()} == {
-        "query": [0, 2, 4, 6, 8],
-        "gallery": [1, 3, 5, 7, 9],
-    }
-    assert list(chosen_splits(data, ["gallery"])) == ["gallery"]
-    with pytest.raises(DmlError, match="has no split train") as caught:
-        chosen_splits(data, ["train"])
-    assert "query, gallery" in caught.value.why
-    assert len(calibration_images(data, PREPARED)) == 0  # there is nothing to train on
+def test_without_training_images_none_are_for_calibration(tmp_path):
+    assert len(calibration_images(draw(tmp_path, count=10), PREPARED)) == 0

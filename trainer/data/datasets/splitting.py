@@ -1,4 +1,4 @@
-"""Hold out classes for validation, and check that the others can fill a batch."""
+"""Hold out classes for validation, check that the others can fill a batch, and choose splits."""
 
 import hashlib
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval.embeddings import HELD_OUT
 from retrieval.errors import DmlError, listed
 from retrieval.number_format import counted
 from trainer.data.datasets.records import SPLITS, DataSet, Row
@@ -147,3 +148,17 @@ def without_small_classes(data: DataSet, images: int) -> DataSet:
     classes = counted(int(np.count_nonzero(small)), "class", "classes")
     note = f"{classes} with fewer than {images} images left out."
     return data.take(np.delete(np.arange(len(data)), rows[small[data.labels[rows]]]), note)
+
+
+def chosen_splits(data: DataSet, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    """Rows of the wanted splits by name; by default of test, or of query and gallery."""
+    there = data.counts()
+    names = list(wanted) or [name for name in HELD_OUT if name in there]
+    missing = [name for name in names if name not in there]
+    if missing or not names:
+        raise DmlError(
+            f"The data set {data.name} has no split {', '.join(missing) or 'to test on'}.",
+            f"It has: {', '.join(there)}.",
+            f"Choose one of them: --split {next(iter(there))}",
+        )
+    return {name: data.rows(name) for name in names}

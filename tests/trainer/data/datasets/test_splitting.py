@@ -11,6 +11,7 @@ from tests.trainer.data.datasets.trees import made, splits_of
 from trainer.data.datasets.records import build
 from trainer.data.datasets.splitting import (
     check_batches,
+    chosen_splits,
     divide,
     held_out,
     shuffled,
@@ -126,3 +127,16 @@ def test_small_classes_can_be_left_out_of_training():
     assert "1 class with fewer than 2 images" in less.notes[0]
     with pytest.raises(DmlError, match="no classes are left"):
         without_small_classes(data, 5)
+
+
+def test_splits_are_those_held_out_unless_others_are_wanted():
+    rows = [(f"{i}.png", f"c{i // 4}", ("query", "gallery")[i % 2]) for i in range(10)]
+    data = build("made", None, rows, reader=print)
+    assert {name: rows.tolist() for name, rows in chosen_splits(data, ()).items()} == {
+        "query": [0, 2, 4, 6, 8],
+        "gallery": [1, 3, 5, 7, 9],
+    }
+    assert list(chosen_splits(data, ["gallery"])) == ["gallery"]
+    with pytest.raises(DmlError, match="has no split train") as caught:
+        chosen_splits(data, ["train"])
+    assert "query, gallery" in caught.value.why
