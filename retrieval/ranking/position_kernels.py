@@ -62,36 +62,56 @@ class Kept(NamedTuple):
     item: np.ndarray  # int32 gallery rows
 
 
+class Counted(NamedTuple):
+    """What has been counted for some queries by one distance, and is counted on."""
+
+    l2: bool  # else cos
+    lists: PositiveLists
+    kept: Kept
+    groups: np.ndarray  # (G,) rows of one group are equally near to any query
+
+
+class Row(NamedTuple):
+    """A query's row of a tile."""
+
+    cosines: np.ndarray  # (B,) float32
+    l2: bool
+    twice: np.float32  # 2 |q|
+    norms: np.ndarray  # (B,) |x|
+
+
 # The short functions take arrays that the loops have taken out of named tuples once: each use of an
 # array inside a named tuple counts it in and out.
 
 
 @compiled
-def _nearness(row, l2, shift, factor, norms, squares, out):
+def _nearness(row, shift, squares, out):
     """Bounds of the nearness, for l2 from cosines that may be off by `shift`."""
-    if l2:
-        for j in range(len(row)):
-            out[j] = (row[j] + shift) * (factor * norms[j]) - squares[j]
+    cosines, twice, norms = row.cosines, row.twice, row.norms
+    if row.l2:
+        for j in range(len(cosines)):
+            out[j] = (cosines[j] + shift) * (twice * norms[j]) - squares[j]
     else:
-        for j in range(len(row)):
-            out[j] = row[j]
+        for j in range(len(cosines)):
+            out[j] = cosines[j]
 
 
 @compiled
-def _mark_reaching(row, l2, shift, factor, norms, squares, threshold, first, marks):
+def _mark_reaching(row, shift, squares, threshold, first, marks):
     """Mark the items of a row, from number `first` on, that reach the threshold; returns how many.
 
     It may round otherwise than `_nearness`: the margins cover both.
     """
+    cosines, twice, norms = row.cosines, row.twice, row.norms
     count = np.float32(0)  # a counter of the same width keeps the loop in vector registers
-    if l2:
-        for j in range(len(row)):
-            reaches = (row[j] + shift) * (factor * norms[j]) - squares[j] >= threshold
+    if row.l2:
+        for j in range(len(cosines)):
+            reaches = (cosines[j] + shift) * (twice * norms[j]) - squares[j] >= threshold
             marks[j] = reaches
             count += np.float32(reaches)
     else:
-        for j in range(len(row)):
-            reaches = row[j] >= threshold
+        for j in range(len(cosines)):
+            reaches = cosines[j] >= threshold
             marks[j] = reaches
             count += np.float32(reaches)
     for j in range(first):
@@ -119,7 +139,7 @@ def _without_positives(values, first, codes, code):
 
 
 @compiled
-def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pairs):
+def keep_tile(tile, queries, gallery, moved, first, counted, pairs):
     """Keep the negatives of a tile that may stand before an active positive of their query.
 
     The queries are the rows of the product. Looks at its pairs from number `first` on. moved: the
@@ -130,6 +150,7 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
     product, margin = tile.product, tile.margin
     norm, above, below = gallery.norms[0], gallery.norms[1], gallery.norms[2]
     codes, item_codes = queries.codes, gallery.codes
+    l2, lists, kept = counted.l2, counted.lists, counted.kept
     active, twice, possible = lists.active, queries.thresholds[2], lists.possible
     base, start, room, held = lists.start, kept.start, kept.room, kept.held
     kept_low, kept_high, kept_item = kept.low, kept.high, kept.item
@@ -140,46 +161,46 @@ def keep_tile(tile, l2, queries, gallery, moved, first, lists, kept, groups, pai
     for i in range(first // B, A):
         if active[i] == 0:
             continue
-        row, done = product[i], max(0, first - i * B)  # so many have been looked at
-        factor, last = twice[i], possible[base[i] + active[i] - 1]
-        near = _mark_reaching(row, l2, margin, factor, norm, below, last, done, marks)
+        row, done = Row(product[i], l2, twice[i], norm), max(0, first - i * B)  # looked at already
+        last = possible[base[i] + active[i] - 1]
+        near = _mark_reaching(row, margin, below, last, done, marks)
         if near == 0:
             continue
         if held[i] + near > room[i]:
-            _nearness(row, l2, -margin, factor, norm, above, low)
+            _nearness(row, -margin, above, low)
             _without_positives(low, done, item_codes, codes[i])
-            _cut(i, l2, lists, kept, low)
+            _cut(i, counted, low)
             if active[i] == 0:
                 continue
             last = possible[base[i] + active[i] - 1]
-            _mark_reaching(row, l2, margin, factor, norm, below, last, done, marks)
+            _mark_reaching(row, margin, below, last, done, marks)
         for j in listed[: list_marked(marks, listed)]:
             if codes[i] == item_codes[j]:
                 continue
             if held[i] == room[i]:
                 if len(pairs) - found < held[i]:
                     return i * B + j, found
-                found = _make_room(i, l2, lists, kept, groups, pairs, found)
+                found = _make_room(i, counted, pairs, found)
                 if active[i] == 0:
                     break
-            n, scale = start[i] + held[i], factor * norm[j]
-            kept_low[n] = (row[j] - margin) * scale - above[j] if l2 else row[j]
-            kept_high[n] = (row[j] + margin) * scale - below[j] if l2 else row[j]
+            n, cosine, scale = start[i] + held[i], product[i, j], twice[i] * norm[j]
+            kept_low[n] = (cosine - margin) * scale - above[j] if l2 else cosine
+            kept_high[n] = (cosine + margin) * scale - below[j] if l2 else cosine
             kept_item[n] = moved + j
             held[i] += 1
     return A * B, found
 
 
 @compiled
-def keep_pairs(queries, items, lows, highs, first, l2, lists, kept, groups, pairs):
+def keep_pairs(queries, items, lows, highs, first, counted, pairs):
     """Keep listed negatives from number `first` on, as `keep_tile` keeps those of a tile."""
-    found = 0
+    lists, kept, found = counted.lists, counted.kept, 0
     for n in range(first, len(queries)):
         q = queries[n]
         if kept.held[q] == kept.room[q]:
             if len(pairs) - found < kept.held[q]:
                 return n, found
-            found = _make_room(q, l2, lists, kept, groups, pairs, found)
+            found = _make_room(q, counted, pairs, found)
         M = lists.active[q]
         if M > 0 and highs[n] >= lists.possible[lists.start[q] + M - 1]:
             to = kept.start[q] + kept.held[q]
@@ -189,21 +210,23 @@ def keep_pairs(queries, items, lows, highs, first, l2, lists, kept, groups, pair
 
 
 @compiled
-def _make_room(q, l2, lists, kept, groups, pairs, found):
+def _make_room(q, counted, pairs, found):
     """Keep fewer negatives of query q, or none, if many would be left; returns the pairs listed."""
-    _cut(q, l2, lists, kept, np.empty(0, np.float32))
+    kept = counted.kept
+    _cut(q, counted, np.empty(0, np.float32))
     if kept.held[q] > kept.room[q] // 2:
-        found = _credit_kept(q, l2, lists, kept, groups, pairs, found)
+        found = _credit_kept(q, counted, pairs, found)
     return found
 
 
 @compiled(inline=True)
-def _cut(q, l2, lists, kept, further):
+def _cut(q, counted, further):
     """Find out which positives of query q its negatives push beyond R: inactive from now on.
 
     further: the nearness, at least, of negatives beside the kept ones. Negatives that are nearer
     than no active positive are kept no longer.
     """
+    lists, kept = counted.lists, counted.kept
     base, limit, active = lists.start[q], lists.limit[q], lists.active[q]
     soonest, sure, possible = lists.soonest, lists.sure, lists.possible
     start, end = kept.start[q], kept.start[q] + kept.held[q]
@@ -222,7 +245,7 @@ def _cut(q, l2, lists, kept, further):
         pushed += negatives
     threshold = possible[base + m - 1] if m > 0 else np.float32(np.inf)
     lists.total[q] -= pushed
-    lists.active[q], lists.last[q] = m, -threshold if l2 else threshold
+    lists.active[q], lists.last[q] = m, -threshold if counted.l2 else threshold
     count = 0
     for n in range(len(low)):
         low[count], high[count], item[count] = low[n], high[n], item[n]
@@ -231,7 +254,7 @@ def _cut(q, l2, lists, kept, further):
 
 
 @compiled
-def credit_rest(first, end, l2, lists, kept, groups, pairs):
+def credit_rest(first, end, counted, pairs):
     """Add the kept negatives of the queries first to end to their positives.
 
     Returns (query to continue with, pairs listed).
@@ -239,21 +262,22 @@ def credit_rest(first, end, l2, lists, kept, groups, pairs):
     found = 0
     nothing = np.empty(0, np.float32)
     for q in range(first, end):
-        if len(pairs) - found < kept.held[q]:
+        if len(pairs) - found < counted.kept.held[q]:
             return q, found
-        _cut(q, l2, lists, kept, nothing)
-        found = _credit_kept(q, l2, lists, kept, groups, pairs, found)
+        _cut(q, counted, nothing)
+        found = _credit_kept(q, counted, pairs, found)
     return end, found
 
 
 @compiled
-def _credit_kept(q, l2, lists, kept, groups, pairs, found):
+def _credit_kept(q, counted, pairs, found):
     """Add the kept negatives of query q to the positives that they are at least as near as.
 
     Where float32 leaves open before which positives a negative stands, it is added to those that
     it surely stands before, and listed in `pairs` (query, item, and the range of positives in
     doubt, as `MeasuredPairs` has it), which has `found` rows. Returns how many there are then.
     """
+    lists, kept, groups = counted.lists, counted.kept, counted.groups
     base, M = lists.start[q], lists.active[q]
     sure, possible = lists.sure[base : base + M], lists.possible[base : base + M]
     negatives, positive_groups = lists.negatives[base : base + M], lists.groups[base : base + M]
@@ -279,7 +303,7 @@ def _credit_kept(q, l2, lists, kept, groups, pairs, found):
             listed += 1
     kept.held[q] = 0
     lists.total[q] += added
-    _close(q, l2, lists)
+    _close(q, counted.l2, lists)
     return listed
 
 

@@ -77,9 +77,8 @@ class Positions:
             owner = np.repeat(np.arange(q.start, q.stop), limit[q])
             limits = bounds(distance, owner, found.nearest[r], found.farthest[r])
             self.lists.sure[r], self.lists.possible[r] = limits
-            position_kernels.straighten(
-                self.lists_of(q)[0], ends[q], found.index, prepared.groups[distance]
-            )
+            counted = self.counted(q)
+            position_kernels.straighten(counted.lists, ends[q], found.index, counted.groups)
 
         run_all(fill, slices(len(limit), _QUERIES), prepared.threads)
         some = limit > 0
@@ -87,10 +86,11 @@ class Positions:
         if distance == "l2":  # the sign that thresholds of l2 have
             self.lists.last[:] *= -1
 
-    def lists_of(self, q: slice) -> tuple[position_kernels.PositiveLists, position_kernels.Kept]:
-        """The lists of some queries, as views."""
+    def counted(self, q: slice) -> position_kernels.Counted:
+        """What has been counted for some queries, as views."""
         lists, kept = self.lists, self.kept
-        return (
+        return position_kernels.Counted(
+            self.distance == "l2",
             lists._replace(
                 start=lists.start[q],
                 limit=lists.limit[q],
@@ -99,16 +99,15 @@ class Positions:
                 last=lists.last[q],
             ),
             kept._replace(start=kept.start[q], room=kept.room[q], held=kept.held[q]),
+            self.prepared.groups[self.distance],
         )
 
     def credit_rest(self, q: slice, pairs: np.ndarray) -> Iterator[int]:
         """Add the kept negatives of some queries to their positives, as `Backend.credit` does."""
-        (lists, kept), groups = self.lists_of(q), self.prepared.groups[self.distance]
-        query, end = 0, len(lists.start)
+        counted = self.counted(q)
+        query, end = 0, len(counted.lists.start)
         while query < end:
-            query, found = position_kernels.credit_rest(
-                query, end, self.distance == "l2", lists, kept, groups, pairs
-            )
+            query, found = position_kernels.credit_rest(query, end, counted, pairs)
             yield found
 
     def postpone(self, pairs: np.ndarray) -> int:

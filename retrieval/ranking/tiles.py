@@ -152,8 +152,8 @@ class TileCounter:
 
     def _credit(self, tile: Tile, d: str, pairs: np.ndarray) -> None:
         """Add the tile's negatives to the positions of the queries' positives."""
-        lists = self.positions[d].lists_of(tile.q)
-        self._postpone(d, tile.q, self.backend.credit(tile, d, *lists, pairs), pairs)
+        counted = self.positions[d].counted(tile.q)
+        self._postpone(d, tile.q, self.backend.credit(tile, counted, pairs), pairs)
 
     def _credit_rest(self, q: slice) -> None:
         """Add the negatives that were kept for these queries."""

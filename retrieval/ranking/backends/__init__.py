@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from retrieval.ranking.position_kernels import Kept, PositiveLists
+    from retrieval.ranking.position_kernels import Counted
 
 
 class Tile(NamedTuple):
@@ -60,12 +60,10 @@ class Backend(Protocol):
         fit.
         """
 
-    def credit(
-        self, tile: Tile, distance: str, lists: PositiveLists, kept: Kept, pairs: np.ndarray
-    ) -> Iterator[int]:
+    def credit(self, tile: Tile, counted: Counted, pairs: np.ndarray) -> Iterator[int]:
         """Keep the tile's negatives that may stand before a positive within R, or add them to it.
 
-        `lists` and `kept` are those of the tile's queries. Yields how many rows (query of the tile,
-        gallery row, and the range of positives in doubt) `pairs` holds; the caller copies them
-        before it continues.
+        `counted` is that of the tile's queries. Yields how many rows (query of the tile, gallery
+        row, and the range of positives in doubt) `pairs` holds; the caller copies them before it
+        continues.
         """

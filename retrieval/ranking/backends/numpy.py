@@ -89,23 +89,21 @@ class NumpyBackend:
     ) -> int:
         everything = np.arange(tile.g.stop - tile.g.start)
         rows, columns = (everything, queries) if tile.transposed else (queries, everything)
-        return int(kernels.doubtful(*self._arguments(tile, distance), rows, columns, tied, pairs))
+        cosines = kernels.Tile(tile.product, self.limits.margin, tile.transposed)
+        sides = self.limits.of_tile(distance, tile.q, tile.g)
+        return int(kernels.doubtful(cosines, distance == "l2", *sides, rows, columns, tied, pairs))
 
     def credit(
-        self,
-        tile: Tile,
-        distance: str,
-        lists: position_kernels.PositiveLists,
-        kept: position_kernels.Kept,
-        pairs: np.ndarray,
+        self, tile: Tile, counted: position_kernels.Counted, pairs: np.ndarray
     ) -> Iterator[int]:
-        cosines, *arguments = self._arguments(tile, distance)
+        cosines = kernels.Tile(tile.product, self.limits.margin, tile.transposed)
         if tile.transposed:
             cosines = cosines._replace(product=self._turned(tile))
-        groups, pair = self.prepared.groups[distance], 0
+        sides = self.limits.of_tile("l2" if counted.l2 else "cos", tile.q, tile.g)
+        pair = 0
         while pair < tile.product.size:
             pair, found = position_kernels.keep_tile(
-                cosines, *arguments, tile.g.start, pair, lists, kept, groups, pairs
+                cosines, *sides, tile.g.start, pair, counted, pairs
             )
             yield found
 
@@ -117,13 +115,6 @@ class NumpyBackend:
             self._local.tile = tile.q, tile.g
             np.copyto(turned, tile.product.T)
         return turned
-
-    def _arguments(
-        self, tile: Tile, distance: str
-    ) -> tuple[kernels.Tile, bool, kernels.TileQueries, kernels.TileGallery]:
-        """The first arguments of the kernels."""
-        cosines = kernels.Tile(tile.product, self.limits.margin, tile.transposed)
-        return cosines, distance == "l2", *self.limits.of_tile(distance, tile.q, tile.g)
 
     # Contiguous copies: compiled loops over strided rows would not use vector registers.
 

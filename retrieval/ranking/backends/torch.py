@@ -196,15 +196,11 @@ class TorchBackend:
         return found
 
     def credit(
-        self,
-        tile: Tile,
-        distance: str,
-        lists: position_kernels.PositiveLists,
-        kept: position_kernels.Kept,
-        pairs: np.ndarray,
+        self, tile: Tile, counted: position_kernels.Counted, pairs: np.ndarray
     ) -> Iterator[int]:
         """Find the pairs that reach a query's last positive within R; the CPU keeps them."""
-        limits, l2 = self.limits, distance == "l2"
+        limits, l2, lists = self.limits, counted.l2, counted.lists
+        distance = "l2" if l2 else "cos"
         last = torch.from_numpy(np.ascontiguousarray(lists.last)).to(tile.product.device)
         queries, gallery = limits.of_tile(distance, tile.q, tile.g)
 
@@ -225,10 +221,10 @@ class TorchBackend:
                 p = queries.thresholds[2][q] * gallery.norms[0][g]
                 low = (low - limits.margin) * p - gallery.norms[1][g]
                 high = (high + limits.margin) * p - gallery.norms[2][g]
-            groups, pair = self.prepared.groups[distance], 0
+            pair = 0
             while pair < len(q):
                 pair, count = position_kernels.keep_pairs(
-                    q, g + tile.g.start, low, high, pair, l2, lists, kept, groups, pairs
+                    q, g + tile.g.start, low, high, pair, counted, pairs
                 )
                 yield count
 
