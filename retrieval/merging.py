@@ -20,7 +20,7 @@ from retrieval.distances import unit_rows
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.files import check_target, sha256
-from retrieval.formats.arrays import blocks, files_in
+from retrieval.formats.arrays import file_blocks, files_in
 from retrieval.formats.hdf5.writing import KIND, Writer, common_dim
 from retrieval.loading.inputs import Inputs
 from retrieval.loading.sources import Place
@@ -137,7 +137,7 @@ def _write(
     done, total = 0, sum(out.lengths.values())
     for split, count in out.lengths.items():
         there = out.done(split)
-        for part in blocks(count, out.dim * BYTES):
+        for part in file_blocks(count, out.dim * BYTES):
             if not there[part].all():
                 rows = [
                     _units(each, split, part, order[split])

@@ -14,7 +14,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError, listed
 from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
-from retrieval.formats.arrays import allocate
+from retrieval.formats.arrays import gathered
 from retrieval.formats.labels import alike
 from retrieval.resources import blocks, processors, run_all
 from retrieval.rows.identical import row_groups
@@ -313,7 +313,5 @@ def _side(
             "Nothing is left to evaluate.",
             "Check the model that computed them.",
         )
-    kept = allocate((len(rows), vectors.shape[1]), vectors.dtype)  # a large one goes to disk
-    for part in blocks(kept):
-        kept[part] = vectors[rows[part]]
-    return _Side(kept, labels[rows], rows, scanned and scanned.take(rows), nonfinite, len(bad))
+    scanned = scanned and scanned.take(rows)
+    return _Side(gathered(vectors, rows), labels[rows], rows, scanned, nonfinite, len(bad))

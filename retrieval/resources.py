@@ -6,11 +6,12 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from threadpoolctl import ThreadpoolController
 from retrieval.number_format import counted
 
 T = TypeVar("T")
+R = TypeVar("R")
 Progress = Callable[[int, int], None]  # done, total
 StageProgress = Callable[[str, int, int], None]  # stage, done, total
 TRIALS = 3
@@ -184,12 +186,29 @@ def gpu_fault() -> str | None:
     return None
 
 
+@contextmanager
+def pool(threads: int, stop: Callable[[], object] | None = None) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads that starts no waiting task after an error or an interrupt.
+
+    stop: tells the running tasks that there was one.
+    """
+    executor = ThreadPoolExecutor(threads)
+    try:
+        yield executor
+    except BaseException:
+        if stop is not None:
+            stop()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
 def run_all(
     function: Callable[[T], object],
     items: Iterable[T],
     threads: int,
     progress: Progress | None = None,
-    stop: Callable[[], None] = lambda: None,
+    stop: Callable[[], object] | None = None,
     weights: Sequence[int] = (),
 ) -> None:
     """Call a function with each item, in order, on several threads.
@@ -206,22 +225,32 @@ def run_all(
     done, total = 0, sum(weights)
     # A queue: `futures.wait` looks at all tasks each time that one of thousands ends.
     finished: SimpleQueue[Future[object]] = SimpleQueue()
-    with ThreadPoolExecutor(threads) as pool:
-        running = {pool.submit(function, x): w for x, w in zip(items, weights, strict=True)}
+    with pool(threads, stop) as executor:
+        running = {executor.submit(function, x): w for x, w in zip(items, weights, strict=True)}
         for future in running:
             future.add_done_callback(finished.put)
-        try:
-            while running:
-                with suppress(Empty):
-                    future = finished.get(timeout=0.5)
-                    done += running.pop(future)
-                    future.result()
-                if progress:
-                    progress(done, total)
-        except BaseException:
-            stop()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        while running:
+            with suppress(Empty):
+                future = finished.get(timeout=0.5)
+                done += running.pop(future)
+                future.result()
+            if progress:
+                progress(done, total)
+
+
+def results_of(
+    function: Callable[[T], R], items: Iterable[T], threads: int
+) -> Generator[R, None, None]:
+    """Call a function with each item on several threads, and yield the results in order.
+
+    Few run ahead, so that memory does not fill up.
+    """
+    waiting = iter(items)
+    with pool(threads) as executor:
+        running = deque(executor.submit(function, item) for item in islice(waiting, 16 * threads))
+        while running:
+            yield running.popleft().result()
+            running.extend(executor.submit(function, item) for item in islice(waiting, 1))
 
 
 def cache_bytes(level: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -100,25 +99,11 @@ def trial(session: Session, batches: int, lanes: int) -> float:
     """Seconds that small batches of black images take, `lanes` of them at a time."""
     side = session.preprocessing.crop
     batch = np.zeros((max(1, TRIAL_PIXELS // side**2), side, side, 3), np.uint8)
-    with pool(lanes, session.stop) as executor:
+    with resources.pool(lanes, session.stop) as executor:
         began = time.perf_counter()
         for run in [executor.submit(session.run, batch) for _ in range(batches)]:
             run.result()
         return time.perf_counter() - began
-
-
-@contextmanager
-def pool(threads: int, stop: Callable[[], None] | None = None) -> Iterator[ThreadPoolExecutor]:
-    """A pool of threads that starts no waiting task after an error or an interrupt."""
-    executor = ThreadPoolExecutor(threads)
-    try:
-        yield executor
-    except BaseException:
-        if stop is not None:
-            stop()
-        raise
-    finally:
-        executor.shutdown(cancel_futures=True)
 
 
 # Images are decoded in threads: decoders and resampling release Python's lock. Worker processes
@@ -183,7 +168,10 @@ def run_batches(
         return Done(split, positions, engine.run(images) if len(positions) else None, bad)
 
     running: deque[Future[Done]] = deque()
-    with pool(engine.lanes, engine.stop) as models, pool(workers) as decoders:
+    with (
+        resources.pool(engine.lanes, engine.stop) as models,
+        resources.pool(workers) as decoders,
+    ):
         for task in tasks:
             wanted = rows[task[0]][task[1]]
             parts = [

@@ -22,7 +22,7 @@ from retrieval.files import (
     rename_durably,
     scratch_folder,
 )
-from retrieval.formats.arrays import allocate, blocks, mapped
+from retrieval.formats.arrays import file_blocks, gathered, mapped
 from retrieval.formats.hdf5.layout import SAME
 from retrieval.formats.hdf5.writing import Writer
 from retrieval.loading.load import load
@@ -107,7 +107,7 @@ def _attrs(out: Writer, bad: dict[str, Bad]) -> dict[str, object]:
 def _copy(stored: Vectors, keep: Rows, writer: Writer, progress: StageProgress | None) -> None:
     done, total = 0, sum(map(len, keep.values()))
     for split, positions in keep.items():
-        for part in blocks(len(positions), stored[split].shape[1] * 4):
+        for part in file_blocks(len(positions), stored[split].shape[1] * 4):
             writer.write(split, part.start, stored[split][positions[part]])
             done += part.stop - part.start
             if progress:
@@ -130,7 +130,7 @@ def _compare(
         names = {"test": next(iter(names))}
     after = replace(after, splits={split: after.splits[name] for split, name in names.items()})
     before = {
-        split: replace(part, vectors=_taken(stored[names[split]], keep[names[split]]))
+        split: replace(part, vectors=gathered(stored[names[split]], keep[names[split]]))
         for split, part in after.splits.items()
     }
     recalls = []
@@ -140,16 +140,6 @@ def _compare(
         ranks = count_ranks(problem, memory=MEMORY, device=device, progress=report)
         recalls.append({d: recall_at(found.rank, [1])[1] for d, found in ranks.items()})
     return {distance: (recalls[0][distance], recalls[1][distance]) for distance in recalls[0]}
-
-
-def _taken(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """These rows; a copy only if some are left out, on disk if it is large."""
-    if len(positions) == len(rows):
-        return rows
-    out = allocate((len(positions), rows.shape[1]), rows.dtype)
-    for part in blocks(len(positions), rows.shape[1] * rows.itemsize):
-        out[part] = rows[positions[part]]
-    return out
 
 
 def finished(out: Writer, dtype: str) -> tuple[dict[str, int], tuple[tuple[str, str], ...]] | None:

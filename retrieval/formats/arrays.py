@@ -153,7 +153,7 @@ class Growing:
         if self._written:
             return
         try:
-            for part in blocks(len(array), self.dim * self.dtype.itemsize):
+            for part in file_blocks(len(array), self.dim * self.dtype.itemsize):
                 self._file.write(np.ascontiguousarray(array[part]).data)
         except OSError as error:
             raise _no_room((self.rows, self.dim), self.dtype, error) from error
@@ -224,9 +224,23 @@ def mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> 
     return np.memmap(path, dtype, "r", offset, shape)
 
 
-def blocks(rows: int, row_bytes: int) -> Iterator[slice]:
-    """Slices that cover `rows`, each about 64 MB."""
+def file_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
+    """Slices that cover `rows`, each about 64 MB: what is read from a file, or written, at once."""
     return slices(rows, max(1, BLOCK_BYTES // max(1, row_bytes)))
+
+
+def gathered(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Some rows of (N, D), by number in ascending order: a view of rows that follow each other.
+
+    Others are copied; a large copy is on disk.
+    """
+    if not len(at) or at[-1] - at[0] == len(at) - 1:
+        first = int(at[0]) if len(at) else 0
+        return rows[first : first + len(at)]
+    out = allocate((len(at), rows.shape[1]), rows.dtype)
+    for part in file_blocks(len(at), rows.shape[1] * rows.itemsize):
+        out[part] = rows[at[part]]
+    return out
 
 
 def vectors(array: np.ndarray, where: str) -> np.ndarray:
@@ -256,7 +270,7 @@ def vectors(array: np.ndarray, where: str) -> np.ndarray:
 
 def _convert(array: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
     out = allocate(array.shape, dtype)
-    for rows in blocks(len(array), array.shape[1] * 8):
+    for rows in file_blocks(len(array), array.shape[1] * 8):
         block = array[rows]
         if array.dtype.kind in "iu" and (int(block.max()) > EXACT or int(block.min()) < -EXACT):
             raise rounded(f"{where}: a value of the dtype {array.dtype}")

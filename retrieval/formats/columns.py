@@ -13,7 +13,7 @@ import numpy as np
 
 from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, Wanted, note, to_read
 from retrieval.errors import DmlError, listed
-from retrieval.formats.arrays import allocate, blocks, vectors
+from retrieval.formats.arrays import allocate, gathered, vectors
 from retrieval.formats.named_arrays import LABEL_NAMES, LISTED, PATH_NAMES, VECTOR_NAMES
 
 NUMBERS = ("number", "integer")
@@ -300,14 +300,5 @@ def _splits(
     for known in to_read(names):
         at = np.flatnonzero(np.isin(split, names[known]))
         parts = {role: values[at] for role, values in beside.items()}
-        splits[known] = Split(_gather(rows, at), **parts, taken=taken)
+        splits[known] = Split(gathered(rows, at), **parts, taken=taken)
     return splits
-
-
-def _gather(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
-    if at[-1] - at[0] == len(at) - 1:
-        return rows[at[0] : at[-1] + 1]
-    out = allocate((len(at), rows.shape[1]), rows.dtype)
-    for part in blocks(len(at), rows.shape[1] * rows.itemsize):
-        out[part] = rows[at[part]]
-    return out

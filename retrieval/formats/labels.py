@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import DmlError, damaged
-from retrieval.formats.arrays import blocks, reserve
+from retrieval.formats.arrays import file_blocks, reserve
 
 # Canonical, so that "07" and "7", or "-0" and "0", stay different.
 INTEGER = re.compile(r"(0|-?[1-9][0-9]*)\Z")
@@ -95,7 +95,7 @@ def _check_characters(array: np.ndarray, where: str) -> None:
     """Raise for numbers that are no characters: Python cannot make a str of them."""
     if not array.size or not array.itemsize:
         return
-    for rows in blocks(len(array), array.itemsize):
+    for rows in file_blocks(len(array), array.itemsize):
         part = np.ascontiguousarray(array[rows])
         codes = part.view(array.dtype.byteorder + "u4").reshape(len(part), -1)
         if int(codes.max()) > sys.maxunicode:

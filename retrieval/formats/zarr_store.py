@@ -17,7 +17,7 @@ import numpy as np
 
 from retrieval.embeddings import Wanted
 from retrieval.errors import DmlError, damaged
-from retrieval.formats.arrays import allocate, blocks, file_size, refuse_bomb
+from retrieval.formats.arrays import allocate, file_blocks, file_size, refuse_bomb
 from retrieval.formats.named_arrays import Entry, described, refused
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
@@ -123,7 +123,7 @@ def _read(path: Path, name: str, where: str) -> np.ndarray:
         refuse_bomb(where, file_size(path / name), array.size * 8)
         return np.asarray(array[...])
     out = allocate(array.shape, array.dtype)
-    for part in blocks(len(out), out[:1].nbytes):
+    for part in file_blocks(len(out), out[:1].nbytes):
         out[part] = array[part]
     return out
 

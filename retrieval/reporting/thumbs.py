@@ -5,17 +5,16 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
 from retrieval.errors import DmlError
-from retrieval.resources import Progress, processors, slices
+from retrieval.resources import Progress, processors, results_of
 
 SIDE = 64
 BUDGET = 14 << 20  # characters of base64 in all
-CHUNK = 64
 
 # (H, W, 3) uint8 RGB of the image at a path; None or a DmlError where there is none.
 Pictures = Callable[[str], np.ndarray | None]
@@ -39,28 +38,21 @@ def thumbnails(
     encode, known = _encoder(), {}
     out = Thumbs([], {}, [])
     used = 0
-    with ThreadPoolExecutor(processors()) as pool:
-        try:
-            for part in slices(len(paths), CHUNK):
-                some = paths[part]
-                for path, (found, fault) in zip(
-                    some, pool.map(lambda p: _made(p, pictures, encode), some), strict=True
-                ):
-                    if fault:
-                        out.unread.append(fault)
-                        continue
-                    if found not in known:
-                        if used + len(found) > budget:
-                            return out
-                        used += len(found)
-                        known[found] = len(out.images)
-                        out.images.append(found)
-                    out.of[path] = known[found]
-                if progress:
-                    progress(part.stop, len(paths))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    made = results_of(lambda path: _made(path, pictures, encode), paths, processors())
+    with closing(made):
+        for done, (path, (found, fault)) in enumerate(zip(paths, made, strict=True), 1):
+            if progress:
+                progress(done, len(paths))
+            if fault:
+                out.unread.append(fault)
+                continue
+            if found not in known:
+                if used + len(found) > budget:
+                    break
+                used += len(found)
+                known[found] = len(out.images)
+                out.images.append(found)
+            out.of[path] = known[found]
     return out
 
 

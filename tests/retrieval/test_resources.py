@@ -2,7 +2,9 @@
 
 import re
 import sys
+import time
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -11,6 +13,8 @@ from retrieval.resources import (
     allowed,
     available_memory,
     faster_threads,
+    pool,
+    results_of,
     told_allowed,
     told_threads,
 )
@@ -155,3 +159,37 @@ def test_overlapping_calls_leave_blas_as_it_was(clustered):
         results = list(pool.map(lambda _: evaluate(*clustered, nmi=False), range(8)))
     assert all(result == results[0] for result in results)
     assert threadpool_info() == before
+
+
+def test_results_come_in_order_and_few_run_ahead():
+    begun = []
+
+    def work(n):
+        begun.append(n)
+        return -n
+
+    found = results_of(work, range(1000), 2)
+    assert [next(found) for _ in range(5)] == [0, -1, -2, -3, -4]
+    found.close()
+    assert len(begun) < 50
+    assert list(results_of(work, range(100), 3)) == [-n for n in range(100)]
+
+
+def test_after_an_error_no_waiting_task_of_a_pool_begins():
+    stopped, begun = Event(), []
+
+    def work(n):
+        begun.append(n)
+        assert stopped.wait(20)
+
+    def fail():
+        with pool(1, stopped.set) as executor:
+            for n in range(3):
+                executor.submit(work, n)
+            while not begun:
+                time.sleep(0.01)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert begun == [0]

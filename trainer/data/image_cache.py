@@ -24,10 +24,10 @@ import PIL
 
 from retrieval.errors import DmlError
 from retrieval.files import remove_leftovers, whole_file
-from retrieval.resources import available_memory
+from retrieval.resources import Progress, available_memory, processors, results_of
 from trainer.config import Input
 from trainer.data.datasets.records import DataSet
-from trainer.data.images import Progress, check_images, in_threads, told
+from trainer.data.images import check_images, told
 from trainer.data.transforms import resized, resized_size
 
 VERSION = 1
@@ -184,7 +184,7 @@ def _read_all(data: DataSet, spec: Input, progress: Progress | None) -> Iterator
 
     rows = range(len(data))
     # Decoders of files run outside Python's lock; other readers need not bear threads at all.
-    images = map(read, rows) if data.files() is None else in_threads(read, rows)
+    images = map(read, rows) if data.files() is None else results_of(read, rows, processors())
     return told(images, len(data), progress)
 
 

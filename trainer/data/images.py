@@ -4,11 +4,8 @@ import io
 import os
 import stat
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +13,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from retrieval.errors import DmlError, listed
-from retrieval.resources import Progress, processors
+from retrieval.resources import Progress, processors, results_of
 
 # Formats that only hold pixels. Others that Pillow knows are left out on purpose: EPS starts
 # Ghostscript, and the rest are rare.
@@ -33,7 +30,6 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 WHITE = (255, 255, 255)
 Colour = tuple[int, int, int]
 Fits = Callable[[int, int], object]
-T = TypeVar("T")
 R = TypeVar("R")
 
 _UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by EXIF orientation
@@ -210,7 +206,8 @@ def check_images(
             return error.why
         return ""
 
-    faults = told(in_threads(fault, paths, workers), len(paths), progress)
+    found = results_of(fault, paths, workers or processors())
+    faults = told(found, len(paths), progress)
     return [(place, why) for place, why in enumerate(faults) if why]
 
 
@@ -220,24 +217,6 @@ def told(results: Iterable[R], total: int, progress: Progress | None) -> Iterato
         yield result
         if progress is not None:
             progress(done, total)
-
-
-def in_threads(
-    task: Callable[[T], R], items: Iterable[T], workers: int | None = None
-) -> Iterator[R]:
-    """Yield the results in order; few run ahead, so that memory does not fill up.
-
-    Decoders of images run outside Python's lock, so threads suffice.
-    """
-    workers, waiting = workers or processors(), iter(items)
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            running = deque(pool.submit(task, item) for item in islice(waiting, 16 * workers))
-            while running:
-                yield running.popleft().result()
-                running.extend(pool.submit(task, item) for item in islice(waiting, 1))
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def bad_images(paths: Sequence[str | Path], bad: Sequence[tuple[int, str]]) -> DmlError:

@@ -124,7 +124,7 @@ def array(found: Found, path: Path, name: str) -> np.ndarray:
             pass
     if dataset.ndim == 0:
         return np.atleast_1d(dataset[()])
-    for rows in arrays.blocks(shape[0], math.prod(shape[1:]) * dtype.itemsize):
+    for rows in arrays.file_blocks(shape[0], math.prod(shape[1:]) * dtype.itemsize):
         out[rows] = dataset[rows]
     return out
 

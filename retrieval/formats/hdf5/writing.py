@@ -31,7 +31,7 @@ from retrieval import files
 from retrieval.embeddings import Split
 from retrieval.errors import FULL, DmlError, remedy
 from retrieval.formats import FORMATS
-from retrieval.formats.arrays import KEPT, blocks
+from retrieval.formats.arrays import KEPT, file_blocks
 from retrieval.formats.hdf5 import layout
 from retrieval.formats.hdf5.reading import attribute
 
@@ -291,5 +291,5 @@ def write(
         files.remove_unused(target.with_name(target.name + ".partial"))
     with Writer(path, given, dim, dtype.name, label_names, attrs, force, lengths=lengths) as out:
         for split, part in splits.items():
-            for rows in blocks(len(part.vectors), dim * dtype.itemsize):
+            for rows in file_blocks(len(part.vectors), dim * dtype.itemsize):
                 out.write(split, rows.start, part.vectors[rows])

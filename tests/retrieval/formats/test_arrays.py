@@ -50,6 +50,20 @@ def test_large_arrays_go_to_an_unlinked_temporary_file(tmp_path, monkeypatch):
     assert large.sum() == 3000
 
 
+def test_rows_that_follow_each_other_are_gathered_without_a_copy(tmp_path, monkeypatch):
+    rows = np.arange(40.0).reshape(10, 4)
+    for at in ([3, 4, 5], [9], []):
+        found = arrays.gathered(rows, np.array(at, np.int64))
+        assert np.shares_memory(found, rows) or not at
+        np.testing.assert_array_equal(found, rows[at].reshape(-1, 4))
+    monkeypatch.setattr(arrays, "available_memory", lambda: 0)
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", 64)  # two rows
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    found = arrays.gathered(rows, np.array([0, 2, 3, 7, 9]))
+    assert isinstance(found, np.memmap)
+    np.testing.assert_array_equal(found, rows[[0, 2, 3, 7, 9]])
+
+
 def test_compressed_files_larger_than_memory_are_read(tmp_path, monkeypatch):
     x = np.random.default_rng(0).standard_normal((500, 8)).astype(np.float32)
     np.savez_compressed(tmp_path / "x.npz", x=x)
