@@ -9,8 +9,9 @@ import numpy as np
 
 from retrieval.metrics import title_of
 from retrieval.number_format import counted
-from retrieval.problem import QUERY_GALLERY, Problem
+from retrieval.problem import Problem
 from retrieval.resources import blocks
+from retrieval.results import QUERY_GALLERY
 from retrieval.rows.identical import rows_among
 from retrieval.rows.scan import Scan
 

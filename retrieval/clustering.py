@@ -21,7 +21,7 @@ from retrieval.kmeans import lloyd, pairs, seeding
 from retrieval.kmeans.seeding import MANY
 from retrieval.metrics import cluster_metrics
 from retrieval.number_format import duration
-from retrieval.problem import QUERY_GALLERY, Problem
+from retrieval.problem import Problem
 from retrieval.resources import (
     Progress,
     StageProgress,
@@ -31,6 +31,7 @@ from retrieval.resources import (
     single_blas_thread,
     stage,
 )
+from retrieval.results import QUERY_GALLERY
 from retrieval.rows.identical import row_groups
 
 if TYPE_CHECKING:

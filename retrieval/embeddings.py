@@ -142,5 +142,12 @@ def leaving_out_train(on: bool = True) -> AbstractContextManager[bool]:
 
 def to_read(splits: Collection[str]) -> list[str]:
     """These splits, without `train` where that is left out and there are others to score."""
-    scored = "test" in splits or {"query", "gallery"} <= set(splits)
-    return [split for split in splits if split != "train" or not (_no_train.get() and scored)]
+    without = _no_train.get() and scored_splits(splits)
+    return [split for split in splits if split != "train" or not without]
+
+
+def scored_splits(splits: Collection[str]) -> list[str]:
+    """Of the splits of a file, those that are scored: query and gallery, else test, else none."""
+    if {"query", "gallery"} <= set(splits):
+        return ["query", "gallery"]
+    return ["test"] if "test" in splits else []

@@ -10,17 +10,16 @@ from zlib import crc32
 
 import numpy as np
 
-from retrieval.embeddings import Embeddings
+from retrieval.embeddings import Embeddings, scored_splits
 from retrieval.errors import DmlError, listed
 from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import gathered
 from retrieval.formats.labels import alike
 from retrieval.resources import blocks, processors, run_all
+from retrieval.results import LEAVE_ONE_OUT, QUERY_GALLERY
 from retrieval.rows.identical import row_groups
 from retrieval.rows.scan import Scan, scan
-
-LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,10 @@ def from_embeddings(
     beside: embeddings of the same items in the same order; with `drop_nonfinite`, items that have
     NaN or Inf in any of them are left out.
     """
-    if {"query", "gallery"} <= data.splits.keys():
-        names = ["query", "gallery"]
-    elif "test" in data.splits or len(data.splits) == 1:
-        names = ["test"] if "test" in data.splits else list(data.splits)
-    else:
+    names = scored_splits(data.splits)
+    if not names and len(data.splits) == 1:
+        names = list(data.splits)
+    if not names:
         raise DmlError(
             f"{data.source}: cannot tell what to evaluate.",
             f"It holds {', '.join(data.splits)}; eval needs `test`, or `query` and `gallery`.",

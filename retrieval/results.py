@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
+LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query-gallery"
+"""The protocols: each item is a query for all others, or queries are ranked against a gallery."""
+
 Scores = dict[str, Any]
 """The scores of one distance by name; the names come from the table METRICS."""
 

@@ -27,6 +27,7 @@ from retrieval.number_format import (
     points_interval,
     size,
 )
+from retrieval.results import LEAVE_ONE_OUT
 
 if TYPE_CHECKING:  # importing them loads numba, which `inspect` does not need
     from retrieval.embeddings import Embeddings
@@ -71,7 +72,7 @@ def _shown_distances(result: Result | Comparison | Agreement) -> list[str]:
 def headline(result: Result | Comparison) -> str:
     """1,000 queries, each against 999 others · 50 classes · 32 dimensions"""
     queries = counted(result["queries"], "query", "queries")
-    if result["protocol"] == "leave-one-out":
+    if result["protocol"] == LEAVE_ONE_OUT:
         who = f"{queries}, each against {counted(result['gallery'] - 1, 'other')}"
     else:
         who = f"{queries} against a gallery of {result['gallery']:,}"

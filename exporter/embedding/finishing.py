@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from exporter.embedding.engine import Bad, Rows
-from retrieval.embeddings import Embeddings
+from retrieval.embeddings import Embeddings, scored_splits
 from retrieval.errors import DmlError
 from retrieval.files import (
     release,
@@ -126,7 +126,7 @@ def _compare(
     if any(part.labels is None for part in after.splits.values()):
         return None
     names = {split: split for split in after.splits}
-    if not ({"query", "gallery"} <= set(names) or "test" in names):  # the first one is scored
+    if not scored_splits(names):  # then the first one is scored
         names = {"test": next(iter(names))}
     after = replace(after, splits={split: after.splits[name] for split, name in names.items()})
     before = {

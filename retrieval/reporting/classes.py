@@ -9,9 +9,10 @@ import numpy as np
 from retrieval.distances import row_scores, unit_rows
 from retrieval.metrics import per_class_recall
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
-from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_arrays
+from retrieval.problem import Problem, from_arrays
 from retrieval.reporting.view import ClassColumns
 from retrieval.resources import blocks
+from retrieval.results import LEAVE_ONE_OUT, QUERY_GALLERY
 
 CONFUSED, EXAMPLES, DUPLICATES = 60, 3, 60
 

@@ -22,10 +22,11 @@ from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading.load import comparable
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
-from retrieval.problem import LEAVE_ONE_OUT, QUERY_GALLERY, Problem, from_embeddings
+from retrieval.problem import Problem, from_embeddings
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.reporting import classes, layout, nearest, sampling, thumbs
 from retrieval.resources import StageProgress, of_file, stage
+from retrieval.results import LEAVE_ONE_OUT, QUERY_GALLERY
 from retrieval.settings import Checked, accepting, one_of, within
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from retrieval.distances import AXES, DISTANCES, NAMES
 from retrieval.metrics import score_rows, title_of
 from retrieval.number_format import p_value, percent, points, points_interval
 from retrieval.reporting import charts
+from retrieval.results import LEAVE_ONE_OUT
 
 if TYPE_CHECKING:
     from retrieval.reporting.view import ClassColumns, Compared, Run, View
@@ -72,7 +73,7 @@ def embedded(view: View) -> str:
 def sentence(result: Result) -> str:
     """Explain the protocol in a sentence."""
     queries, gallery = result["queries"], result["gallery"]
-    if result["protocol"] == "leave-one-out":
+    if result["protocol"] == LEAVE_ONE_OUT:
         who = "each item" if queries == gallery else f"each of {queries:,} items drawn at random"
         return (
             f"Leave-one-out: {who} is a query against the {gallery - 1:,} "
@@ -129,7 +130,7 @@ def _lead(result: Result, distance: str) -> dict[str, Any]:
 
 
 def _facts(result: Result) -> list[tuple[str, int]]:
-    if result["protocol"] == "leave-one-out":
+    if result["protocol"] == LEAVE_ONE_OUT:
         sides = [("items", result["gallery"])]
         if result["queries"] != result["gallery"]:
             sides.append(("queries", result["queries"]))
