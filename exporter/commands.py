@@ -136,7 +136,7 @@ def export(
     from exporter.exporting import Settings, embeddings_name, output_folder
     from exporter.exporting import export as run_export
     from exporter.tables import export_tables
-    from trainer.results import MODEL
+    from retrieval.run_files import MODEL
 
     folder = output_folder([Path(run) for run in runs], Path(out) if out else None)
     rows = folder / embeddings_name(given["shard"])

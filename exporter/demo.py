@@ -15,8 +15,9 @@ from retrieval.distances import DISTANCES
 from retrieval.errors import DmlError
 from retrieval.files import write_text
 from retrieval.number_format import percent
+from retrieval.run_files import BEST, EMBEDDINGS, LAST, MODEL, RESULT
 from retrieval.tables import number_table
-from trainer.results import BASELINES, BEST, EMBEDDINGS, LAST, MODEL, RESULT
+from trainer.results import BASELINES
 
 LOSSES = ("ce", "spce", "group")
 BATCH = 256

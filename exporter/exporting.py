@@ -44,10 +44,10 @@ from retrieval.formats.hdf5.writing import KIND
 from retrieval.formats.wholes import part_name
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
+from retrieval.run_files import EMBEDDINGS, MODEL
 from retrieval.settings import one_of, within
 from trainer.data.datasets import DataSet
 from trainer.data.datasets.splitting import chosen_splits
-from trainer.results import EMBEDDINGS, MODEL
 from trainer.run.device import use_threads
 
 SCRATCH = ".export-"  # how the names of folders begin that an export works in

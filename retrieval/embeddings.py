@@ -71,6 +71,16 @@ class Embeddings:
         return self.neighbours is not None and unlabelled
 
 
+def class_names(labels: np.ndarray, names: np.ndarray | None) -> list[str] | None:
+    """The names of integer labels, empty where there is none; None if labels need no names.
+
+    names: (C,) those of the file, by label.
+    """
+    if names is None or labels.dtype.kind not in "iu":
+        return None
+    return [str(names[n]) if 0 <= n < len(names) else "" for n in labels.tolist()]
+
+
 def provenance(data: Embeddings) -> Source:
     """Where embeddings came from: the file, what was taken of it and its own metadata."""
     return {

@@ -44,16 +44,20 @@ def embedding_entropies(
     labels: np.ndarray | None,
     distance: str = "l2",
     progress: Progress | None = None,
+    groups: np.ndarray | None = None,
 ) -> Entropies:
     """H(Z) by eq. 6, H(Z|Y) by eq. 6 within classes, and their difference, in nats.
 
     H(Z|Y) is the mean over classes, weighted by their images; classes without two different
     vectors are left out. `cos` scales the vectors to length 1 first. None: not enough vectors.
+
+    groups: (N,) equal for identical rows, from `row_groups`, where they are known.
     """
     D = vectors.shape[1]
     for part in slices(len(vectors), TILE):
         squared_lengths(vectors[part].astype(np.float64))  # raises for numbers too large or small
-    groups = row_groups(vectors) if len(vectors) else np.zeros(0, np.int64)
+    if groups is None:
+        groups = row_groups(vectors)
     whole = log_squares(vectors, groups, distance, progress)
     found: Entropies = {
         "embeddings": _mean(whole, D),

@@ -377,6 +377,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def cache_folder() -> Path:
+    """The folder of what dmltool keeps between runs: in XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dmltool"
+
+
+def relative(path: Path, folder: Path) -> str | None:
+    """The path as seen from a folder; None if it is on another drive of Windows."""
+    with suppress(ValueError):
+        return os.path.relpath(path, folder)
+    return None
+
+
 def sha256(*paths: Path, progress: StageProgress | None = None) -> str:
     """The SHA-256 of files, one after the other, in hexadecimal digits."""
     digest = hashlib.sha256()

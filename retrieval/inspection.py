@@ -37,8 +37,11 @@ def with_entropy(
         finite = finite_rows(split.vectors)
         vectors = split.vectors if finite.all() else split.vectors[finite]
         labels = None if split.labels is None else split.labels[finite]
+        groups = row_groups(vectors)
         found = {
-            d: embedding_entropies(vectors, labels, d, stage(progress, f"{name}: pairs ({d})"))
+            d: embedding_entropies(
+                vectors, labels, d, stage(progress, f"{name}: pairs ({d})"), groups
+            )
             for d in DISTANCES
         }
         entropy: SplitEntropy = {

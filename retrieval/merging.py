@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from retrieval.distances import unit_rows
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
-from retrieval.files import check_target, sha256
+from retrieval.files import check_target, relative, sha256
 from retrieval.formats.arrays import file_blocks, files_in
 from retrieval.formats.hdf5.writing import KIND, Writer, common_dim
 from retrieval.loading.inputs import Inputs
@@ -125,9 +124,9 @@ def _images(data: list[Embeddings], folder: Path) -> dict[str, object]:
             found.append({k: v for k, v in images.items() if k not in ("relative", "root")})
     if not found or any(images != found[0] for images in found):
         return {}
-    if absolute := found[0].get("absolute"):
-        with suppress(ValueError):  # another drive on Windows
-            found[0]["relative"] = os.path.relpath(str(absolute), folder)
+    absolute = found[0].get("absolute")
+    if absolute and (seen := relative(Path(str(absolute)), folder)):
+        found[0]["relative"] = seen
     return {"images": found[0]}
 
 

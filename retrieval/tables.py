@@ -17,6 +17,7 @@ from rich.text import Text
 
 from retrieval import metrics
 from retrieval.distances import DISTANCES
+from retrieval.embeddings import class_names
 from retrieval.metrics import per_class_recall, score_rows, title_of
 from retrieval.number_format import (
     counted,
@@ -124,14 +125,13 @@ def per_class_csv(evaluation: Evaluation, label_names: np.ndarray | None) -> str
     classes, _, counts = next(iter(columns.values()))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    shown = label_names if names.dtype.kind in "iu" else None
-    title = [] if shown is None else ["name"]
+    known = class_names(names, label_names)
+    title = [] if known is None else ["name"]
     writer.writerow(["label", *title, "queries", *(f"recall@1_{d}" for d in columns)])
     for n, code in enumerate(classes):
-        label = names[code]
-        name = [] if shown is None else [shown[label] if 0 <= label < len(shown) else ""]
+        name = [] if known is None else [known[code]]
         recalls = (float(recall[n]) for _, recall, _ in columns.values())
-        writer.writerow([label, *name, counts[n], *recalls])
+        writer.writerow([names[code], *name, counts[n], *recalls])
     return text.getvalue()
 
 

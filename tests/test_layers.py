@@ -152,6 +152,7 @@ ELSEWHERE = {
     "trainer/__init__.py": "Public names are tested in tests/test_public.py.",
     "exporter/__init__.py": "Public names are tested in tests/test_public.py.",
     "retrieval/ranking/backends/__init__.py": "It holds types and no code.",
+    "retrieval/run_files.py": "It holds names and no code.",
     "trainer/networks/entry.py": "It holds types, which test_backbones.py and others use.",
     "trainer/trackers/tracker.py": "It holds an interface and no code.",
     "trainer/run/watch.py": "Its methods do nothing; the display that has them is tested.",

@@ -90,7 +90,7 @@ def train(
     if as_json:
         print_json(result)
         return
-    from trainer.results import EMBEDDINGS, MODEL
+    from retrieval.run_files import EMBEDDINGS, MODEL
     from trainer.tables import result_table
 
     stdout_console().print(result_table(result))
@@ -282,8 +282,8 @@ def report(
     from retrieval.files import PAGE, check_target
     from retrieval.loading.inputs import Inputs
     from retrieval.reporting.report import report as write_report
+    from retrieval.run_files import CONFIG, METRICS
     from trainer.reporting import Folder, note_on_run, pictures_of, run_view
-    from trainer.results import CONFIG, METRICS
 
     folder, root = (Path(path) if path else None for path in (run, images))
     of_run = [folder / CONFIG, folder / METRICS] if folder else []

@@ -14,10 +14,11 @@ from retrieval.errors import DmlError, install
 from retrieval.loading.folders import best_run, made_with_another
 from retrieval.reporting.thumbs import Pictures
 from retrieval.reporting.view import Run
+from retrieval.run_files import BEST, CONFIG, METRICS
 from trainer import toml
 from trainer.data import datasets
 from trainer.data.datasets.records import Drawing, FileReader
-from trainer.results import BEST, CONFIG, METRICS, EpochRecord
+from trainer.results import EpochRecord
 from trainer.run.metrics_log import read_metrics
 
 LARGEST_NUMBER = 1e300

@@ -1,4 +1,4 @@
-"""What runs and sweeps leave: the names of their files, and the types of results as JSON."""
+"""Types of the results of runs and sweeps, which become JSON."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from typing import Any, NotRequired, TypedDict
 
 from retrieval.results import Result, Scores
 
-BEST, LAST = "best.pt", "last.pt"
-CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
-METRICS, CURVES, VALIDATION = "metrics.jsonl", "curves.png", "validation.json"
-MODEL, EMBEDDINGS = "model.onnx", "embeddings.h5"  # of an export into the folder
 BASELINES = {"pixels": "raw pixels", "untrained": "untrained network"}
 """What training is compared with, by the keys of results."""
 

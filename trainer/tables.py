@@ -12,10 +12,11 @@ from rich.text import Text
 
 from retrieval.console import ProgressBar
 from retrieval.distances import DISTANCES
-from retrieval.metrics import score_rows
+from retrieval.metrics import score_rows, title_of
 from retrieval.number_format import counted, percent
+from retrieval.run_files import LAST
 from retrieval.tables import number_table
-from trainer.results import BASELINES, LAST, EpochRecord, Recalls, RunResult
+from trainer.results import BASELINES, EpochRecord, Recalls, RunResult
 from trainer.run.watch import Watch
 
 LOG = 120  # columns of a line where there is no terminal
@@ -142,7 +143,8 @@ def result_table(result: RunResult) -> Group:
     compared = {BASELINES[name]: scores for name, scores in result["baselines"].items()}
     if result["scores"]:
         compared["best epoch"] = result["scores"]
-    rows = [(f"Recall@1 ({result['select']}, {of})", recalls(s)) for of, s in compared.items()]
+    recall = title_of("recall@1")
+    rows = [(f"{recall} ({result['select']}, {of})", recalls(s)) for of, s in compared.items()]
     if result["test"]:
         tested = score_rows(result["test"]["distances"])
         rows += [(f"{title} (test)", [score.value for score in each]) for title, each in tested]

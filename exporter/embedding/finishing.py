@@ -26,7 +26,6 @@ from retrieval.formats.arrays import file_blocks, gathered, mapped
 from retrieval.formats.hdf5.layout import SAME
 from retrieval.formats.hdf5.writing import Writer
 from retrieval.loading.load import load
-from retrieval.metrics import recall_at
 from retrieval.problem import from_embeddings
 from retrieval.resources import StageProgress, stage
 
@@ -121,7 +120,7 @@ def _compare(
 
     None if they have no labels.
     """
-    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
+    from retrieval.ranking.ranks import recall_at_1  # its kernels take a second to load
 
     if any(part.labels is None for part in after.splits.values()):
         return None
@@ -135,10 +134,10 @@ def _compare(
     }
     recalls = []
     for data, name in ((replace(after, splits=before), "float32"), (after, "float16")):
-        problem = from_embeddings(data)
         report = stage(progress, f"Recall@1 of {name}")
-        ranks = count_ranks(problem, memory=MEMORY, device=device, progress=report)
-        recalls.append({d: recall_at(found.rank, [1])[1] for d, found in ranks.items()})
+        problem = from_embeddings(data)
+        found = recall_at_1(problem, memory=MEMORY, device=device, progress=report)
+        recalls.append(found)
     return {distance: (recalls[0][distance], recalls[1][distance]) for distance in recalls[0]}
 
 

@@ -11,7 +11,6 @@ to part files (`parts`), which rank 0 copies into it at the end.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,7 +29,7 @@ from exporter.results import EmbeddingsResult
 from retrieval.distributed.processes import from_first, gather
 from retrieval.distributed.world import ALONE, World
 from retrieval.errors import DmlError
-from retrieval.files import check_target
+from retrieval.files import check_target, relative
 from retrieval.formats.hdf5.layout import encode, hash_paths
 from retrieval.formats.hdf5.writing import KIND, Writer
 from retrieval.formats.wholes import Shard
@@ -267,8 +266,8 @@ def where_images_are(data: DataSet, target: Path) -> dict[str, object]:
     if root is not None:
         absolute = Path(root).resolve()
         found |= {"root": str(root), "absolute": str(absolute)}
-        with suppress(ValueError):  # another drive on Windows
-            found["relative"] = os.path.relpath(absolute, target.parent)
+        if seen := relative(absolute, target.parent):
+            found["relative"] = seen
     return found
 
 

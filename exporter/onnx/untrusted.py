@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from retrieval.errors import DmlError
 from retrieval.files import sha256
-from trainer.results import BEST
+from retrieval.run_files import BEST
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor

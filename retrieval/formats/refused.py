@@ -13,8 +13,9 @@ from string import Template
 
 from retrieval.errors import DmlError, listed
 from retrieval.registry import nearest
+from retrieval.run_files import BEST, CONFIG, EMBEDDINGS, LAST, METRICS
 
-RUN_FILES = ("config.toml", "best.pt", "last.pt", "metrics.jsonl")
+RUN_FILES = (CONFIG, BEST, LAST, METRICS)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
 SPREADSHEET = (
@@ -204,11 +205,11 @@ def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlEr
     if any(name in names for name in RUN_FILES):
         return DmlError(
             f"{path} is a run without embeddings.",
-            "Its embeddings.h5 is written by export.",
+            f"Its {EMBEDDINGS} is written by export.",
             f"Export it: dmltool export {here}",
         )
-    if runs := [name for name in names[:SPLITS] if (path / name / "config.toml").is_file()]:
-        done = [name for name in runs if (path / name / "embeddings.h5").is_file()]
+    if runs := [name for name in names[:SPLITS] if (path / name / CONFIG).is_file()]:
+        done = [name for name in runs if (path / name / EMBEDDINGS).is_file()]
         run = shlex.quote(str(path / (done or runs)[0]))
         return DmlError(
             f"{path} is a folder of runs.",

@@ -8,11 +8,12 @@ from pathlib import Path
 from retrieval.errors import damaged
 from retrieval.formats import FORMATS
 from retrieval.formats.shards import without_train
-from retrieval.loading.folders import LISTINGS, RUN, choose, in_natural_order, no_match
+from retrieval.loading.folders import LISTINGS, choose, in_natural_order, no_match
 from retrieval.remote.address import Address
 from retrieval.remote.cache import Entry
 from retrieval.remote.store import Found, Store
 from retrieval.resources import StageProgress
+from retrieval.run_files import EMBEDDINGS
 
 Located = tuple[str, tuple[Path, ...], Path | None]
 """The address without its secrets, the copies, and the copy of a file of labels."""
@@ -57,7 +58,7 @@ def _fetch_folder(entry: Entry) -> Located:
     files, labels = choose(entry.data, [name for name in there if "/" not in name])
     if labels:
         entry.fetch([there[labels.name]])
-    name = f"{shown.rstrip('/')}/{RUN}" if files == (entry.data / RUN,) else shown
+    name = f"{shown.rstrip('/')}/{EMBEDDINGS}" if files == (entry.data / EMBEDDINGS,) else shown
     return name, _fetch_set(entry, there, files), labels
 
 

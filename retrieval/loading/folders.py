@@ -16,8 +16,8 @@ from retrieval.formats import FORMATS, is_compressed
 from retrieval.formats.refused import RUN_FILES, explain_folder, unreadable
 from retrieval.formats.wholes import PART
 from retrieval.resources import StageProgress
+from retrieval.run_files import BEST, CONFIG, EMBEDDINGS, SWEEP
 
-RUN, BEST, SWEEP = "embeddings.h5", "best.pt", "sweep.json"
 LISTINGS = ("state.json", "dataset_dict.json")
 """Of Hugging Face's datasets: they are read to find out which files belong to a set."""
 LISTING_BYTES = 1 << 24  # that are read of one; it lists some hundred files
@@ -27,7 +27,7 @@ def note_outdated(data: Embeddings, progress: StageProgress | None = None) -> No
     """Say of the embeddings of a run that the network was trained on since their export."""
     file = Path(data.source)
     network = file.with_name(BEST)
-    if file.name != RUN:
+    if file.name != EMBEDDINGS:
         return
     try:
         newer = network.stat().st_mtime > file.stat().st_mtime
@@ -57,8 +57,8 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
 
     names: what is in the folder, which need not be there itself, unless it has LISTINGS.
     """
-    if RUN in names:
-        return (path / RUN,), None
+    if EMBEDDINGS in names:
+        return (path / EMBEDDINGS,), None
     for stem in ("vectors", "tensors"):  # of TensorBoard's projector
         pair = [_perhaps_compressed(f"{name}.tsv", names) for name in (stem, "metadata")]
         if all(pair):
@@ -68,11 +68,11 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
     if "state.json" in names:
         return _hugging_face(path), None
     if SWEEP in names and (run := best_run(path)):
-        done = (run / RUN).is_file()
+        done = (run / EMBEDDINGS).is_file()
         raise DmlError(
             f"{path} is a folder of several runs.",
             f"The first run of its best setting is {run}.",
-            f"Name its embeddings: {run / RUN}"
+            f"Name its embeddings: {run / EMBEDDINGS}"
             if done
             else f"Export it: dmltool export {shlex.quote(str(run))}",
         )
@@ -99,7 +99,7 @@ def _shards_of_run(path: Path, names: Collection[str]) -> tuple[Path, ...]:
     if shards := [name for name in _embedding_files(names) if is_part(name)]:
         return in_natural_order(path / name for name in shards)
     begun = {name.removesuffix(".partial") for name in names if name.endswith(".partial")}
-    for name in sorted(name for name in begun if name == RUN or is_part(name)):
+    for name in sorted(name for name in begun if name == EMBEDDINGS or is_part(name)):
         part = PART.fullmatch(name)
         more = ["--shard", f"{part[2]}/{part[3]}"] if part else []
         again = shlex.join(["dmltool", "export", str(path), *more, "--resume"])
@@ -116,7 +116,7 @@ def _shards_of_run(path: Path, names: Collection[str]) -> tuple[Path, ...]:
 def is_part(name: str) -> bool:
     """Whether this is the name of a shard of the embeddings of a run."""
     found = PART.fullmatch(name)
-    return found is not None and found[1] + found[4] == RUN
+    return found is not None and found[1] + found[4] == EMBEDDINGS
 
 
 def best_run(folder: Path) -> Path | None:
@@ -129,7 +129,7 @@ def best_run(folder: Path) -> Path | None:
     except (DmlError, LookupError, TypeError):
         return None
     places = (folder / run.parent.name / run.name, folder / run.name)
-    return next((place for place in places if (place / "config.toml").is_file()), None)
+    return next((place for place in places if (place / CONFIG).is_file()), None)
 
 
 def no_match(pattern: str, fix: str) -> DmlError:

@@ -12,6 +12,7 @@ from retrieval.embeddings import SPELLINGS, leaving_out_train, renamed
 from retrieval.errors import DmlError
 from retrieval.formats import store_format
 from retrieval.resources import StageProgress
+from retrieval.run_files import EMBEDDINGS
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,12 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
             return Place(*fetching.fetch(address.parse(source), whole, progress), key)
     path = Path(name)
     if path.is_dir():
-        from retrieval.loading.folders import RUN, choose
+        from retrieval.loading.folders import choose
 
-        if (path / RUN).is_file():
-            return Place(path / RUN, (path / RUN,), None, key, folder=path)
+        if (path / EMBEDDINGS).is_file():
+            return Place(path / EMBEDDINGS, (path / EMBEDDINGS,), None, key, folder=path)
         if not store_format(path):
-            names = [each for each in os.listdir(path) if each != RUN]
+            names = [each for each in os.listdir(path) if each != EMBEDDINGS]
             return Place(path, *choose(path, names), key)
     if glob.has_magic(name) and not path.exists():
         return Place(path, _matches(path), None, key)

@@ -22,7 +22,7 @@ import numpy as np
 
 from retrieval.distances import DISTANCES
 from retrieval.distributed.world import ALONE, World
-from retrieval.metrics import PositivePositions
+from retrieval.metrics import PositivePositions, recall_at
 from retrieval.problem import Problem
 from retrieval.ranking.backends.choice import choose
 from retrieval.ranking.positions import memory_of
@@ -81,6 +81,12 @@ def count_ranks(
     """
     chosen = choose(device, len(problem.query_codes), *problem.gallery.shape)
     return _ranked(problem, Counting(devices=chosen.devices, **options), progress)
+
+
+def recall_at_1(problem: Problem, **options: Any) -> dict[str, float]:
+    """Recall@1 by distance; the options are those of `count_ranks`."""
+    ranks = count_ranks(problem, **options)
+    return {d: recall_at(found.rank, [1])[1] for d, found in ranks.items()}
 
 
 def _ranked(problem: Problem, how: Counting, progress: Progress | None = None) -> dict[str, Ranks]:

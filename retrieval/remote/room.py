@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from retrieval.errors import DmlError
-from retrieval.files import is_at, lock, release, waited_lock, write_text
-from retrieval.number_format import parse_size
+from retrieval.files import cache_folder, is_at, lock, release, waited_lock, write_text
+from retrieval.number_format import parse_size, size
 from retrieval.resources import Progress
 
 FOLDER, SIZE = "DMLTOOL_CACHE", "DMLTOOL_CACHE_SIZE"  # environment variables
@@ -30,8 +30,7 @@ _guard = threading.Lock()
 def folder() -> Path:
     """Where copies are kept."""
     given = os.environ.get(FOLDER)
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dmltool" / "remote"
-    return Path(given or base).expanduser().absolute()
+    return Path(given or cache_folder() / "remote").expanduser().absolute()
 
 
 def limit() -> int:
@@ -123,17 +122,17 @@ def writable(path: Path) -> Iterator[None]:
 
 
 def _too_large(name: str, own: int, most: int, taken: int, free: int) -> DmlError:
-    needs = f"{name} needs {own / 1e9:.1f} GB in the cache {folder()}."
+    needs = f"{name} needs {size(own)} in the cache {folder()}."
     if taken <= most:
         return DmlError(
             needs,
-            f"Its disk has {free / 1e9:.1f} GB left.",
+            f"Its disk has {size(free)} left.",
             f"Make room, or choose another folder: {FOLDER}=/folder/on/a/large/disk",
         )
-    others = f", and {(taken - own) / 1e9:.1f} GB are in use" if taken - own > most / 100 else ""
+    others = f", and {size(taken - own)} are in use" if taken - own > most / 100 else ""
     return DmlError(
         needs,
-        f"The limit is {most / 1e9:.1f} GB{others}.",
+        f"The limit is {size(most)}{others}.",
         f"Raise the limit: {SIZE}={-(-taken // 10**9) + 1}GB",
     )
 

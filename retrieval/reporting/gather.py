@@ -17,10 +17,11 @@ from retrieval import bootstrap
 from retrieval.checks import warnings
 from retrieval.comparison import align, difference, flipped
 from retrieval.distances import DISTANCES
-from retrieval.embeddings import Embeddings
+from retrieval.embeddings import Embeddings, class_names
 from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading.load import comparable
+from retrieval.metrics import hits
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import Problem, from_embeddings
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
@@ -199,12 +200,11 @@ def _curve(own: Evaluation, settings: Settings) -> dict[str, view.Curve]:
     problem = own.problem
     last = min(CURVE[-1], max(1, len(problem.gallery) - (problem.protocol == LEAVE_ONE_OUT)))
     ks = [*(k for k in CURVE if k < last), last]
-    hits = [(rank[:, None] > 0) & (rank[:, None] <= ks) for rank in own.ranks.values()]
-    table = np.hstack(hits)  # (Q, 2 K)
+    table = np.stack([hits(rank, k) for rank in own.ranks.values() for k in ks], axis=1)  # (Q, 2 K)
     low, high = bootstrap.interval(
         table, problem.query_codes, settings.resamples, settings.level, settings.seed
     )
-    columns = np.stack([table.mean(axis=0), low, high]).reshape(3, len(hits), len(ks)).round(6)
+    columns = np.stack([table.mean(axis=0), low, high]).reshape(3, len(own.ranks), len(ks)).round(6)
     known = not np.isnan(columns).any()  # there are no intervals with fewer than two classes
     return {
         d: {
@@ -224,10 +224,9 @@ def _dropped(problem: Problem) -> list[str]:
 
 
 def _names(data: Embeddings, problem: Problem) -> list[str]:
-    labels, known = problem.names, data.label_names
-    if known is not None and labels.dtype.kind in "iu":
-        return [shown(known[n] if 0 <= n < len(known) else n) for n in labels.tolist()]
-    return [shown(label) for label in labels.tolist()]
+    labels = problem.names.tolist()
+    known = class_names(problem.names, data.label_names) or labels
+    return [shown(name or label) for name, label in zip(known, labels, strict=True)]
 
 
 def _confused(items: Items, ranks: np.ndarray, best: Best, d: str) -> list[view.Confusion]:

@@ -15,6 +15,7 @@ from retrieval.evaluation import evaluate
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading.load import load, save
 from retrieval.merging import merge
+from retrieval.resources import slices
 from tests.retrieval.shards import D, sharded, write
 
 N = 30
@@ -214,7 +215,7 @@ def test_existing_files_need_force_and_inputs_are_never_overwritten(tmp_path):
 def test_a_killed_merge_goes_on_and_another_does_not(tmp_path, monkeypatch):
     a, b, c = put(tmp_path / "a.h5", A), put(tmp_path / "b.h5", B), tmp_path / "c.h5"
     calls, given = [], merging._units
-    monkeypatch.setattr(merging, "blocks", lambda n, _: [slice(at, at + 10) for at in (0, 10, 20)])
+    monkeypatch.setattr(merging, "file_blocks", lambda rows, _: slices(rows, 10))
 
     def stop(data, split, part, order):
         if part.start == 20 and len(calls) < 5:
@@ -242,9 +243,7 @@ def test_blocks_do_not_matter(tmp_path, monkeypatch, size):
     order = np.random.default_rng(0).permutation(N)
     a = put(tmp_path / "a.h5", A)
     b = put(tmp_path / "b.h5", B[order], LABELS[order], PATHS[order])
-    monkeypatch.setattr(
-        merging, "blocks", lambda n, _: [slice(at, min(n, at + size)) for at in range(0, n, size)]
-    )
+    monkeypatch.setattr(merging, "file_blocks", lambda rows, _: slices(rows, size))
     merge([a, b, a], tmp_path / "c.h5")
     found = load(tmp_path / "c.h5").splits["test"].vectors
     np.testing.assert_allclose(found, np.hstack([unit(A), unit(B), unit(A)]), atol=1e-7)

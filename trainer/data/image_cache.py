@@ -23,7 +23,8 @@ import numpy as np
 import PIL
 
 from retrieval.errors import DmlError
-from retrieval.files import remove_leftovers, whole_file
+from retrieval.files import cache_folder, remove_leftovers, whole_file
+from retrieval.number_format import size
 from retrieval.resources import Progress, available_memory, processors, results_of
 from trainer.config import Input
 from trainer.data.datasets.records import DataSet
@@ -137,8 +138,8 @@ def _collect(
         if (row + 1) % _SAMPLE == 0:
             left, room = used * (N / (row + 1) - 1), free()
             if _SURELY * left > room:
-                needed, there = ((used + more) / 1e9 for more in (left, room))
-                raise full(f"They take about {needed:,.1f} GB; {there:,.1f} GB are free.")
+                needed, there = (size(used + more) for more in (left, room))
+                raise full(f"They take about {needed}; {there} are free.")
     return shapes, bad
 
 
@@ -189,12 +190,6 @@ def _read_all(data: DataSet, spec: Input, progress: Progress | None) -> Iterator
 
 
 # The folder of the files
-
-
-def cache_folder() -> Path:
-    """Where files of resized images are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "dmltool"
 
 
 def fingerprint(data: DataSet, spec: Input) -> str:

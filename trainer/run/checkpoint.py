@@ -14,9 +14,9 @@ import torch
 from retrieval.errors import DmlError
 from retrieval.files import whole_file
 from retrieval.loading.folders import best_run
+from retrieval.run_files import BEST, LAST
 from trainer import toml
 from trainer.config import Config
-from trainer.results import BEST, LAST
 from trainer.validate import from_dict
 
 FORMAT, VERSION = "dmltool-checkpoint", 1

@@ -10,8 +10,9 @@ from typing import Any
 from retrieval import files
 from retrieval.errors import DmlError
 from retrieval.files import write_text
+from retrieval.number_format import size
+from retrieval.run_files import CONFIG, ENVIRONMENT, LAST, METRICS
 from trainer.config import Config
-from trainer.results import CONFIG, ENVIRONMENT, LAST, METRICS
 from trainer.run import checkpoint, metrics_log, state
 from trainer.run.checkpoint import STARTING
 from trainer.run.state import Training
@@ -108,7 +109,7 @@ def check_room(training: Training) -> None:
         (training.folder / LAST).unlink()
         raise DmlError(
             f"There is too little room for checkpoints in {training.folder}.",
-            f"Two of them take {2 * each / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free.",
+            f"Two of them take {size(2 * each)}; {size(free)} are free.",
             "Make room there, or choose another --out.",
         )
 

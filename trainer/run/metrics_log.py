@@ -16,7 +16,8 @@ from typing import Any
 from retrieval.errors import DmlError
 from retrieval.files import whole_file, write_text
 from retrieval.remote.address import without_secrets
-from trainer.results import CURVES, METRICS, EpochRecord
+from retrieval.run_files import CURVES, METRICS
+from trainer.results import EpochRecord
 
 PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning", "numpy", "pillow")
 

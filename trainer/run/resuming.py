@@ -14,9 +14,9 @@ import torch
 from retrieval import files
 from retrieval.errors import DmlError
 from retrieval.files import write_text
-from retrieval.number_format import counted
+from retrieval.number_format import counted, percent
+from retrieval.run_files import CONFIG, ENVIRONMENT
 from trainer.config import Schedule
-from trainer.results import CONFIG, ENVIRONMENT
 from trainer.run import folder, metrics_log
 from trainer.run.checkpoint import STARTING
 from trainer.run.optimizers import rate, restore
@@ -86,7 +86,7 @@ def _tell_epochs(training: Training, before: Schedule) -> None:
     training.watch.note(
         f"{schedule.epochs} epochs instead of {before.epochs}: from epoch {done + 1} on the "
         f"learning rate is that of a run of {schedule.epochs} epochs, {schedule.name}: now "
-        f"{100 * share:.0f} % of the full rate"
+        f"{percent(share, 0)} % of the full rate"
     )
     if training.world.rank == 0:
         write_text(training.folder / CONFIG, training.config.to_toml(), force=True)

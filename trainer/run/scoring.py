@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import DmlError
-from retrieval.metrics import recall_at
+from retrieval.number_format import percent
 from retrieval.problem import Problem, from_arrays
 from retrieval.results import Scores
 from trainer.data.datasets import DataSet
@@ -82,11 +82,10 @@ def recall(
             "Training has diverged, although the loss was finite.",
             "Try a smaller learning rate: --lr, or clipping: --set optimizer.clip=1",
         )
-    from retrieval.ranking.ranks import count_ranks  # its kernels take a second to load
+    from retrieval.ranking.ranks import recall_at_1  # its kernels take a second to load
 
     chosen = counting_device(device, vectors.shape[1])
-    ranks = count_ranks(as_problem(vectors, labels, gallery), device=chosen)
-    return {distance: recall_at(found.rank, [1])[1] for distance, found in ranks.items()}
+    return recall_at_1(as_problem(vectors, labels, gallery), device=chosen)
 
 
 def counting_device(device: torch.device | None, dim: int) -> str:
@@ -133,7 +132,7 @@ def verdict(best: Best, baselines: Mapping[str, Recalls], epochs: int) -> str:
         if score < found["cos"]:
             return (
                 f"No epoch is better than the baseline, {BASELINES[name]}: Recall@1 "
-                f"{100 * score:.2f} against {100 * found['cos']:.2f} (cos). Try another --lr, or "
+                f"{percent(score)} against {percent(found['cos'])} (cos). Try another --lr, or "
                 "more --epochs"
             )
     if best["epoch"] == 1 and epochs > 1:

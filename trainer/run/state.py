@@ -13,6 +13,7 @@ from torch import nn
 
 from retrieval.distributed.world import World
 from retrieval.errors import DmlError
+from retrieval.run_files import LAST
 from trainer.config import Config
 from trainer.data.datasets import DataSet
 from trainer.data.images import WHITE
@@ -21,7 +22,7 @@ from trainer.data.source import Source
 from trainer.losses.base import Loss
 from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
-from trainer.results import LAST, Best, EpochRecord
+from trainer.results import Best, EpochRecord
 from trainer.run import metrics_log
 from trainer.run.watch import Watch
 from trainer.trackers import Trackers

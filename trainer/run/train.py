@@ -13,6 +13,7 @@ from torch import nn
 from retrieval.distributed import processes
 from retrieval.embeddings import HELD_OUT
 from retrieval.files import write_text
+from retrieval.run_files import BEST, RESULT, VALIDATION
 from trainer import losses
 from trainer.config import Config
 from trainer.data.loading import Loader
@@ -21,7 +22,7 @@ from trainer.losses.miners import add_miner
 from trainer.losses.monitor import build_monitors
 from trainer.networks import weights
 from trainer.resolve import resolve
-from trainer.results import BEST, RESULT, VALIDATION, EpochRecord, Recalls, RunResult
+from trainer.results import EpochRecord, Recalls, RunResult
 from trainer.run import (
     checkpoint,
     distributed,

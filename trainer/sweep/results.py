@@ -15,6 +15,7 @@ from retrieval import bootstrap
 from retrieval.console import to_json
 from retrieval.distances import DISTANCES
 from retrieval.files import write_text
+from retrieval.run_files import SWEEP, SWEEP_TABLE
 from trainer import toml
 from trainer.config import Config
 from trainer.results import (
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VERSION = 1
-TABLE, RESULT = "sweep.csv", "sweep.json"
 CRITERION = ("cos", "recall@1")
 """The distance and the score that order the settings."""
 
@@ -180,8 +180,8 @@ def add_test(row: SettingResult, runs: list[Outcome] | None) -> None:
 
 def write(found: SweepResult, folder: Path) -> None:
     """Write sweep.json and sweep.csv."""
-    write_text(folder / RESULT, to_json(found), force=True)
-    write_text(folder / TABLE, to_csv(found), force=True)
+    write_text(folder / SWEEP, to_json(found), force=True)
+    write_text(folder / SWEEP_TABLE, to_csv(found), force=True)
 
 
 def to_csv(found: SweepResult) -> str:

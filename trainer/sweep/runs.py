@@ -6,9 +6,10 @@ from pathlib import Path
 
 from retrieval.distributed.world import from_environment
 from retrieval.errors import DmlError
+from retrieval.run_files import LAST, RESULT, VALIDATION
 from trainer.config import Config
 from trainer.resolve import ANY_TIME, resumed
-from trainer.results import LAST, RESULT, VALIDATION, Outcome, SweepResult, Validation
+from trainer.results import Outcome, SweepResult, Validation
 from trainer.run.checkpoint import load_config
 from trainer.run.train import train
 from trainer.run.watch import Watch
