@@ -14,6 +14,7 @@ from exporter.results import EXPORT
 from retrieval.distances import DISTANCES
 from retrieval.errors import DmlError
 from retrieval.files import write_text
+from retrieval.metrics import title_of
 from retrieval.number_format import percent
 from retrieval.run_files import BEST, EMBEDDINGS, LAST, MODEL, RESULT
 from retrieval.tables import number_table
@@ -184,7 +185,7 @@ def write_baselines(folder: Path) -> None:
 
 def summary(folder: Path, losses: tuple[str, ...]) -> Table:
     """One row for each baseline and each loss."""
-    recalls = [f"Recall@1 {d}" for d in DISTANCES]
+    recalls = [f"{title_of('recall@1')} {d}" for d in DISTANCES]
     others = ["NMI cos", "query → gallery", "ONNX: same nearest", "images/s"]
     table = number_table("", *recalls, *others)
     table.caption, table.caption_justify = ONE_SEED, "left"

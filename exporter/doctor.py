@@ -23,7 +23,7 @@ from rich.text import Text
 from exporter.onnx import providers
 from retrieval.errors import DmlError, install
 from retrieval.formats import FORMATS
-from retrieval.number_format import counted
+from retrieval.number_format import counted, size
 from retrieval.resources import available_memory, processors
 from trainer.trackers import TRACKERS
 
@@ -119,8 +119,8 @@ def _training() -> list[Check]:
 def _cuda_libraries() -> list[Check]:
     """The packages of a CUDA build of torch: several gigabytes, useless without a GPU."""
     names = {*_packages("nvidia"), *_packages("triton")}
-    text, size = f"{len(names)} packages of torch", sum(map(_size, names))
-    return [Check("train", "CUDA libraries", NOTE, text, size=size)] if names else []
+    text, total = f"{len(names)} packages of torch", sum(map(_size, names))
+    return [Check("train", "CUDA libraries", NOTE, text, size=total)] if names else []
 
 
 def _export() -> list[Check]:
@@ -153,7 +153,7 @@ def _readers() -> list[Check]:
 def _machine(folder: Path) -> list[Check]:
     def enough(name: str, least: int, found: int, what: str, fix: str) -> Check:
         state = OK if found >= least else MISSING
-        text = f"{found / 1e9:.1f} GB {what}"
+        text = f"{size(found)} {what}"
         return Check("machine", name, state, text, "" if state == OK else fix, needed=True)
 
     free, room = shutil.disk_usage(folder).free, "make room, or work in another folder"
@@ -229,7 +229,7 @@ def table(checks: list[Check]) -> Table:
         if check.fix:
             text.append(f"\n{check.fix}", style="bold" if check.state != NOTE else "dim")
         title = check.group if check.group != group else ""
-        size = "" if check.size is None else f"{max(1, round(check.size / 1e6)):,} MB"
-        out.add_row(title, Text(mark, style), check.name, size, text)
+        room = "" if check.size is None else size(check.size)
+        out.add_row(title, Text(mark, style), check.name, room, text)
         group = check.group
     return out

@@ -18,6 +18,7 @@ from retrieval import neighbours
 from retrieval.distances import TIE, row_scores
 from retrieval.errors import DmlError
 from retrieval.neighbours import NEGATIVE, POSITIVE
+from retrieval.number_format import percent
 from retrieval.problem import from_arrays
 from retrieval.resources import StageProgress, slices
 from trainer.run.device import in_layout, to_input
@@ -155,18 +156,18 @@ def judge(parity: ParityResult, precision: str, max_recall_drop: float | None = 
     max_recall_drop: allowed points of Recall@1, instead of the TOLERANCE of the precision.
     """
     allowed = TOLERANCE[precision] if max_recall_drop is None else max_recall_drop
-    before, after = (100 * parity[name] for name in ("recall_torch", "recall_onnx"))
+    before, after = parity["recall_torch"], parity["recall_onnx"]
+    lost = 100 * before - 100 * after
     numbers = (
-        f"Recall@1 {before:.2f} with torch, {after:.2f} with ONNX "
+        f"Recall@1 {percent(before)} with torch, {percent(after)} with ONNX "
         f"({parity['images']:,} images); the nearest neighbour agrees for "
-        f"{100 * parity['agreement']:.1f} %; lowest cosine {parity['min_cosine']:.7f}, largest "
+        f"{percent(parity['agreement'], 1)} %; lowest cosine {parity['min_cosine']:.7f}, largest "
         f"difference {parity['max_abs']:.2g} ({parity['max_rel']:.2g} relative)."
     )
     # Written so that NaN fails; 1e-9: a tenth of a point is no binary number.
-    if not before - after <= allowed + 1e-9:
+    if not lost <= allowed + 1e-9:
         raise DmlError(
-            f"The {precision} model loses {before - after:.2f} points of Recall@1; "
-            f"{allowed:g} are allowed.",
+            f"The {precision} model loses {lost:.2f} points of Recall@1; {allowed:g} are allowed.",
             numbers,
             "Export without rounding: --precision fp32"
             if precision != "fp32"

@@ -12,8 +12,11 @@ from rich.text import Text
 from exporter.onnx.model import printable
 from exporter.results import EmbeddingsResult, ExportResult, ModelInspection, PrecisionResult
 from retrieval.console import short_path
+from retrieval.metrics import title_of
 from retrieval.number_format import percent, size
 from retrieval.tables import number_table, pairs_table
+
+RECALL = title_of("recall@1")
 
 
 def export_tables(result: ExportResult) -> Group:
@@ -38,7 +41,7 @@ def parity_table(found: Mapping[str, Any]) -> Table:
     known = {key: value for key, value in found.items() if isinstance(value, int | float)}
     if {"recall_torch", "recall_onnx", "images"} <= known.keys():
         recalls = (percent(known[f"recall_{name}"]) for name in ("torch", "onnx"))
-        table.add_row(f"Recall@1 (cos, {known['images']:,} images)", *recalls)
+        table.add_row(f"{RECALL} (cos, {known['images']:,} images)", *recalls)
     for title, key, form in (
         ("same nearest neighbour, %", "agreement", percent),
         ("lowest cosine", "min_cosine", "{:.7f}".format),
@@ -51,7 +54,7 @@ def parity_table(found: Mapping[str, Any]) -> Table:
 
 
 def _precisions(rows: list[PrecisionResult]) -> Table:
-    table = number_table("", "MB", "images/s", "Recall@1", "other nearest, %")
+    table = number_table("", "MB", "images/s", RECALL, "other nearest, %")
     for row in rows:
         table.add_row(
             row["precision"],
@@ -68,7 +71,7 @@ def embeddings_table(found: EmbeddingsResult) -> Group:
     for split, rows in found["splits"].items():
         table.add_row(split, f"{rows:,}")
     for distance, (full, half) in (found["recall"] or {}).items():
-        table.add_row(f"Recall@1 {distance}", f"{percent(full)} → {percent(half)} in float16")
+        table.add_row(f"{RECALL} {distance}", f"{percent(full)} → {percent(half)} in float16")
     title = f"{short_path(found['path'])}: {found['dim']} dimensions, {found['dtype']}"
     return Group(_title(title), table)
 

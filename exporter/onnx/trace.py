@@ -19,6 +19,7 @@ from exporter.onnx import untrusted
 from exporter.onnx.metadata import INPUTS
 from exporter.onnx.model import Model, describe_graph
 from exporter.onnx.providers import quiet
+from retrieval import number_format
 from retrieval.errors import DmlError
 from retrieval.files import whole_file
 from trainer.run.device import in_layout
@@ -72,8 +73,8 @@ def traced(network: nn.Module, size: int, input: str) -> ModelProto:
     total = sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
     if total > LARGEST:
         raise DmlError(
-            f"The network is too large for one ONNX file: {total / 1e9:.1f} GB of weights.",
-            f"A file holds {LARGEST / 1e9:.1f} GB.",
+            f"The network is too large for one ONNX file: {number_format.size(total)} of weights.",
+            f"A file holds {number_format.size(LARGEST)}.",
             "Embed with torch instead: --no-onnx --backend torch",
         )
     # The device and the memory format of the weights must not change the file.

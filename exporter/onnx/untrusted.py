@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from retrieval.errors import DmlError
 from retrieval.files import sha256
+from retrieval.number_format import size
 from retrieval.run_files import BEST
 
 if TYPE_CHECKING:
@@ -240,8 +241,8 @@ def check_batch(path: Path, batch: int | None, pixels: int) -> None:
     if batch is not None and (batch > MAX_BATCH or batch * pixels * 3 * 4 > MAX_INPUT):
         raise DmlError(
             f"{path} takes batches of {batch:,} images and no others.",
-            f"{batch * pixels * 3 * 4 / 1e9:,.1f} GB would be needed for each; the limits are "
-            f"{MAX_BATCH:,} images and {MAX_INPUT / 1e9:.1f} GB.",
+            f"{size(batch * pixels * 3 * 4)} would be needed for each; the limits are "
+            f"{MAX_BATCH:,} images and {size(MAX_INPUT)}.",
             "Export it with a dynamic batch.",
         )
 

@@ -95,14 +95,18 @@ def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
         counts[min(bins - 1, int(value * bins + 1e-9))] += 1
     x, y = Axis(0, 1, LEFT, RIGHT), upward(0, max(counts) * 1.05)
     whole = [mark for mark in within(0, max(counts), 4) if mark == int(mark)]
-    parts = [frame(x, y, [0, 0.2, 0.4, 0.6, 0.8, 1], whole, "Recall@1, %", plain, as_percent)]
+    parts = [
+        frame(
+            x, y, [0, 0.2, 0.4, 0.6, 0.8, 1], whole, f"{title_of('recall@1')}, %", plain, as_percent
+        )
+    ]
     for n, count in enumerate(counts):
         left, right, low = x(n / bins) + 1, x((n + 1) / bins) - 1, 100 * n / bins
         parts.append(
             f'<path class="column" d="M{left:.1f} {BOTTOM}V{y(count):.1f}H{right:.1f}V{BOTTOM}">'
             f"<title>{low:g} to {low + 100 / bins:g}%: {count:,}</title></path>"
         )
-    return svg(parts, "Number of classes by Recall@1")
+    return svg(parts, f"Number of classes by {title_of('recall@1')}")
 
 
 def scatter(spread: Sequence[float | None], gap: Sequence[float | None]) -> Markup:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import ExifTags, Image
 
+from retrieval import number_format
 from retrieval.errors import DmlError, listed
 from retrieval.resources import Progress, processors, results_of
 
@@ -128,8 +129,8 @@ def _check_memory(image: Image.Image, size: tuple[int, int], length: int) -> Non
     if needed > allowed:
         raise DmlError(
             f"It has {image.width:,} x {image.height:,} pixels in a file of {length:,} bytes.",
-            f"That would take {needed / 1e6:,.0f} MB of memory, and {allowed / 1e6:,.0f} MB are "
-            "allowed.",
+            f"That would take {number_format.size(needed)} of memory, and "
+            f"{number_format.size(allowed)} are allowed.",
             "Make it smaller, or leave it out: --skip-bad",
         )
 

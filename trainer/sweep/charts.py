@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
+from retrieval.metrics import title_of
 from retrieval.number_format import four_digits, percent
 from retrieval.reporting.charts import (
     BOTTOM,
@@ -21,12 +22,14 @@ from retrieval.reporting.charts import (
 )
 from trainer import toml
 from trainer.results import SettingResult, SweepResult
-from trainer.sweep.results import mean_of, recall_of
+from trainer.sweep.results import CRITERION, mean_of, recall_of
 
 MOST_LABELS = 12  # on an axis
 MOST_CELLS = 12  # rows or columns of a heat map
 LOG_FROM = 30  # a ratio of largest and smallest value from which an axis is logarithmic
 WIDE = 1000
+
+TITLE = title_of(CRITERION[1])
 
 
 def chart(found: SweepResult) -> Markup | None:
@@ -111,7 +114,7 @@ def curve(rows: Sequence[SettingResult], key: str) -> Markup:
         f"<title>{escape(row['values'][key])}: {percent(v)}</title></circle>"
         for row, v in runs
     ]
-    return svg(parts, f"Recall@1 by {key}")
+    return svg(parts, f"{TITLE} by {key}")
 
 
 def heat_map(rows: Sequence[SettingResult], first: str, second: str) -> Markup:
@@ -152,7 +155,7 @@ def heat_map(rows: Sequence[SettingResult], first: str, second: str) -> Markup:
         f'</text><text class="middle" transform="translate(14 {middle:.0f}) rotate(-90)">'
         f"{escape(first)}</text>"
     )
-    return svg(parts, f"Recall@1 by {first} and {second}")
+    return svg(parts, f"{TITLE} by {first} and {second}")
 
 
 def parallel(rows: Sequence[SettingResult], keys: Sequence[str]) -> Markup:
@@ -174,7 +177,7 @@ def parallel(rows: Sequence[SettingResult], keys: Sequence[str]) -> Markup:
             f"<title>{escape(values)}: {percent(mean)}</title></path>"
         )
     axes = [(key, scale.labels()) for key, scale in zip(keys, scales, strict=True)]
-    axes.append(("Recall@1, %", [(y(m), as_percent(m)) for m in marks]))
+    axes.append((f"{TITLE}, %", [(y(m), as_percent(m)) for m in marks]))
     for left, (name, labels) in zip(lefts, axes, strict=True):
         parts.append(
             f'<path class="axis" d="M{left:.1f} {TOP + 14}V{BOTTOM + 6}"/>'
@@ -184,4 +187,4 @@ def parallel(rows: Sequence[SettingResult], keys: Sequence[str]) -> Markup:
             f'<text class="end label" x="{left - 6:.1f}" y="{at + 4:.1f}">{escape(text)}</text>'
             for at, text in labels
         ]
-    return svg(parts, "Settings and their Recall@1", width=WIDE)
+    return svg(parts, f"Settings and their {TITLE}", width=WIDE)
