@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,7 @@ from retrieval.console import (
     tell,
     warn,
 )
+from retrieval.formats import main_suffixes
 from retrieval.kmeans import ITERATIONS
 from retrieval.options import (
     Output,
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
     from retrieval.evaluation import Evaluation, Settings
     from retrieval.loading.inputs import Inputs
     from retrieval.problem import Problem
+
+
+def _naming_formats(command: Callable[..., None]) -> Callable[..., None]:
+    """Name the formats of the table where the help of a command has SUFFIXES."""
+    command.__doc__ = (command.__doc__ or "").replace("SUFFIXES", main_suffixes())
+    return command
 
 
 @click.command("eval")
@@ -64,6 +72,7 @@ if TYPE_CHECKING:
 @click.option("--per-class", metavar="FILE", help="Write Recall@1 of each class to FILE as CSV.")
 @output_options
 @several_processes
+@_naming_formats
 def eval_command(
     file: str,
     gallery: str | None,
@@ -79,12 +88,11 @@ def eval_command(
 ) -> None:
     """Evaluate an embedding file: Recall@K, MRR, MAP@R and NMI.
 
-    Scores are computed for Euclidean distance (l2) and cosine similarity (cos). FILE is .h5, .npy,
-    .npz, .csv, .parquet, .jsonl, .pt, .safetensors, .fvecs or another format listed in the README;
-    FILE::key selects an array in it. FILE may also be a pattern, a folder of shards, or an address:
-    s3://, gs://, hf:// or https://. By default each item is a query, and all other items are its
-    gallery. If FILE has the splits query and gallery, or if --gallery is given, each query is
-    ranked against the gallery instead.
+    Scores are computed for Euclidean distance (l2) and cosine similarity (cos). FILE is SUFFIXES;
+    `dmltool list formats` shows more. FILE::key selects an array in it. FILE may also be a pattern,
+    a folder of shards, or an address: s3://, gs://, hf:// or https://. By default each item is a
+    query, and all other items are its gallery. If FILE has the splits query and gallery, or if
+    --gallery is given, each query is ranked against the gallery instead.
 
     \b
     Examples:

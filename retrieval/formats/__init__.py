@@ -15,7 +15,6 @@ first.
 from __future__ import annotations
 
 import shlex
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -240,6 +239,14 @@ def is_compressed(name: str) -> bool:
     return format is not None and format.compressed
 
 
+def main_suffixes() -> str:
+    """.h5, .npy, ... or .lance: the first suffix of each format that holds embeddings."""
+    *first, last = (
+        format.suffixes[0] for format in FORMATS if not (format.labels_only or format.compressed)
+    )
+    return f"{', '.join(first)} or {last}"
+
+
 def store_format(path: Path) -> Format | None:
     """The format of a folder that is read as one file."""
     if path.is_dir():
@@ -296,6 +303,8 @@ def sniff(path: Path) -> Format | None:
 
 def _has_member(path: Path, ending: str) -> bool:
     """Whether a file is a zip archive with a member whose name has this ending."""
+    import zipfile  # the help of commands reads the table, and should come at once
+
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:

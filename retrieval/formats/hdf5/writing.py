@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -35,7 +36,8 @@ from retrieval.formats.arrays import KEPT, file_blocks
 from retrieval.formats.hdf5 import layout
 from retrieval.formats.hdf5.reading import attribute
 
-KIND = files.Kind("an embedding file", FORMATS.find("hdf5").suffixes, rb"\x89HDF\r\n\x1a\n")
+_HDF5 = FORMATS.find("hdf5")
+KIND = files.Kind("an embedding file", _HDF5.suffixes, re.escape(next(iter(_HDF5.magic))))
 
 
 class Writer:
