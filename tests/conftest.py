@@ -20,11 +20,10 @@ from retrieval.files import whole_file
 from retrieval.formats import trial
 from retrieval.formats.hdf5.writing import write
 from tests import forks, traces, windows
+from tests.commands import X, Y
 from trainer.run import metrics_log
 
 ROOT = Path(__file__).parent
-X = np.random.default_rng(0).standard_normal((12, 5))
-Y = np.arange(12) // 3
 # Tests are too small to gain from threads, and their numbers should not depend on a trial of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Processes that tests start would else compile our sources again, each of them.
@@ -178,7 +177,7 @@ def environment(monkeypatch):
 @pytest.fixture
 def photos(tmp_path):
     """A folder of small pictures, one folder for each class."""
-    from tests.trainer.conftest import draw_pictures  # imports torch
+    from tests.trainer.small import draw_pictures  # imports torch
 
     return draw_pictures(tmp_path / "photos")
 
@@ -199,11 +198,6 @@ def table(tmp_path):
     frame = pd.DataFrame(X, columns=[f"d{n}" for n in range(5)]).assign(label=Y, width=0.5)
     frame.to_csv(tmp_path / "x.csv", index=False)
     return tmp_path / "x.csv"
-
-
-def call(*args):
-    """Runs a command in this process."""
-    return CliRunner().invoke(main, [str(arg) for arg in args], catch_exceptions=False)
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def in_threads(size, work):
 
 
 def main(folder):
-    from tests.conftest import call
+    from tests.commands import call
 
     commands = json.loads((folder / "commands.json").read_text())
     done = [call(*command) for command in commands]

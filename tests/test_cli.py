@@ -18,7 +18,7 @@ import cli
 from cli import main
 from retrieval.console import warn
 from retrieval.errors import DmlError
-from tests.conftest import call
+from tests.commands import call
 
 pytestmark = pytest.mark.usefixtures("tried")
 

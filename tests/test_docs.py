@@ -24,7 +24,7 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
 from tests.forks import Forked
-from tests.trainer.conftest import SMALL, draw_pictures
+from tests.trainer.small import SMALL, draw_pictures
 from trainer import losses
 from trainer.data import datasets
 from trainer.data.datasets import glyphs

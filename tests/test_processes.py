@@ -9,7 +9,7 @@ import pytest
 
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
-from tests.conftest import call
+from tests.commands import call
 from tests.forks import Forked
 from tests.golden.cases import vectors, whole
 from tests.ranks import finish, run_commands, slurm_variables, start, together, variables

@@ -10,7 +10,7 @@ import torch
 from exporter.networks import Together
 from exporter.onnx.trace import write_model
 from tests.exporter.networks import properties, settled
-from tests.trainer.conftest import draw_pictures, small_config
+from tests.trainer.small import draw_pictures, small_config
 from trainer.run import train
 
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from exporter.exporting import EMBEDDINGS, MODEL
 from retrieval.loading.load import load
-from tests.conftest import call
-from tests.trainer.conftest import SMALL
+from tests.commands import call
+from tests.trainer.small import SMALL
 
 
 def test_names_that_are_not_utf8_come_through_to_the_scores(dmltool, photos):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from cli import main
 from exporter import tool_commands
 from exporter.demo import Step, steps
-from tests.conftest import call
+from tests.commands import call
 from tests.forks import Forked
 
 DMLTOOL = str(Path(sys.executable).parent / "dmltool")

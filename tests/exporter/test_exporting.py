@@ -20,10 +20,10 @@ from exporter.onnx.model import describe
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError
 from retrieval.loading.load import load
-from tests.conftest import call
+from tests.commands import call
 from tests.forks import Forked
 from tests.ranks import run_commands, together
-from tests.trainer.conftest import draw_pictures, small_config
+from tests.trainer.small import draw_pictures, small_config
 from trainer.data import datasets
 from trainer.run import train
 from trainer.run.device import CHOSEN

@@ -9,7 +9,7 @@ import numpy as np
 from exporter import image_samples
 from exporter.image_samples import calibration_images, comparison_images
 from exporter.networks import load_member
-from tests.conftest import call
+from tests.commands import call
 from tests.exporter.embedding.toy import PREPARED, draw
 from trainer.run.setup import load_data
 

@@ -16,9 +16,9 @@ from exporter.onnx.model import describe
 from retrieval import neighbours
 from retrieval.errors import DmlError
 from retrieval.ranking.backends.choice import VARIABLE
-from tests.conftest import call
+from tests.commands import call
 from tests.exporter.models import FLOAT, PROPERTIES, UINT8, mean_model, model_of
-from tests.trainer.conftest import draw_pictures, small_config
+from tests.trainer.small import draw_pictures, small_config
 from trainer.run import train
 
 

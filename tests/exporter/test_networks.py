@@ -20,7 +20,7 @@ from exporter.onnx.precision import tail, to_fp16, to_int8
 from exporter.onnx.session import Session
 from exporter.onnx.trace import write_model
 from retrieval.errors import DmlError
-from tests.conftest import call
+from tests.commands import call
 from tests.exporter.networks import described, settled, stripes
 from trainer.config import Config
 from trainer.run import checkpoint

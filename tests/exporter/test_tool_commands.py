@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.conftest import X, Y, call
+from tests.commands import X, Y, call
 
 
 def test_inspect_tells_what_is_inside(files):

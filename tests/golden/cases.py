@@ -265,7 +265,7 @@ PHOTOS = (
 def trained(loss: str, *more: str) -> object:
     import torch
 
-    from tests.trainer.conftest import draw_pictures
+    from tests.trainer.small import draw_pictures
 
     torch.set_num_threads(1)
     draw_pictures(Path("photos"), classes=10, images=6)

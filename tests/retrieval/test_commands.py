@@ -19,7 +19,7 @@ from cli import main
 from retrieval import DmlError, evaluate
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
-from tests.conftest import X, Y, call
+from tests.commands import X, Y, call
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"
 

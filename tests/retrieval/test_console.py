@@ -19,7 +19,7 @@ from retrieval.distributed.world import World
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
-from tests.conftest import call
+from tests.commands import call
 
 DMLTOOL = Path(sys.executable).parent / "dmltool"
 

@@ -7,7 +7,7 @@ import pytest
 
 from retrieval import embeddings
 from retrieval.errors import DmlError
-from tests.conftest import call
+from tests.commands import call
 
 
 def test_metadata_that_json_cannot_hold_is_written_as_text(files):

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli import main
-from tests.conftest import call
+from tests.commands import call
 
 
 def test_inspect_shows_entropies_on_request(files):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from retrieval.tables import evaluation_table, nmi_table
-from tests.conftest import call
+from tests.commands import call
 
 QUICK = ("--no-nmi", "--no-map")
 

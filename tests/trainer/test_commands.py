@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.forks import Forked
-from tests.trainer.conftest import SMALL
+from tests.trainer.small import SMALL
 from trainer.commands import KINDS, listing
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from retrieval.errors import DmlError
-from tests.trainer.conftest import small_config
+from tests.trainer.small import small_config
 from trainer import losses
 from trainer.config import Batches, Config, Loss, Phase
 from trainer.resolve import resolve

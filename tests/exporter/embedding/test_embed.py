@@ -17,7 +17,7 @@ from exporter.exporting import MODEL, Settings, export
 from exporter.onnx.model import describe
 from retrieval.errors import DmlError
 from retrieval.loading.load import load
-from tests.conftest import call
+from tests.commands import call
 from tests.exporter.models import PROPERTIES, mean_model
 from trainer.config import Config, Data
 from trainer.data import datasets

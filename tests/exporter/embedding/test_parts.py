@@ -21,7 +21,7 @@ from retrieval.distributed.world import ALONE
 from retrieval.errors import DmlError
 from retrieval.formats.wholes import shard_of
 from retrieval.loading.load import load
-from tests.conftest import call
+from tests.commands import call
 from tests.exporter.embedding.test_writing import ATTRS, PREPARED, D, draw, quarters
 from tests.ranks import finish, run_commands, slurm_variables, start, together
 from trainer.data.datasets.records import build

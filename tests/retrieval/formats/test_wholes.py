@@ -11,7 +11,7 @@ from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.formats.wholes import PART, Shard, part_name, shard_of
 from retrieval.loading.load import load
-from tests.conftest import call
+from tests.commands import call
 from tests.retrieval.shards import X, Y
 
 OF = 4

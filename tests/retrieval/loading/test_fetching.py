@@ -13,7 +13,7 @@ from retrieval.formats.arrays import files_in
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading.inputs import Inputs
 from retrieval.loading.load import load
-from tests.conftest import call
+from tests.commands import call
 from tests.retrieval.remote.copies import npy
 
 

@@ -20,7 +20,7 @@ from retrieval.loading.load import load
 from retrieval.loading.sources import locate
 from retrieval.remote import ranges, room
 from retrieval.remote.store import Store
-from tests.conftest import call
+from tests.commands import call
 
 pytest.importorskip("aiohttp")
 pytestmark = pytest.mark.usefixtures("tried")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from retrieval.embeddings import Split
 from retrieval.formats.hdf5.writing import write
-from tests.conftest import call
+from tests.commands import call
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""Build networks without drawing weights, replace downloads, compare weights."""
-
-import urllib.error
+"""Build networks without drawing weights, and replace downloads."""
 
 import pytest
 import torch
+
+from tests.trainer.networks.weights import refuse
 
 
 @pytest.fixture
@@ -20,11 +20,3 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     monkeypatch.setattr(torch.hub, "urlopen", refuse)
     return tmp_path / "hub" / "checkpoints"
-
-
-def refuse(*_, **__):
-    raise urllib.error.URLError("Name or service not known")
-
-
-def same(module, state) -> bool:
-    return all(torch.equal(value, state[key]) for key, value in module.state_dict().items())

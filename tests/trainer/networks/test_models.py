@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retrieval.errors import DmlError, install
-from tests.trainer.networks.conftest import same
+from tests.trainer.networks.weights import same
 from trainer.networks.backbones import BACKBONES, build
 
 

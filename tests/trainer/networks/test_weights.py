@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retrieval.errors import DmlError
-from tests.trainer.networks.conftest import refuse, same
+from tests.trainer.networks.weights import refuse, same
 from trainer.networks import weights
 from trainer.networks.backbones import build
 

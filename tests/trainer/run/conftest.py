@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.conftest import small_config
+from tests.trainer.small import small_config
 from trainer.run import metrics_log, train
 from trainer.run.metrics_log import draw_curves
 

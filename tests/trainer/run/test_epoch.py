@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from retrieval.errors import DmlError
-from tests.trainer.conftest import small_config
 from tests.trainer.run.runs import (
     Interrupting,
     Interruption,
@@ -16,6 +15,7 @@ from tests.trainer.run.runs import (
     fit,
     weights,
 )
+from tests.trainer.small import small_config
 from trainer.config import Batches, Config, Loss, Optimizer, Phase, Schedule
 from trainer.data.loading import Loader
 from trainer.run import checkpoint, optimizers, train

@@ -10,8 +10,8 @@ import torch
 from retrieval import files
 from retrieval.errors import DmlError
 from tests.forks import Forked
-from tests.trainer.conftest import RUN_FILES
 from tests.trainer.run.runs import fit
+from tests.trainer.small import RUN_FILES
 from trainer.run import checkpoint, train
 from trainer.run import folder as run_folder
 

@@ -15,7 +15,7 @@ from retrieval.errors import DmlError
 from retrieval.files import sha256
 from retrieval.inspection import inspect, with_entropy
 from retrieval.tables import inspection_table
-from tests.trainer.conftest import small_config
+from tests.trainer.small import small_config
 from trainer.config import Loss
 from trainer.run import checkpoint, train
 from trainer.run.head import head_information, load_head, with_head

@@ -12,7 +12,6 @@ import torch
 from retrieval.errors import DmlError
 from tests.forks import Forked
 from tests.ranks import together
-from tests.trainer.conftest import RUN_FILES, draw_pictures, small_config
 from tests.trainer.run.runs import (
     Interrupting,
     Interruption,
@@ -21,6 +20,7 @@ from tests.trainer.run.runs import (
     fit,
     weights,
 )
+from tests.trainer.small import RUN_FILES, draw_pictures, small_config
 from trainer.config import Batches, Loss, Phase
 from trainer.resolve import resolve
 from trainer.run import checkpoint, train

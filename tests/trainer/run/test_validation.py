@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from retrieval.errors import DmlError
-from tests.trainer.conftest import draw_pictures
 from tests.trainer.run.runs import assert_same_bits, fit, weights
+from tests.trainer.small import draw_pictures
 from trainer.data.datasets import load
 from trainer.data.datasets.splitting import with_validation
 from trainer.run import train

@@ -1,31 +1,15 @@
-"""A plan whose runs take a second each, and a watch that kills them."""
+"""A plan whose runs take a second each."""
 
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from tests.kills import Killed
-from tests.trainer.conftest import SMALL
+from tests.trainer.small import SMALL
 from trainer.sweep.plan import Plan
-from trainer.sweep.runs import SweepWatch
 from trainer.sweep.space import cells, from_grid
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
-
-LR = "optimizer.lr=0.0001,0.003"
-
-
-class KilledAt(SweepWatch):
-    """Raises at the so-many-th epoch."""
-
-    def __init__(self, epochs):
-        self.left = epochs
-
-    def epoch(self, record):
-        self.left -= 1
-        if not self.left:
-            raise Killed
 
 
 @pytest.fixture(autouse=True)

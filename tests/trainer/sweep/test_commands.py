@@ -2,9 +2,9 @@
 
 import shutil
 
-from tests.conftest import call
-from tests.trainer.conftest import SMALL
-from tests.trainer.sweep.conftest import LR
+from tests.commands import call
+from tests.trainer.small import SMALL
+from tests.trainer.sweep.killed import LR
 
 
 def test_a_sweep_names_what_varies():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from retrieval.errors import DmlError
-from tests.trainer.sweep.conftest import LR
+from tests.trainer.sweep.killed import LR
 
 
 def test_the_runs_of_a_setting_differ_in_their_seed_alone(plan):

@@ -3,8 +3,8 @@
 import json
 import statistics
 
-from tests.conftest import call
-from tests.trainer.conftest import SMALL
+from tests.commands import call
+from tests.trainer.small import SMALL
 
 
 def test_seeds_are_runs_of_their_own_with_mean_and_spread(pictures, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from tests.kills import Killed
-from tests.trainer.sweep.conftest import LR, KilledAt
+from tests.trainer.sweep.killed import LR, KilledAt
 from trainer.sweep.space import Range
 from trainer.sweep.study import Trials
 from trainer.sweep.sweep import sweep

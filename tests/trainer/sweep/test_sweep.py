@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from retrieval.errors import DmlError
-from tests.conftest import call
+from tests.commands import call
 from tests.forks import Forked
 from tests.kills import Killed
-from tests.trainer.conftest import SMALL
-from tests.trainer.sweep.conftest import LR, KilledAt
+from tests.trainer.small import SMALL
+from tests.trainer.sweep.killed import LR, KilledAt
 from trainer.run.checkpoint import load
 from trainer.sweep.space import Range
 from trainer.sweep.study import GRACE, Trials

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from retrieval.errors import DmlError
-from tests.conftest import call
+from tests.commands import call
 from tests.trainer.trackers.logs import opened
 from trainer import trackers
 from trainer.run.metrics_log import read_metrics

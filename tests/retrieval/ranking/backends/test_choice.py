@@ -10,7 +10,7 @@ from retrieval import Settings
 from retrieval.errors import DmlError
 from retrieval.ranking.backends import choice, trial
 from retrieval.ranking.backends.choice import SMALL, choose
-from tests.conftest import call
+from tests.commands import call
 from trainer.run.scoring import counting_device
 
 LARGE = (10**5, 10**5, 512)
