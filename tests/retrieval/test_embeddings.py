@@ -49,3 +49,16 @@ def test_remarks_are_collected_once_each_and_renamed_with_the_errors():
             raise DmlError("copy.csv is empty.", "copy.csv has no rows.")
     assert caught.value.why == "original.csv has no rows."
     assert notes == ["copy.csv is in Latin-1", "original.csv has no header"]
+
+
+def test_query_and_gallery_are_scored_before_test_and_never_train():
+    assert embeddings.scored_splits(["train", "test", "gallery", "query"]) == ["query", "gallery"]
+    assert embeddings.scored_splits(["gallery", "test"]) == ["test"]
+    assert embeddings.scored_splits(["train", "gallery"]) == []
+
+
+def test_labels_beyond_the_list_of_names_have_no_name():
+    names = np.array(["a", "b"])
+    assert embeddings.class_names(np.array([1, 2, -1, 0]), names) == ["b", "", "", "a"]
+    assert embeddings.class_names(np.array(["x"]), names) is None
+    assert embeddings.class_names(np.array([1]), None) is None

@@ -16,10 +16,12 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
+from click.testing import CliRunner
 
+from cli import main
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
-from retrieval.formats import FORMATS, sniff
+from retrieval.formats import FORMATS, main_suffixes, sniff
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading.load import load
 from tests.retrieval.formats.samples import (
@@ -281,3 +283,11 @@ def test_a_file_without_permission_is_an_error(tmp_path):
     np.save(tmp_path / "x.npy", X)
     (tmp_path / "x.npy").chmod(0)
     refused(tmp_path / "x.npy", "cannot be opened")
+
+
+def test_the_help_of_eval_names_every_format_of_embeddings():
+    named = main_suffixes().replace(" or ", ", ").split(", ")
+    assert {".h5", ".npy", ".csv", ".parquet"} < set(named)
+    assert not {".txt", ".gz"} & set(named)
+    text = " ".join(CliRunner().invoke(main, ["eval", "--help"]).stdout.split())
+    assert f"FILE is {main_suffixes()};" in text
