@@ -61,3 +61,18 @@ def test_rows_of_different_lengths_are_counted_by_each_distance(rng):
     problem = from_arrays(X, np.arange(20) % 4)
     counter = TileCounter(prepare(problem, ("l2", "cos"), 1 << 20, 1), False)
     assert counter.backend.joint is None
+
+
+@pytest.mark.parametrize(("distance", "alone"), [("cos", (True, False)), ("l2", (False, True))])
+def test_one_distance_alone_is_all_that_is_counted(distance, alone, rng, monkeypatch):
+    wanted = []
+    count = NumpyBackend._count
+
+    def watched(self, tile, product, thresholds, asked):
+        wanted.append(asked)
+        return count(self, tile, product, thresholds, asked)
+
+    monkeypatch.setattr(NumpyBackend, "_count", watched)
+    X, labels = rng.standard_normal((60, 12)).astype(np.float32), rng.integers(0, 6, 60)
+    ranks_of(X, labels, distances=(distance,), block=16)
+    assert set(wanted) == {alone}

@@ -43,6 +43,20 @@ def counter(X, labels, **options) -> TileCounter:
     return TileCounter(prepared, False, devices=("cpu",), **options)
 
 
+@pytest.mark.parametrize("distance", ["cos", "l2"])
+def test_one_distance_alone_is_all_that_is_compared(distance, clusters, monkeypatch):
+    compared, reached = [], TorchBackend._reached
+
+    def watched(self, view, d, sure):
+        compared.append(d)
+        return reached(self, view, d, sure)
+
+    monkeypatch.setattr(TorchBackend, "_reached", watched)
+    with counted_by("torch"):
+        ranks_of(*clusters, distances=(distance,), block=128)
+    assert set(compared) == {distance}
+
+
 def test_vectors_that_do_not_fit_the_device_are_streamed(clusters, monkeypatch):
     X, labels = clusters
     expected = everything(X, labels)
