@@ -17,19 +17,14 @@ from retrieval.ranking import nearest_positive, positions, sorted_rows, tiles
 from retrieval.ranking.backends import numpy as numpy_backend
 from retrieval.ranking.backends.choice import VARIABLE
 from retrieval.ranking.backends.torch import TorchBackend
+from tests.golden import cases
 from tests.golden.cases import CASES, MEASURED, machine
 from tests.golden.record import RESULTS
 from tests.ranks import together
 
-COUNTED = (
-    "leave_one_out_with_duplicates_and_zeros",
-    "ties_in_plenty",
-    "integers_of_eight_bits",
-    "double_precision",
-    "query_and_gallery_with_ties",
-    "sampled_queries",
-    "comparison",
-)
+COUNTED = tuple(name for name in CASES if name not in MEASURED)
+OF_ONE_PROCESS = {"merged", "report_view"}  # merge and report refuse several
+SHARED = tuple(name for name in COUNTED if name not in OF_ONE_PROCESS)
 RECORDED = json.loads(RESULTS.read_text())
 
 
@@ -49,18 +44,18 @@ def assert_alike(found, recorded, close, where=""):
         assert found == recorded, where
 
 
-def counted(folder):
-    """The results of the cases that count ranks, each in a folder of its own."""
+def counted(folder, names=COUNTED):
+    """The results of cases that count ranks, each in a folder of its own."""
     found = {}
-    for name in COUNTED:
+    for name in names:
         (folder / name).mkdir()
         with chdir(folder / name):
             found[name] = json.loads(json.dumps(CASES[name](folder / name)))
     return found
 
 
-def assert_as_recorded(found):
-    assert found.keys() == set(COUNTED)
+def assert_as_recorded(found, names=COUNTED):
+    assert found.keys() == set(names)
     for name, result in found.items():
         assert_alike(result, RECORDED["results"][name], close=False, where=name)
 
@@ -113,19 +108,20 @@ def test_shards_count_what_is_recorded(tmp_path, monkeypatch):
 def test_processes_count_what_is_recorded(size, tmp_path):
     ranks = together(size, __file__, tmp_path)
     assert [rank.code for rank in ranks] == [0] * size, ranks
-    assert_as_recorded(json.loads((tmp_path / "found.json").read_text()))
+    assert_as_recorded(json.loads((tmp_path / "found.json").read_text()), SHARED)
 
 
 def main(folder):
-    """Rank 0 prints the results; the commands of the others print nothing."""
+    """Rank 0 writes the results; the commands of the others print and write nothing."""
     rank = os.environ["RANK"]
     own = folder / rank
     own.mkdir()
     if rank == "0":
-        (folder / "found.json").write_text(json.dumps(counted(own)))
+        (folder / "found.json").write_text(json.dumps(counted(own, SHARED)))
         return
-    for name in COUNTED:
-        with suppress(json.JSONDecodeError), chdir(own):
+    cases.scored = lambda *args: cases.call("eval", *args, "--json")  # "", not the JSON of a result
+    for name in SHARED:
+        with suppress(json.JSONDecodeError, FileNotFoundError), chdir(own):
             CASES[name](own)
 
 
