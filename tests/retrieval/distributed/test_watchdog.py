@@ -76,6 +76,20 @@ def test_a_rank_whose_connection_ends_is_noticed_by_name(pair, ended):
     assert because == f"rank 1 on {socket.gethostname()}"
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system has other names")
+def test_a_machine_without_power_is_noticed_within_30_seconds(pair):
+    """The system asks a connection that is silent whether the other side is still there."""
+    peers = [peer for dog in pair for peer in dog.peers]
+    assert len(peers) == 2
+    for peer in peers:
+        assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        silent, between, times = (
+            peer.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
+            for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        )
+        assert silent + between * times <= 30
+
+
 def test_a_rank_that_fails_tells_the_others_who_it_is(pair, ended):
     assert pair[0].stop(failed=True) == ""
     assert ended.get(timeout=20) == (1, f"rank 0 on {socket.gethostname()}")
