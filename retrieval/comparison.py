@@ -10,7 +10,7 @@ import numpy as np
 from retrieval import bootstrap
 from retrieval.distributed.world import ALONE, World
 from retrieval.embeddings import Embeddings, Split
-from retrieval.evaluation import Evaluation, Settings, run
+from retrieval.evaluation import Evaluation, Settings, score, with_nmi
 from retrieval.loading.load import comparable, loaded
 from retrieval.matching import match_rows
 from retrieval.metrics import cluster_metrics
@@ -60,9 +60,12 @@ def compare(
     ]
     if settings.queries is not None:
         problems = [_drawn_by_path(problem, a, b) for problem in problems]
+    tells = [of_file(progress, name) for name in "AB"]
+    # k-means comes last: the first process does it alone, and the others wait.
+    scored = [score(p, settings, tell, world) for p, tell in zip(problems, tells, strict=True)]
     first, second = (
-        run(problem, settings, of_file(progress, name), world)
-        for problem, name in zip(problems, "AB", strict=True)
+        with_nmi(found, problem, settings, tell, world)
+        for found, problem, tell in zip(scored, problems, tells, strict=True)
     )
     dropped = first.problem.dropped
     left_out = [f"items with NaN or Inf in A or B, left out: {dropped:,}"] if dropped else []

@@ -185,6 +185,17 @@ def run(
     Of several processes, each counts its share of the ranks; the first one clusters.
     """
     found = score(problem, settings, progress, world)
+    return with_nmi(found, problem, settings, progress, world)
+
+
+def with_nmi(
+    found: Evaluation,
+    problem: Problem,
+    settings: Settings,
+    progress: StageProgress | None = None,
+    world: World = ALONE,
+) -> Evaluation:
+    """Add NMI and AMI where they are wanted; of several processes, the first one clusters."""
     if settings.nmi is False or world.rank:
         return found
     from retrieval.clustering import add_nmi  # not imported where k-means is not wanted

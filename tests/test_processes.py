@@ -1,7 +1,9 @@
 """Commands in two and three processes: the bytes of one process, and errors told once."""
 
 import json
+import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +110,72 @@ def test_tasks_of_slurm_work_together_without_torchrun(number, folder, alone, tm
     first, second = finish(start(2, *command, variables=slurm_variables))
     assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
     assert (first.stdout, second.stdout) == (alone[1][number].stdout, "")
+
+
+CLUSTERING = """
+import sys, time
+from pathlib import Path
+from cli import main
+from retrieval import clustering, signals
+
+folder, add_nmi = Path(sys.argv.pop()), clustering.add_nmi
+
+def slowly(*given):
+    (folder / "begun").touch()
+    while not (folder / "go on").exists():
+        time.sleep(0.02)
+    return add_nmi(*given)
+
+clustering.add_nmi = slowly
+signals.end_on_interrupt("__main__")
+main()
+"""
+
+
+def clustering(folder, out, number=0):
+    """Two processes: the first one is in k-means, and goes on when the file `go on` is there."""
+    command = commands(folder, out)[number]
+    ranks = start(2, "-c", CLUSTERING, *command, "--nmi", out)
+    while not (out / "begun").exists():
+        assert ranks[0].running()
+        time.sleep(0.02)
+    return ranks
+
+
+@pytest.mark.parametrize("number", [0, 4], ids=["eval", "compare"])
+def test_all_processes_are_there_until_the_first_has_clustered(number, folder, alone, tmp_path):
+    ranks = clustering(folder, tmp_path, number)
+    ranks[1].process.join(1)  # it would end at once
+    assert ranks[1].running()
+    (tmp_path / "go on").touch()
+    first, second = finish(ranks)
+    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    assert (second.stdout, second.stderr) == ("", "")
+    if number == 0:
+        assert first.stdout == alone[1][number].stdout
+    else:
+        assert json.loads(first.stdout)["distances"]["l2"]["nmi"]
+
+
+def test_who_waits_for_k_means_ends_soon_if_the_first_process_is_killed(folder, tmp_path):
+    ranks = clustering(folder, tmp_path)
+    ranks[0].send(signal.SIGKILL)
+    first, second = finish(ranks, timeout=20)
+    assert (first.code, second.code) == (-signal.SIGKILL, 1)
+    assert "Error: Rank 1 stops, because rank 0 on " in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+@pytest.mark.parametrize("pressed", [[0], [1], [0, 1]])
+def test_ctrl_c_during_k_means_ends_all_and_keeps_the_other_scores(pressed, folder, tmp_path):
+    ranks = clustering(folder, tmp_path)
+    for rank in pressed:
+        ranks[rank].send(signal.SIGINT)
+    first, second = finish(ranks, timeout=20)
+    assert (first.code, second.code) == (130, 130), first.stderr + second.stderr
+    assert "NMI was left out" in first.stderr
+    assert json.loads(first.stdout)["distances"]["l2"]["recall"]
+    assert (second.stdout, second.stderr) == ("", "")
 
 
 def test_an_error_of_all_ranks_is_told_once(tmp_path):

@@ -64,19 +64,23 @@ class OtherRankEnded(DmlError):
 def joined(device_type: str = "cpu") -> Iterator[World]:
     """Join the other processes of this job, if there are any.
 
-    A rank that fails inside ends the others within a minute. Its reason is reported once: the
-    first rank to fail raises its own error, the others raise `OtherRankEnded`, which names it.
+    The others leave after rank 0, which may work on alone for hours, such as on k-means. A rank
+    that fails inside ends the others within a minute. Its reason is reported once: the first rank
+    to fail raises its own error, the others raise `OtherRankEnded`, which names it.
     """
     world = from_environment()
     if world.size == 1:
         yield world
         return
-    from torch import distributed
-
     store, dog = _join(world, device_type)
     try:
         yield world
         dog.stop(done=True)
+        _disconnect()  # what it holds is free while this rank waits
+        if world.rank and (other := dog.wait_for_first()):
+            raise OtherRankEnded(world.rank, other)
+    except OtherRankEnded:
+        raise
     except Exception as error:
         own = _is_own(error, store)
         other = dog.stop(failed=own)
@@ -85,8 +89,14 @@ def joined(device_type: str = "cpu") -> Iterator[World]:
         raise OtherRankEnded(world.rank, other) from error
     finally:
         dog.stop(failed=True)
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
+        _disconnect()
+
+
+def _disconnect() -> None:
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _is_own(error: Exception, store: Store) -> bool:

@@ -22,7 +22,7 @@ from retrieval.distributed.interfaces import own_address
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-DONE = "done"  # said by a rank that needs the others no longer
+DONE = "done"  # said by a rank that needs the others no longer; all but rank 0 then wait for it
 INTERRUPTED = "interrupted"  # said by a rank that ends because of Ctrl-C
 LONGEST = 300  # bytes of a message, which is one line
 WAIT = 20.0  # seconds until all ranks are connected
@@ -44,7 +44,8 @@ class Watchdog:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name in KEEPALIVE.keys() & vars(socket).keys():  # macOS lacks some
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), KEEPALIVE[name])
-        threading.Thread(target=self._watch, daemon=True).start()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
 
     @classmethod
     def start(cls, store: Store, rank: int, size: int, host: str) -> Watchdog:
@@ -79,7 +80,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         """Wait for the first rank that ends without having said that it is done."""
-        watched = selectors.DefaultSelector()
+        watched, waiting = selectors.DefaultSelector(), set()
         for each in self.peers:
             watched.register(each, selectors.EVENT_READ)
         while watched.get_map():
@@ -87,8 +88,13 @@ class Watchdog:
                 peer = key.fileobj
                 assert isinstance(peer, socket.socket)
                 said = _receive(peer)
-                if said == DONE:
+                if said == DONE and self.rank == 0:
+                    waiting.add(peer)
+                    continue
+                if said == DONE or peer in waiting:
                     watched.unregister(peer)
+                    if said == INTERRUPTED and not signals.happened():
+                        signals.interrupt()  # without a limit of time: this rank needs no other
                     continue
                 self.ended = said or self.peers[peer]
                 self.noticed.set()
@@ -113,10 +119,13 @@ class Watchdog:
     def stop(self, done: bool = False, failed: bool = False) -> str:
         """Watch no longer, and tell the other ranks whether this one is done or has failed.
 
-        If it is neither, another rank has ended; returns which one, in words.
+        If it is neither, another rank has ended; returns which one, in words. A rank that is done
+        may call this once more, to tell rank 0 of Ctrl-C.
         """
         with self.lock:
             if self.stopped.is_set():
+                if signals.happened():
+                    self._say(INTERRUPTED)
                 return self.ended
             self.stopped.set()
         if signals.happened():
@@ -126,6 +135,15 @@ class Watchdog:
         self._say(DONE if done else self.ended or _name(self.rank))
         if self.ended == INTERRUPTED:
             time.sleep(HEARD)
+        return self.ended
+
+    def wait_for_first(self) -> str:
+        """Wait until rank 0 is done as well; returns which rank has ended before that, in words.
+
+        Slurm may kill the whole step some time after its first task has ended. If this rank is
+        killed while it waits, rank 0 goes on.
+        """
+        self.thread.join()
         return self.ended
 
     def _say(self, words: str) -> None:

@@ -37,6 +37,13 @@ def test_the_difference_is_b_less_a_and_names_the_flipped_queries(items):
     assert back["notes"] == []
 
 
+def test_k_means_comes_last_because_one_process_does_it_while_the_others_wait(items):
+    stages = {}
+    settings = replace(SETTINGS, nmi=True, seeds=1, kmeans_restarts=1)
+    compare(file(*items), file(*items), settings, lambda stage, *_: stages.setdefault(stage))
+    assert list(stages) == ["A: ranks", "B: ranks", "A: k-means (l2)", "B: k-means (l2)"]
+
+
 def test_a_comparison_has_the_notes_of_an_evaluation(items):
     X, labels = (each[items[1] < 5] for each in items[:2])
     few, beyond = compare(file(X, labels), file(X, labels), replace(SETTINGS, recall_at=99))[

@@ -114,6 +114,41 @@ def test_a_rank_that_is_done_is_not_missed(pair, ended):
     assert pair[0].stop(done=True) == ""
 
 
+def test_other_ranks_wait_until_rank_0_is_done(pair):
+    first, second = pair
+    second.stop(done=True)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.wait_for_first)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.3)
+        first.stop(done=True)
+        assert waiting.result(20) == ""
+
+
+def test_a_rank_that_waits_learns_that_rank_0_has_ended(pair):
+    first, second = pair
+    second.stop(done=True)
+    [connection] = first.peers
+    connection.shutdown(socket.SHUT_WR)
+    assert second.wait_for_first() == "rank 0 on localhost"
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_ctrl_c_of_a_rank_that_waits_interrupts_rank_0_once(also, pair, ended, monkeypatch):
+    """Rank 0, which may have received Ctrl-C too, then takes its time: nothing is broken."""
+    pressed = Queue()
+    first, second = pair
+    happened = {first.thread: also, threading.current_thread(): True}
+    monkeypatch.setattr(watchdog.signals, "interrupt", lambda: pressed.put(True))
+    monkeypatch.setattr(watchdog, "CLEAN_UP", 0.1)
+    second.stop(done=True)
+    monkeypatch.setattr(watchdog.signals, "happened", lambda: happened[threading.current_thread()])
+    second.stop(failed=True)
+    first.thread.join(20)
+    assert pressed.qsize() == (not also)
+    assert ended.empty()
+
+
 def test_a_stranger_is_not_taken_for_a_rank(ended):
     board = Board()
     with ThreadPoolExecutor(1) as pool:
