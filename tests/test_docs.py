@@ -8,7 +8,6 @@ tests/exporter/onnx/test_metadata.py.
 """
 
 import re
-import shlex
 import shutil
 import tomllib
 from pathlib import Path
@@ -24,13 +23,13 @@ from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
 from tests.forks import Forked
+from tests.pages import BLOCK, README, blocks, commands
 from tests.trainer.small import SMALL, draw_pictures
 from trainer import losses
 from trainer.data import datasets
 from trainer.data.datasets import glyphs
 from trainer.networks import backbones
 
-README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [
     *PAGES,
@@ -39,10 +38,8 @@ LINKED = [
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
 LANGUAGES = {"bash", "json", "py", "python", "sh", "text", "toml"}
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 STEP = re.compile(r"# (\S+\.py)\n")  # the first line of a block that belongs into a file
 LINK = re.compile(r"\]\(([^)\s]*)(?: \"([^\"]*)\")?\)")
-SEPARATORS = {"&&", "||", ";", "|"}
 PLAIN = {"cd", "git", "python3.11", "source"}  # commands that nobody doubts
 
 ONE_EPOCH = (*SMALL, "--epochs=1")
@@ -72,30 +69,6 @@ def test_generated_text_is_up_to_date(name):
 
 
 # What the pages hold
-
-
-def blocks(page, *languages):
-    """(language, text) of the blocks of a page."""
-    found = BLOCK.findall(page.read_text())
-    return [(lang, text) for lang, text in found if not languages or lang in languages]
-
-
-def commands(text):
-    """(words, file that takes the output or None) of every command in lines of shell."""
-    for line in text.replace("\\\n", " ").splitlines():
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        words, target, before = [], None, ""
-        for word in [*lexer, ";"]:
-            if word in SEPARATORS:
-                if words:
-                    yield words, target
-                words, target = [], None
-            elif before == ">":
-                target = word
-            elif word not in "<>":
-                words.append(word)
-            before = word
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -2,9 +2,7 @@
 
 import json
 import signal
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,15 +52,6 @@ def alone(folder, tmp_path_factory):
 def notes(result):
     """What it tells beside its progress, which a slow machine shows."""
     return [line for line in result.stderr.splitlines() if not line.endswith("s left")]
-
-
-def test_torchrun_starts_a_command_as_the_readme_says(folder, alone):
-    words = ["--standalone", "--nproc-per-node=2", "-m", "cli", "eval"]
-    options = ["--no-nmi", "--no-map", "--json"]
-    program = Path(sys.executable).with_name("torchrun")  # its processes import torch themselves
-    code, told, errors = Forked(program, *words, folder / "ties.npz", *options).end()
-    assert code == 0, errors
-    assert json.loads(told) == json.loads(alone[1][3].stdout)
 
 
 @pytest.mark.parametrize("size", [2, 3])

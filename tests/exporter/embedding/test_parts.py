@@ -9,7 +9,6 @@ import signal
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
@@ -22,7 +21,7 @@ from retrieval.errors import DmlError
 from retrieval.formats.wholes import shard_of
 from retrieval.loading.load import load
 from tests.commands import call
-from tests.exporter.embedding.test_writing import ATTRS, PREPARED, D, draw, quarters
+from tests.exporter.embedding.toy import ATTRS, PREPARED, D, draw, quarters, without_time
 from tests.ranks import finish, run_commands, slurm_variables, start, together
 from trainer.data.datasets.records import build
 
@@ -62,12 +61,6 @@ def main(folder, options):
 
 def in_ranks(size, folder, **options):
     return together(size, __file__, folder, json.dumps(options))
-
-
-def without_time(path):
-    """The bytes of a file, without the time of its creation."""
-    with h5py.File(path) as file:
-        return path.read_bytes().replace(file.attrs["created"].encode(), b"")
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from retrieval.loading.sources import locate
 from retrieval.remote import ranges, room
 from retrieval.remote.address import parse
 from retrieval.remote.store import Store
+from tests.buckets import empty_bucket
 from tests.retrieval.remote.copies import npy
 from tests.retrieval.remote.servers import Service, listening
 
@@ -264,28 +265,13 @@ boto = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.fixture(scope="module")
 def bucket():
     """A bucket with shards and labels."""
-    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
-    moto_server = pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    server = moto_server.ThreadedMotoServer("127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        fs = s3fs.S3FileSystem()
-        fs.mkdir("bucket")
+    with empty_bucket() as fs:
         for n in (2, 10):
             for kind, array in (("x", np.full((2, 3), n, np.float32)), ("y", np.arange(2))):
                 out = io.BytesIO()
                 np.save(out, array)
                 fs.pipe(f"bucket/{kind}/part-{n}.npy", out.getvalue())
         yield fs
-    server.stop()
 
 
 @boto
