@@ -1,7 +1,7 @@
 """Build optimisers from settings, and compute the learning rate of each step."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn, optim
@@ -47,11 +47,23 @@ def build(spec: config.Optimizer, network: nn.Module, loss: nn.Module) -> Optimi
     return kind(groups, lr=spec.lr, eps=spec.eps)
 
 
+def saved_state(optimizer: Optimizer) -> dict[str, Any]:
+    """The state dict for a checkpoint, with the numbers of the parameters that have a state.
+
+    Not all have one: plain SGD keeps nothing, and neither has a parameter without gradients.
+    """
+    state = optimizer.state_dict()
+    return state | {"entries": sorted(state["state"])}
+
+
 def restore(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Load the state of a checkpoint; ValueError if it does not belong to the parameters.
 
     The groups keep their settings, which are those of the config.
     """
+    groups = optimizer.state_dict()["param_groups"]
+    if _members(saved["param_groups"]) != _members(groups):
+        raise ValueError("The groups of parameters are others")
     sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
     averages = {"exp_avg", "exp_avg_sq"}
     keys = {"momentum_buffer"} if isinstance(optimizer, optim.SGD) else {"step", *averages}
@@ -59,8 +71,24 @@ def restore(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         shapes = {key: () if key == "step" else sizes[number] for key in keys}
         if {key: tuple(value.shape) for key, value in entry.items()} != shapes:
             raise ValueError(f"Parameter {number} has a state of another kind or size")
-    groups = optimizer.state_dict()["param_groups"]
+    if not _is_complete(optimizer, saved):
+        raise ValueError("Parameters have lost their state")
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+
+
+def _members(groups: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
+    return [(group["name"], list(group["params"])) for group in groups]
+
+
+def _is_complete(optimizer: Optimizer, saved: Mapping[str, Any]) -> bool:
+    """Whether all parameters that had a state still have it.
+
+    An older checkpoint does not say which had one; some had, except with plain SGD.
+    """
+    if "entries" in saved:
+        return sorted(saved["state"]) == saved["entries"]
+    plain = all(group.get("momentum") == 0 for group in optimizer.param_groups)
+    return plain or bool(saved["state"])
 
 
 def trainable(module: nn.Module, kind: str) -> list[nn.Parameter]:

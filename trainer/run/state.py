@@ -24,6 +24,7 @@ from trainer.losses.monitor import Monitors
 from trainer.networks.embedder import Embedder
 from trainer.results import Best, EpochRecord
 from trainer.run import metrics_log
+from trainer.run.optimizers import saved_state
 from trainer.run.watch import Watch
 from trainer.trackers import Trackers
 
@@ -88,7 +89,7 @@ def saved(training: Training) -> dict[str, Any]:
         "config": training.config.to_dict(),
         "embedder": training.embedder.state_dict(),
         "loss": training.loss.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
+        "optimizer": saved_state(training.optimizer),
         "scaler": training.scaler.state_dict(),
         "threads": torch.get_num_threads(),
         "processes": training.world.size,

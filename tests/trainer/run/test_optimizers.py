@@ -10,7 +10,7 @@ from torch import nn, optim
 from retrieval.errors import DmlError
 from trainer.config import Optimizer, Schedule
 from trainer.losses import build as build_loss
-from trainer.run.optimizers import build, rate, set_rate
+from trainer.run.optimizers import build, rate, restore, saved_state, set_rate
 
 
 @pytest.fixture
@@ -186,6 +186,26 @@ def test_state_dict_carries_the_rate_before_the_schedule(network, loss):
     other.load_state_dict(optimizer.state_dict())
     set_rate(other, 0.5)
     assert [group["lr"] for group in other.param_groups] == [0.05, 0.05, 0.2, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("options", "entries"),
+    [({"name": "sgd"}, []), ({"name": "sgd", "momentum": 0.9}, [0, 1]), ({"name": "adam"}, [0, 1])],
+)
+def test_a_sound_state_is_restored_though_not_all_parameters_have_one(network, options, entries):
+    """Plain SGD keeps none, and parameters that are frozen or without gradients have none."""
+    network[3].requires_grad_(False)
+    optimizer = build(spec(**options), network, build_loss("spce", 7, 5))
+    network[0].weight.grad = torch.ones_like(network[0].weight)
+    network[0].bias.grad = torch.ones_like(network[0].bias)
+    optimizer.step()
+    saved = saved_state(optimizer)
+    assert saved["entries"] == entries
+    other = build(spec(**options), network, build_loss("spce", 7, 5))
+    restore(other, saved)
+    assert sorted(other.state_dict()["state"]) == entries
+    del saved["entries"]  # an older checkpoint
+    restore(other, saved)
 
 
 # schedules

@@ -48,6 +48,13 @@ def test_a_run_whose_metrics_are_damaged_goes_on(line, config, trained, finished
         lambda saved: saved["state"].update({999: saved["state"][0]}),
         lambda saved: saved["state"][0].pop("exp_avg"),
         lambda saved: saved["state"][0].update(exp_avg=torch.zeros(3)),
+        lambda saved: saved["state"].clear(),
+        lambda saved: saved["state"].pop(0),
+        lambda saved: saved.pop("entries") and saved["state"].clear(),  # of an older version
+        lambda saved: saved.pop("param_groups"),
+        lambda saved: saved["param_groups"].pop(),
+        lambda saved: saved["param_groups"][0].update(name="loss/weights"),
+        lambda saved: saved["param_groups"][0]["params"].pop(),
     ],
 )
 def test_a_damaged_state_of_the_optimiser_is_told(damage, change, finished):
@@ -57,6 +64,14 @@ def test_a_damaged_state_of_the_optimiser_is_told(damage, change, finished):
     with pytest.raises(DmlError, match="is damaged") as caught:
         fit(change(schedule={"epochs": 4}), finished, resume=True)
     assert "state of the optimiser" in caught.value.why
+
+
+def test_a_checkpoint_of_an_older_version_is_resumed(change, finished):
+    saved = checkpoint.load(finished)
+    saved["optimizer"].pop("entries")
+    torch.save(saved, finished / "last.pt")
+    fit(change(schedule={"epochs": 4}), finished, resume=True)
+    assert checkpoint.load(finished)["epoch"] == 4
 
 
 def test_what_a_kill_left_behind_is_removed(change, tmp_path):
