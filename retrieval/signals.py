@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     import types
+    from typing import NoReturn
 else:
     import _signal as signal
 
@@ -105,11 +106,17 @@ def interrupt() -> None:
         _thread.interrupt_main()
 
 
-def _end(*_: object) -> None:
+def end(told: bool = False) -> NoReturn:
+    """End this process as Ctrl-C does, at once; told: another process says how to continue."""
     try:
-        os.write(2, f"\nInterrupted: {left()}.\n".encode())
+        if not told:
+            os.write(2, f"\nInterrupted: {left()}.\n".encode())
     finally:
         os._exit(INTERRUPTED)
+
+
+def _end(*_: object) -> None:
+    end()
 
 
 def _raise(_: int, frame: types.FrameType | None) -> None:

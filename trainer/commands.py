@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrieval import signals
 from retrieval.console import (
     RUN_AGAIN,
     ProgressBar,
@@ -122,22 +121,21 @@ def _settings(
 
 def _run(config: Config, folder: Path | None, name: str, resume: bool) -> RunResult | None:
     """Train and show it on stderr. Without a folder, the run gets a new one called `name`."""
-    from trainer.tables import Display
+    from trainer.tables import Display, how_to_continue
 
-    with Display(safe_console(stderr=True)) as watch:
+    target = folder or new_folder(Path("runs"), name)
+    with on_interrupt(lambda: how_to_continue(target)), Display(safe_console(stderr=True)) as watch:
         from trainer.run.folder import FolderTaken
         from trainer.run.train import train
 
         while True:
-            target = folder or new_folder(Path("runs"), name)
             try:
                 return train(config, target, watch, resume=resume)
             except FolderTaken:
                 if folder:
-                    raise  # else another run, started at the same moment, has taken the name
-            except KeyboardInterrupt:
-                watch.interrupted(target)
-                raise click.exceptions.Exit(signals.INTERRUPTED) from None
+                    raise
+                # Another run, started at the same moment, has taken the name.
+                target = new_folder(Path("runs"), name)
 
 
 def _run_seeds(start: Start, seeds: int, folder: Path, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from retrieval import signals
 from retrieval.console import ProgressBar
 from retrieval.distances import DISTANCES
 from retrieval.metrics import score_rows, title_of
@@ -83,14 +84,6 @@ class Display(OnStderr, Watch):
         best = record["best"] and record["scores"]
         self._row(columns(record, self.width, "best" if best else ""))
 
-    def interrupted(self, folder: Path) -> None:
-        self.bar.stop()
-        if (folder / LAST).exists():
-            command = f"dmltool train --resume {quote(str(folder))}"
-            self.line(f"Interrupted. Continue with: {command}")  # not folded: to be copied
-        else:
-            self.note("Interrupted before the first epoch: nothing was written.")
-
     def _row(self, cells: dict[str, str]) -> None:
         """A line of the table; its titles first, and again where the parts of the loss change."""
         widths = {title: width_of(title) for title in cells}
@@ -98,6 +91,13 @@ class Display(OnStderr, Watch):
             self.titles = list(cells)
             self.line(" ".join(title.rjust(width) for title, width in widths.items()), "bold")
         self.line(" ".join(cell.rjust(widths[title]) for title, cell in cells.items()))
+
+
+def how_to_continue(folder: Path) -> str:
+    """What to say of a run on Ctrl-C: the command that continues it, if an epoch was finished."""
+    if not (folder / LAST).exists():
+        return signals.NOTHING
+    return f"`dmltool train --resume {quote(str(folder))}` continues"
 
 
 def columns(record: Mapping[str, Any], width: int, remark: str) -> dict[str, str]:

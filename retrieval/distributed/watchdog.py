@@ -35,8 +35,11 @@ KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # 30 s u
 class Watchdog:
     """A thread that ends this process with exit code 1 and one line when another rank has ended."""
 
-    def __init__(self, rank: int, peers: dict[socket.socket, str]) -> None:
-        self.rank, self.peers = rank, peers
+    def __init__(
+        self, rank: int, peers: dict[socket.socket, str], clean_up: float = CLEAN_UP
+    ) -> None:
+        """clean_up: seconds that the main thread has to answer the Ctrl-C of another rank."""
+        self.rank, self.peers, self.clean_up = rank, peers, clean_up
         self.lock, self.stopped = threading.Lock(), threading.Event()
         self.noticed, self.ended = threading.Event(), ""  # the first rank that ended, in words
         for peer in peers:
@@ -99,10 +102,17 @@ class Watchdog:
                 self.ended = said or self.peers[peer]
                 self.noticed.set()
                 if said == INTERRUPTED:
-                    signals.interrupt()  # to clean up, and to say how to continue
-                    self.stopped.wait(CLEAN_UP)
+                    self._interrupt()
                 self._end()
                 return
+
+    def _interrupt(self) -> None:
+        """Let the main thread clean up and say how to continue, unless it has finished."""
+        with self.lock:
+            if self.stopped.is_set():
+                return
+            signals.interrupt()
+        self.stopped.wait(self.clean_up)
 
     def _end(self) -> None:
         with self.lock:
@@ -111,7 +121,7 @@ class Watchdog:
             self.stopped.set()
             self._say(self.ended)
             if self.ended == INTERRUPTED:
-                os._exit(signals.INTERRUPTED)
+                signals.end(told=self.rank > 0)
             line = f"Error: Rank {self.rank} stops, because {self.ended} has ended.\n"
             os.write(2, line.encode())
             os._exit(1)  # the main thread may be in a product, or wait for the rank that ended

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.forks import Forked
+from tests.ranks import together
 from tests.trainer.small import SMALL
 from trainer.commands import KINDS, listing
 
@@ -283,3 +284,32 @@ def test_list_fits_the_terminal(columns, tmp_path):
     names = [line for line in lines if not line.startswith(" ")]
     assert [name.split()[0] for name in names] == list(listing("presets"))
     assert len(lines) > len(names)  # some are folded, and stand under their beginning
+
+
+INTERRUPTED = """
+import os, signal
+from cli import main
+from retrieval import signals
+from trainer.run import epoch
+
+step = epoch.train_step
+
+def interrupted(training, images, targets, number):
+    found = step(training, images, targets, number)
+    if number == 1 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGINT)
+    return found
+
+epoch.train_step = interrupted
+signals.end_on_interrupt("__main__")
+main()
+"""
+
+
+def test_ctrl_c_during_training_in_two_processes_is_told_once(photos, tmp_path):
+    command = ["train", "--data", photos, *SMALL, "--out", tmp_path / "run"]
+    ranks = together(2, "-c", INTERRUPTED, *command)
+    told = "".join(rank.stderr for rank in ranks)
+    assert [rank.code for rank in ranks] == [130, 130], told
+    assert told.count("Interrupted") == 1
+    assert f"Interrupted: `dmltool train --resume {tmp_path}/run` continues." in ranks[0].stderr

@@ -10,6 +10,7 @@ import pytest
 
 from retrieval.distributed import watchdog
 from retrieval.distributed.watchdog import Watchdog
+from tests.forks import Forked
 
 
 class Board:
@@ -95,14 +96,50 @@ def test_a_rank_that_fails_tells_the_others_who_it_is(pair, ended):
     assert ended.get(timeout=20) == (1, f"rank 0 on {socket.gethostname()}")
 
 
-def test_ctrl_c_of_one_rank_reaches_the_others(pair, ended, monkeypatch):
-    pressed = Queue()
-    monkeypatch.setattr(watchdog.signals, "interrupt", lambda: pressed.put(True))
+@pytest.fixture
+def pressed(monkeypatch):
+    """The interrupts of the main thread."""
+    found = Queue()
+    monkeypatch.setattr(watchdog.signals, "interrupt", lambda: found.put(True))
+    return found
+
+
+def test_ctrl_c_of_one_rank_reaches_the_others(pair, ended, pressed, monkeypatch):
     monkeypatch.setattr(watchdog.signals, "happened", lambda: True)
-    monkeypatch.setattr(watchdog, "CLEAN_UP", 0.1)
+    pair[0].clean_up = 0.1
     pair[1].stop(failed=True)
     assert pressed.get(timeout=20)
     assert ended.get(timeout=20) == (0, watchdog.INTERRUPTED)  # it did not end by itself
+
+
+def test_a_rank_that_has_finished_is_not_interrupted_by_another(pair, ended, pressed, monkeypatch):
+    pair[0].stop(done=True)
+    monkeypatch.setattr(watchdog.signals, "happened", lambda: True)
+    pair[1].stop(failed=True)
+    assert pair[0].noticed.wait(20)
+    assert ended.get(timeout=20) == (0, watchdog.INTERRUPTED)  # where nothing happens: it stopped
+    assert pressed.empty()
+
+
+# A call of C that lets other threads run and never looks for signals.
+BUSY = """
+import hashlib, socket, sys
+from retrieval import signals
+from retrieval.distributed.watchdog import INTERRUPTED, Watchdog
+signals.left = lambda: "add --resume to continue"
+server = socket.create_server(("127.0.0.1", 0))
+other = socket.create_connection(server.getsockname())
+Watchdog(int(sys.argv[1]), {server.accept()[0]: "another rank"}, clean_up=0.2)
+other.sendall(f"{INTERRUPTED}\\n".encode())
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "told"), [(0, "\nInterrupted: add --resume to continue.\n"), (1, "")]
+)
+def test_ctrl_c_during_long_work_of_c_is_told_by_the_first_rank(rank, told):
+    assert Forked("-c", BUSY, rank).end(timeout=60) == (130, "", told)
 
 
 def test_a_rank_that_is_done_is_not_missed(pair, ended):
