@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from exporter.onnx.metadata import INPUTS, Metadata, Preprocessing
 from exporter.onnx.model import Model, describe
 from exporter.results import ModelResult
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, command
 from retrieval.files import sha256
 from trainer.config import Config
 from trainer.data.datasets import DataSet
@@ -70,7 +69,7 @@ def load_member(run: Path) -> Member:
         raise DmlError(
             f"{run} has no {checkpoint.BEST} yet.",
             "Its first epoch is not finished.",
-            f"Continue it: dmltool train --resume {run}, "
+            f"Continue it: {command('train', '--resume', run)}, "
             f"or name a checkpoint: {run / checkpoint.LAST}",
         )
     state = checkpoint.load(path)
@@ -99,7 +98,7 @@ def unfinished(member: Member) -> str:
         return ""
     return (
         f"{path} is the network of epoch {member.state['epoch']} of {epochs}: its training has not "
-        f"ended. It continues with: dmltool train --resume {path.parent}"
+        f"ended. It continues with: {command('train', '--resume', path.parent)}"
     )
 
 
@@ -164,11 +163,12 @@ def check_origin(model: Model, members: Sequence[Member]) -> Metadata:
     if own is None or own.checkpoints() != [member.sha256 for member in members]:
         names = ", ".join(str(member.path) for member in members)
         runs = [str(m.path.parent if m.path.name == checkpoint.BEST else m.path) for m in members]
-        again = shlex.join(runs) + (" --out FOLDER" if len(runs) > 1 else "") + " --force"
+        out = ["--out", "FOLDER"] if len(runs) > 1 else []
+        again = command("export", *runs, *out, "--force")
         raise DmlError(
             f"{model.path} is not the model of {names}.",
             "It was exported from another checkpoint, so its embeddings are different.",
-            f"Name the run it was exported from, or export again: dmltool export {again}",
+            f"Name the run it was exported from, or export again: {again}",
         )
     return own
 

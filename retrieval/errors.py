@@ -1,9 +1,10 @@
-"""DmlError: what happened, why, and what to do about it; how to install what is missing; lists.
+"""DmlError: what happened, why, and what to do about it; commands to show; lists.
 
 Imports nothing of ours.
 """
 
 import errno
+import shlex
 from collections.abc import Iterable
 
 
@@ -54,6 +55,11 @@ def listed(
     if count <= limit:
         return between.join(texts)
     return between.join(texts[:limit]) + (between if "\n" in between else " ") + more
+
+
+def command(*words: object) -> str:
+    """A command of dmltool that can be copied into a shell."""
+    return shlex.join(["dmltool", *map(str, words)])
 
 
 def install(extra: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,27 @@ def _faults(path: Path) -> Iterator[str]:
                 for pieces in _texts(node):
                     if fault := _fault(pieces, name == "fix"):
                         yield f"{path.name}:{node.lineno}: {name} {fault}"
+
+
+COMMAND = re.compile(r"dmltool (?!list|reads)[a-z]+ [^.:]*$")  # what follows is an argument of it
+
+
+def _unquoted(path: Path) -> Iterator[str]:
+    """Values in commands of messages that are not quoted for the shell."""
+    for text in ast.walk(ast.parse(path.read_text())):
+        said = ""
+        for part in text.values if isinstance(text, ast.JoinedStr) else ():
+            if isinstance(part, ast.Constant):
+                said += str(part.value)
+            elif isinstance(part, ast.FormattedValue) and COMMAND.search(said):
+                called = part.value.func if isinstance(part.value, ast.Call) else part.value
+                if getattr(called, "id", getattr(called, "attr", "")) not in ("quote", "command"):
+                    yield f"{path.name}:{part.lineno}: {ast.unparse(part.value)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_messages_can_be_copied_into_a_shell(path: Path) -> None:
+    assert not list(_unquoted(path))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,6 +1,7 @@
 """Collect what a report shows of a run, and find the images of an embedding file. No torch."""
 
 import json
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +86,11 @@ def _settings_text(folder: Path) -> str:
         with (folder / CONFIG).open(encoding="utf-8") as file:
             return file.read(toml.LARGEST)
     except (OSError, UnicodeDecodeError) as error:
+        run = shlex.quote(str(best_run(folder) or "runs/NAME"))
         raise DmlError(
             f"{folder} is not a run folder.",
             f"{folder / CONFIG} cannot be read: {getattr(error, 'strerror', None) or error}.",
-            f"Name a folder made by `dmltool train`: --run {best_run(folder) or 'runs/NAME'}",
+            f"Name a folder made by `dmltool train`: --run {run}",
         ) from error
 
 

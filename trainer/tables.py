@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from shlex import quote
 from typing import Any, Self
 
 from rich.console import Console, Group
@@ -13,6 +12,7 @@ from rich.text import Text
 from retrieval import signals
 from retrieval.console import ProgressBar
 from retrieval.distances import DISTANCES
+from retrieval.errors import command
 from retrieval.metrics import score_rows, title_of
 from retrieval.number_format import counted, percent
 from retrieval.run_files import LAST
@@ -94,10 +94,10 @@ class Display(OnStderr, Watch):
 
 
 def how_to_continue(folder: Path) -> str:
-    """What to say of a run on Ctrl-C: the command that continues it, if an epoch was finished."""
+    """What to say of a run on Ctrl-C: the command that continues it, if there is a checkpoint."""
     if not (folder / LAST).exists():
         return signals.NOTHING
-    return f"`dmltool train --resume {quote(str(folder))}` continues"
+    return f"`{command('train', '--resume', folder)}` continues"
 
 
 def columns(record: Mapping[str, Any], width: int, remark: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, Wanted, note, to_read
-from retrieval.errors import DmlError, listed
+from retrieval.errors import DmlError, command, listed
 from retrieval.formats.arrays import allocate, gathered, vectors
 from retrieval.formats.named_arrays import LABEL_NAMES, LISTED, PATH_NAMES, VECTOR_NAMES
 
@@ -178,7 +178,7 @@ class Choice:
 
     def _one_label(self, fits: Sequence[Column], prefix: str) -> Column | None:
         if len(fits) > 1:
-            choice = f"dmltool eval '{self.source}::{prefix},{fits[0].name}'"
+            choice = command("eval", f"{self.source}::{prefix},{fits[0].name}")
             self._fail("several columns that could be the label", f"Choose one: {choice}")
         return _single(fits)
 
@@ -202,7 +202,7 @@ class Choice:
             if several:
                 self._fail(
                     f"several {what}columns that could be the embeddings: {', '.join(several)}",
-                    f"Choose one: dmltool eval '{self.source}::{next(iter(several))}'",
+                    f"Choose one: {command('eval', f'{self.source}::{next(iter(several))}')}",
                 )
         self._refuse_gaps(free)
         if numbers := [column for column in free if column.kind in NUMBERS]:

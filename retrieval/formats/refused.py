@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
-from retrieval.errors import DmlError, listed
+from retrieval.errors import DmlError, command, listed
 from retrieval.registry import nearest
 from retrieval.run_files import BEST, CONFIG, EMBEDDINGS, LAST, METRICS
 
@@ -90,12 +90,13 @@ def unreadable(path: Path) -> DmlError:
         )
     names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, 3)
+    parent = shlex.quote(str(path.parent))
     return DmlError(
         f"{path} does not exist.",
         "There is no such file."
         if path.parent.is_dir()
         else f"The folder {path.parent} does not exist either.",
-        f"Did you mean {' or '.join(near)}?" if near else f"Look there: ls {path.parent}",
+        f"Did you mean {' or '.join(near)}?" if near else f"Look there: ls {parent}",
     )
 
 
@@ -133,7 +134,7 @@ def explain(path: Path) -> DmlError | None:
             "A server may have sent a page about an error or a login instead of the file.",
             "Open it in a browser to see what it says, and download the file again.",
         )
-    suffix, here = path.suffix.lower(), shlex.quote(str(path))
+    suffix = path.suffix.lower()
     if suffix == ".mat" and _starts(path, b"matlab 7.3"):
         return _convertible(path, ".mat 7.3")
     if suffix in CONVERSIONS:
@@ -144,7 +145,7 @@ def explain(path: Path) -> DmlError | None:
         return DmlError(
             f"{path} is an ONNX model, not embeddings.",
             "Embeddings come from running it on images.",
-            f"Run it: dmltool embed {here} IMAGES --out embeddings.h5",
+            f"Run it: {command('embed', path, 'IMAGES', '--out', 'embeddings.h5')}",
         )
     if suffix == ".zip" and _starts(path, b"pk"):
         return _zip(path)
@@ -206,15 +207,17 @@ def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlEr
         return DmlError(
             f"{path} is a run without embeddings.",
             f"Its {EMBEDDINGS} is written by export.",
-            f"Export it: dmltool export {here}",
+            f"Export it: {command('export', path)}",
         )
     if runs := [name for name in names[:SPLITS] if (path / name / CONFIG).is_file()]:
         done = [name for name in runs if (path / name / EMBEDDINGS).is_file()]
-        run = shlex.quote(str(path / (done or runs)[0]))
+        run = path / (done or runs)[0]
         return DmlError(
             f"{path} is a folder of runs.",
             f"It holds {listed(runs)}. One run is expected.",
-            f"Choose one: dmltool eval {run}" if done else f"Export one: dmltool export {run}",
+            f"Choose one: {command('eval', run)}"
+            if done
+            else f"Export one: {command('export', run)}",
         )
     if "config.json" in names and any(
         name.endswith((".safetensors", ".bin", ".onnx")) for name in names
@@ -232,7 +235,7 @@ def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlEr
         return DmlError(
             f"{path} is a folder of images, not embeddings.",
             "Embeddings come from running a model on them.",
-            f"Run one: dmltool embed model.onnx {here} --out embeddings.h5",
+            f"Run one: {command('embed', 'model.onnx', path, '--out', 'embeddings.h5')}",
         )
     if shards:
         return None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from retrieval.embeddings import SPELLINGS, Embeddings, note
-from retrieval.errors import DmlError, damaged
+from retrieval.errors import DmlError, command, damaged
 from retrieval.files import sha256
 from retrieval.formats import FORMATS, is_compressed
 from retrieval.formats.refused import RUN_FILES, explain_folder, unreadable
@@ -34,7 +33,7 @@ def note_outdated(data: Embeddings, progress: StageProgress | None = None) -> No
     except OSError:  # it is not there, or cannot be read
         return
     if newer and made_with_another(data, network, progress):
-        again = shlex.join(["dmltool", "export", str(network.parent), "--force"])
+        again = command("export", network.parent, "--force")
         note(f"{file} was exported before {network} was written; export it again: {again}")
 
 
@@ -74,7 +73,7 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
             f"The first run of its best setting is {run}.",
             f"Name its embeddings: {run / EMBEDDINGS}"
             if done
-            else f"Export it: dmltool export {shlex.quote(str(run))}",
+            else f"Export it: {command('export', run)}",
         )
     if any(name in names for name in RUN_FILES):
         return _shards_of_run(path, names), None
@@ -102,7 +101,7 @@ def _shards_of_run(path: Path, names: Collection[str]) -> tuple[Path, ...]:
     for name in sorted(name for name in begun if name == EMBEDDINGS or is_part(name)):
         part = PART.fullmatch(name)
         more = ["--shard", f"{part[2]}/{part[3]}"] if part else []
-        again = shlex.join(["dmltool", "export", str(path), *more, "--resume"])
+        again = command("export", path, *more, "--resume")
         raise DmlError(
             f"{path} is a run whose export has not finished.",
             f"{path / name}.partial is half-written: rows may be missing.",
@@ -199,7 +198,7 @@ def _splits_of_hugging_face(path: Path) -> tuple[Path, ...]:
         raise DmlError(
             f"{path} is a data set with the splits {', '.join(names) or '(none)'}.",
             f"Of these, {', '.join(sorted(SPELLINGS))} are known.",
-            f"Give one of its folders: dmltool eval {path / names[0]}"
+            f"Give one of its folders: {command('eval', path / names[0])}"
             if names
             else "Save it again: dataset.save_to_disk(FOLDER)",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,4 +115,4 @@ def _matches(pattern: Path) -> tuple[Path, ...]:
     found = [Path(name) for name in glob.glob(str(pattern), recursive=True)]
     if files := [file for file in found if not file.is_dir() or store_format(file)]:
         return in_natural_order(files)
-    raise no_match(str(pattern), f"Look there: ls {os.path.dirname(pattern) or '.'}")
+    raise no_match(str(pattern), f"Look there: ls {shlex.quote(os.path.dirname(pattern) or '.')}")

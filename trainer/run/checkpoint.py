@@ -7,13 +7,15 @@ a file is ever run.
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, command
 from retrieval.files import whole_file
 from retrieval.loading.folders import best_run
+from retrieval.registry import nearest
 from retrieval.run_files import BEST, LAST
 from trainer import toml
 from trainer.config import Config
@@ -56,7 +58,7 @@ def save(folder: Path, state: Mapping[str, Any], best: bool) -> None:
             _reason(error) + ("" if first else " Earlier checkpoints are intact."),
             "Make room there, or choose another --out."
             if first
-            else f"Make room, then continue: dmltool train --resume {folder}",
+            else f"Make room, then continue: {command('train', '--resume', folder)}",
         ) from error
 
 
@@ -81,16 +83,14 @@ def canonical(value: Any) -> Any:
 
 def load(path: Path) -> dict[str, Any]:
     """The checkpoint at a path; a folder means its last.pt."""
+    given = path
     if path.is_dir():
         path = path / LAST
     if not path.exists():
-        folder = path.parent
-        runs = [found.parent for found in sorted(folder.glob(f"*/{LAST}"))]
-        run = best_run(folder) or next(iter(runs), None)
         raise DmlError(
             f"There is no checkpoint {path}.",
             "A folder made by `dmltool train`, or a checkpoint in it, was expected.",
-            f"Name a run in it: {run}" if run else "Look for last.pt or best.pt: ls runs/*",
+            _instead(given),
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -123,6 +123,22 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
+def _instead(given: Path) -> str:
+    """What to give instead of a path without a checkpoint: a run in that folder, or a like name."""
+    folder = given.parent if given.name in (BEST, LAST) else given
+    if folder.is_dir():
+        runs = [found.parent for found in sorted(folder.glob(f"*/{LAST}"))]
+        if run := best_run(folder) or next(iter(runs), None):
+            return f"Name a run in it: {quote(str(run))}"
+    if given.parent.is_dir() and given.suffix == Path(LAST).suffix:
+        names, place = [file.name for file in sorted(given.parent.glob(f"*{given.suffix}"))], given
+    else:
+        names, place = [file.parent.name for file in folder.parent.glob(f"*/{LAST}")], folder
+    if near := nearest(place.name, sorted(names)):
+        return f"Did you mean {quote(str(place.with_name(near)))}?"
+    return "Look for last.pt or best.pt: ls runs/*"
+
+
 def _possible(key: str, value: Any) -> bool:
     """Whether a run can have written this value, which has the type of its key."""
     if isinstance(value, int):
@@ -139,7 +155,7 @@ def _way_out(path: Path) -> str:
     other = path.with_name(LAST if path.name == BEST else BEST)
     if not other.exists() or other.samefile(path):
         return "Train again, with another --out."
-    return f"Export the other checkpoint of the run: dmltool export {other}, or train again."
+    return f"Export the other checkpoint of the run: {command('export', other)}, or train again."
 
 
 def load_config(path: Path) -> Config:

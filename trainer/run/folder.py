@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval import files
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, command
 from retrieval.files import write_text
 from retrieval.number_format import size
 from retrieval.run_files import CONFIG, ENVIRONMENT, LAST, METRICS
@@ -78,7 +78,7 @@ def clear_start(folder: Path) -> None:
 
 
 def _taken(folder: Path) -> FolderTaken:
-    fix = f"Choose another --out, or continue that run: --resume {folder}"
+    fix = f"Choose another --out, or continue that run: {command('train', '--resume', folder)}"
     if not (folder / LAST).exists():
         fix = "Choose another --out; the folder has no checkpoint to continue from."
     return FolderTaken(f"{folder} exists already.", "A run has a folder of its own.", fix)

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, command
 from retrieval.files import whole_file, write_text
 from retrieval.remote.address import without_secrets
 from retrieval.run_files import CURVES, METRICS
@@ -70,7 +70,7 @@ def add_metrics(folder: Path, record: EpochRecord) -> None:
         raise DmlError(
             f"{folder / METRICS} cannot be written.",
             f"{error.strerror}. Earlier checkpoints are intact.",
-            f"Make room, then continue: dmltool train --resume {folder}",
+            f"Make room, then continue: {command('train', '--resume', folder)}",
         ) from error
 
 

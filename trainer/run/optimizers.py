@@ -56,10 +56,10 @@ def saved_state(optimizer: Optimizer) -> dict[str, Any]:
     return state | {"entries": sorted(state["state"])}
 
 
-def restore(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+def restore(optimizer: Optimizer, saved: Mapping[str, Any], epoch: int) -> None:
     """Load the state of a checkpoint; ValueError if it does not belong to the parameters.
 
-    The groups keep their settings, which are those of the config.
+    epoch: how many were finished. The groups keep their settings, which are those of the config.
     """
     groups = optimizer.state_dict()["param_groups"]
     if _members(saved["param_groups"]) != _members(groups):
@@ -71,7 +71,7 @@ def restore(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         shapes = {key: () if key == "step" else sizes[number] for key in keys}
         if {key: tuple(value.shape) for key, value in entry.items()} != shapes:
             raise ValueError(f"Parameter {number} has a state of another kind or size")
-    if not _is_complete(optimizer, saved):
+    if not _is_complete(optimizer, saved, epoch):
         raise ValueError("Parameters have lost their state")
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
 
@@ -80,15 +80,15 @@ def _members(groups: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[int]]]
     return [(group["name"], list(group["params"])) for group in groups]
 
 
-def _is_complete(optimizer: Optimizer, saved: Mapping[str, Any]) -> bool:
+def _is_complete(optimizer: Optimizer, saved: Mapping[str, Any], epoch: int) -> bool:
     """Whether all parameters that had a state still have it.
 
-    An older checkpoint does not say which had one; some had, except with plain SGD.
+    An older checkpoint does not say which had one; after an epoch some had, except with plain SGD.
     """
     if "entries" in saved:
         return sorted(saved["state"]) == saved["entries"]
     plain = all(group.get("momentum") == 0 for group in optimizer.param_groups)
-    return plain or bool(saved["state"])
+    return plain or epoch == 0 or bool(saved["state"])
 
 
 def trainable(module: nn.Module, kind: str) -> list[nn.Parameter]:

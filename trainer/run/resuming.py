@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from retrieval import files
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, command
 from retrieval.files import write_text
 from retrieval.number_format import counted, percent
 from retrieval.run_files import CONFIG, ENVIRONMENT
@@ -54,14 +54,14 @@ def _restore(training: Training, state: dict[str, Any]) -> None:
     load_weights(training.embedder, state["embedder"])
     load_weights(training.loss, state["loss"])
     try:
-        restore(training.optimizer, state["optimizer"])
+        restore(training.optimizer, state["optimizer"], state["epoch"])
         training.scaler.load_state_dict(state["scaler"])
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DmlError(
             f"The checkpoint in {training.folder} is damaged.",
             "The state of the optimiser in it does not fit the network and the settings.",
             "Train anew with another --out, or use the network as it is: "
-            f"dmltool export {training.folder}",
+            f"{command('export', training.folder)}",
         ) from error
     training.epoch, training.best = state["epoch"], state["best"] or None
     for name, now, one in (

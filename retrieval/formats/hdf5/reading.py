@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from retrieval.embeddings import Embeddings, Wanted
-from retrieval.errors import DmlError, damaged
+from retrieval.errors import DmlError, command, damaged
 from retrieval.formats import labels
 from retrieval.formats.hdf5.objects import datasets, entries, look, open_file
 from retrieval.formats.named_arrays import Catalogue, Choice
@@ -46,7 +46,8 @@ def _read_ann_benchmarks(file: h5py.File, listed: Catalogue) -> Embeddings:
         raise DmlError(
             f"{path}::neighbors has shape {rows.shape} and dtype {rows.dtype}.",
             f"It must name rows of train, 0 to {gallery - 1:,}, for each of {queries:,} queries.",
-            f"Write it again, or score by labels: dmltool eval '{path}::train' --labels FILE",
+            "Write it again, or score by labels: "
+            f"{command('eval', f'{path}::train', '--labels', 'FILE')}",
         )
     return replace(data, neighbours=rows.astype(np.int64))
 

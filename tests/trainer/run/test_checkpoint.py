@@ -126,3 +126,39 @@ def test_ctrl_c_while_a_checkpoint_is_written_is_no_disk_error(config, tmp_path,
     with pytest.raises(KeyboardInterrupt):
         train.train(config, tmp_path / "run")
     assert checkpoint.load(tmp_path / "run")["epoch"] == 0
+
+
+def instead_of(path):
+    """What the error for a path without a checkpoint advises."""
+    with pytest.raises(DmlError, match="There is no checkpoint") as caught:
+        checkpoint.load(path)
+    return caught.value.fix
+
+
+def test_a_missing_checkpoint_names_a_run_of_the_folder_or_one_of_a_like_name(tmp_path):
+    for name in ("my runs/glyphs ce", "my runs/other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "last.pt").touch()
+    runs, usual = tmp_path / "my runs", "Look for last.pt or best.pt: ls runs/*"
+    assert instead_of(runs) == f"Name a run in it: '{runs}/glyphs ce'"
+    assert instead_of(runs / "glyphs cee") == f"Did you mean '{runs}/glyphs ce'?"
+    assert instead_of(runs / "best.pt") == f"Name a run in it: '{runs}/glyphs ce'"  # as export
+    assert instead_of(runs / "glyphs cee" / "best.pt") == f"Did you mean '{runs}/glyphs ce'?"
+    assert instead_of(runs / "other" / "best.pt") == f"Did you mean '{runs}/other/last.pt'?"
+    assert instead_of(runs / "other" / "lst.pt") == f"Did you mean '{runs}/other/last.pt'?"
+    assert instead_of(runs / "cub") == usual
+    assert instead_of(tmp_path / "no folder" / "glyphs ce") == usual
+    (runs / "empty").mkdir()
+    assert instead_of(runs / "empty") == usual
+
+
+def test_commands_about_a_checkpoint_can_be_copied_whatever_the_folder_is_called(
+    config, finished, tmp_path
+):
+    folder = finished.rename(tmp_path / "a b")
+    saved = checkpoint.load(folder)
+    saved["optimizer"]["state"].clear()
+    torch.save(saved, folder / "last.pt")
+    with pytest.raises(DmlError) as caught:
+        fit(config, folder, resume=True)
+    assert caught.value.fix.endswith(f"dmltool export '{folder}'")

@@ -202,10 +202,18 @@ def test_a_sound_state_is_restored_though_not_all_parameters_have_one(network, o
     saved = saved_state(optimizer)
     assert saved["entries"] == entries
     other = build(spec(**options), network, build_loss("spce", 7, 5))
-    restore(other, saved)
+    restore(other, saved, epoch=1)
     assert sorted(other.state_dict()["state"]) == entries
     del saved["entries"]  # an older checkpoint
-    restore(other, saved)
+    restore(other, saved, epoch=1)
+
+
+def test_an_older_checkpoint_from_before_the_first_epoch_has_no_state(network, loss):
+    optimizer = build(spec(), network, loss)
+    saved = optimizer.state_dict()
+    restore(optimizer, saved, epoch=0)
+    with pytest.raises(ValueError, match="lost their state"):
+        restore(optimizer, saved, epoch=1)
 
 
 # schedules
