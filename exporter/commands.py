@@ -195,9 +195,10 @@ def embed(model: str, data: str, out: str, as_json: bool, world: World, **given:
     DATA is a folder with one folder per class, a CSV table with the columns path and label,
     `glyphs`, or a data set as NAME:FOLDER, such as cub:CUB_200_2011. `photos` embeds all images of
     the folder. `folder:photos` splits the classes as `train` does and embeds the test split, or the
-    split given by --split (val: a tenth of the training classes). Labels are optional: DATA may be
-    a folder of images or a table with only paths. Models exported by dmltool contain their
-    preprocessing. For other models, pass --size, --mean and --std.
+    split given by --split (val: the classes that the model's training held out, which are not in
+    train). Labels are optional: DATA may be a folder of images or a table with only paths. Models
+    exported by dmltool contain their preprocessing. For other models, pass --size, --mean and
+    --std.
 
     \b
     Examples:

@@ -10,7 +10,7 @@ from retrieval.registry import unknown
 from retrieval.settings import BadSettings
 from trainer import losses, toml
 from trainer.config import Config, Data
-from trainer.data.datasets import DATASETS
+from trainer.data.datasets import DATASETS, kind_of
 from trainer.validate import blamed, from_dict, unknown_key
 
 PRESETS = Path(__file__).parent / "presets"
@@ -95,8 +95,7 @@ def with_data_set(changes: Mapping[str, Any]) -> dict[str, Any]:
     said = _texts(changes)
     if "data.root" not in said or "data.dataset" in changes:
         return dict(changes)
-    table = Path(said["data.root"]).expanduser().is_file()
-    return {"data.dataset": "csv" if table else "folder", **changes}
+    return {"data.dataset": kind_of(said["data.root"]), **changes}
 
 
 def starting_preset(changes: Mapping[str, Any]) -> str:

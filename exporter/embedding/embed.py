@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,18 @@ from exporter.embedding import writing
 from exporter.embedding.engine import onnx_engine, own_processors
 from exporter.embedding.writing import EmbedSettings
 from exporter.onnx.foreign import Given, foreign_preprocessing
+from exporter.onnx.metadata import Metadata
 from exporter.onnx.model import describe
 from exporter.results import EmbeddingsResult
 from retrieval.distributed.world import ALONE, World
 from retrieval.errors import DmlError
 from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import KIND
+from retrieval.number_format import counted
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
-from trainer.data.datasets import DATASETS, DataSet, csv, folder, load, options_of
-from trainer.data.datasets.splitting import chosen_splits, with_validation
+from trainer.data.datasets import DATASETS, DataSet, csv, folder, kind_of, load, options_of
+from trainer.data.datasets.splitting import Division, chosen_splits
 
 
 def embed(
@@ -69,8 +71,7 @@ def embed(
     require_device(settings.device)
     prepared = foreign_preprocessing(described, given)
     images = find_data(data, settings.skip_bad).on(prepared.background)
-    if "val" in settings.splits and set(images.counts()) != {"train"}:
-        images = with_validation(images)
+    images = divided(images, settings.splits, data, described.metadata)
     inputs = [model, *described.beside, Path(data)]
     overwrite = settings.force or settings.resume or world.rank > 0
     target = check_target(target, KIND, overwrite, inputs)
@@ -100,7 +101,7 @@ def find_data(text: str, incomplete: bool = False) -> DataSet:
     if path.is_dir() and not any(path.iterdir()):
         raise DmlError(f"{text} is an empty folder.", "It has no images.", "Name another folder.")
     if path.is_dir():
-        return folder.read_flat(path) or load("folder", path, test_fraction=0.0)
+        return folder.read_flat(path) or load(kind_of(path), path, test_fraction=0.0)
     if path.is_file() and path.suffix.lower() in folder.SUFFIXES:
         raise DmlError(
             f"{text} is a single image.",
@@ -109,7 +110,7 @@ def find_data(text: str, incomplete: bool = False) -> DataSet:
         )
     if path.is_file():
         found = csv.read_unlabelled(path, incomplete)
-        return found or load("csv", path, test_fraction=0.0, allow_incomplete=incomplete)
+        return found or load(kind_of(path), path, test_fraction=0.0, allow_incomplete=incomplete)
     if text in names and not names[text].needs_root:
         return load(text)
     if text in names:
@@ -125,6 +126,41 @@ def find_data(text: str, incomplete: bool = False) -> DataSet:
     )
 
 
+def is_named(text: str) -> bool:
+    """Whether the user names a data set, which is divided as for training; else it is a path."""
+    return text.partition(":")[0] in DATASETS.entries and not Path(text).exists()
+
+
+def divided(data: DataSet, splits: Sequence[str], text: str, model: Metadata | None) -> DataSet:
+    """Hold out validation classes as the training did, where `train` or `val` is embedded.
+
+    A model that records no training on this data set is taken for one that was trained with the
+    usual settings. Images that are not divided at all stay together.
+
+    text: what the user called the data. model: the metadata of the model.
+    """
+    whole = set(data.counts()) == {"train"} and not is_named(text)
+    if whole or not {"train", "val"} & set(splits) or not len(data.rows("train")):
+        return data
+    if model and model.division and model.dataset == data.name:
+        return model.division.of(data)
+    try:
+        found = Division().of(data)
+    except DmlError:  # too few classes, so that a training cannot have held out any either
+        if "val" in splits:
+            raise
+        return data
+    held_out = len(found.classes("val"))
+    if held_out == len(data.classes("val")):
+        return data
+    note = (
+        f"The model does not record how its training divided {text}: "
+        f"{counted(held_out, 'class', 'classes')} of {len(data.classes('train')):,} are held out "
+        "for validation, as train does by default."
+    )
+    return replace(found, notes=(*found.notes, note))
+
+
 def all_or_chosen(data: DataSet, splits: Sequence[str], text: str) -> dict[str, np.ndarray]:
     """Rows by split; images that are not split at all become the split `test`.
 
@@ -132,12 +168,14 @@ def all_or_chosen(data: DataSet, splits: Sequence[str], text: str) -> dict[str, 
     """
     if set(data.counts()) != {"train"}:
         return chosen_splits(data, splits)
-    names = list(splits) or ["test"]
-    if names not in (["test"], ["train"]):
-        kind = "csv" if Path(text).is_file() else "folder"
-        raise DmlError(
-            f"{text} is not split, so it has no split {', '.join(names)}.",
-            "All its images are embedded, as one split.",
-            f"Leave out --split, or divide the classes as train does: {kind}:{text}",
-        )
+    names = list(dict.fromkeys(splits)) or ["test"]
+    why = "All its images are embedded, as one split."
+    if refused := [name for name in names if name not in ("test", "train")]:
+        fix = "Leave out --split."
+        if not is_named(text):
+            fix = f"Leave out --split, or divide the classes as train does: {kind_of(text)}:{text}"
+        raise DmlError(f"{text} is not split, so it has no split {', '.join(refused)}.", why, fix)
+    if len(names) > 1:
+        what = f"{text} is not split, so {' and '.join(names)} would hold the same images."
+        raise DmlError(what, why, f"Choose one of them: --split {names[0]}")
     return {names[0]: data.rows("train")}

@@ -17,6 +17,7 @@ import numpy as np
 from retrieval.errors import DmlError
 from retrieval.settings import converted, invalid, one_of, shortened, within
 from trainer.config import Input
+from trainer.data.datasets.splitting import Division
 from trainer.data.images import WHITE, Colour
 
 SCHEMA = 1
@@ -124,6 +125,8 @@ class Metadata:
     checkpoint_sha256: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     parity: dict[str, Any] = field(default_factory=dict)
+    division: Division | None = None
+    """How the training divided its classes; None: the model does not say."""
     others: dict[str, str] = field(default_factory=dict)
     """All other properties with the prefix."""
 
@@ -156,6 +159,7 @@ def describe_checkpoint(
         "antialias": True,
         "loss": config["loss"]["name"],
         "dataset": config["data"]["dataset"],
+        "division": asdict(Division.of_run(config["data"], config["run"]["select"])),
         "checkpoint_sha256": sha256,
         "versions": {str(key): str(value) for key, value in state["versions"].items()},
         "precision": "fp32",
@@ -208,6 +212,7 @@ def read_properties(properties: Mapping[str, str]) -> Metadata | None:
     try:
         prepared = Preprocessing.from_dict(said)
         about = _typed(said, {key: kinds[key] for key in _ABOUT})
+        about["division"] = _read_division(said.get("division"))
     except DmlError as error:
         raise DmlError(
             "The model's metadata is damaged.",
@@ -218,6 +223,14 @@ def read_properties(properties: Mapping[str, str]) -> Metadata | None:
     return Metadata(prepared, **about, others=others)
 
 
+def _read_division(said: str | None) -> Division | None:
+    """The division of the training classes; models of earlier versions do not have it."""
+    if said is None:
+        return None
+    given = _typed({"division": said}, {"division": dict[str, Any]})["division"]
+    return Division(**_typed(given, get_type_hints(Division)))
+
+
 _FIELDS = {
     "input_layout": "layout",
     "input_dtype": "dtype",
@@ -226,7 +239,11 @@ _FIELDS = {
     "l2_normalized": "normalized",
 }
 """Properties that have another name than the field of Preprocessing or Metadata they fill."""
-_ABOUT = [each.name for each in fields(Metadata) if each.name not in ("preprocessing", "others")]
+_ABOUT = [
+    each.name
+    for each in fields(Metadata)
+    if each.name not in ("preprocessing", "division", "others")
+]
 
 
 _LONGEST = 1 << 17  # characters of a property that is no plain text

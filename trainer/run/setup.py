@@ -12,7 +12,7 @@ from retrieval.number_format import counted
 from trainer import losses, validate
 from trainer.config import Config
 from trainer.data import datasets
-from trainer.data.datasets.splitting import check_batches, with_validation, without_small_classes
+from trainer.data.datasets.splitting import Division, check_batches
 from trainer.data.source import Source, open_images
 from trainer.networks.embedder import Embedder
 from trainer.run import checkpoint
@@ -104,11 +104,7 @@ def check_names(config: Config, folder: Path) -> None:
 def load_data(config: Config) -> datasets.DataSet:
     """Load the data set; hold out validation classes if they pick the best epoch."""
     data = datasets.load(config.data.dataset, config.data.root or None, **config.data.options)
-    if config.data.min_images > 1:
-        data = without_small_classes(data, config.data.min_images)
-    if config.run.select == "val":
-        data = with_validation(data, config.data.val_fraction, config.data.val_seed)
-    return data
+    return Division.of_run(vars(config.data), config.run.select).of(data)
 
 
 def check_splits(data: datasets.DataSet, select: str) -> None:

@@ -14,15 +14,17 @@ from PIL import Image
 from exporter import commands
 from exporter.embedding.embed import embed, find_data
 from exporter.exporting import MODEL, Settings, export
+from exporter.onnx.metadata import describe_checkpoint
 from exporter.onnx.model import describe
 from retrieval.errors import DmlError
 from retrieval.loading.load import load
 from tests.commands import call
 from tests.exporter.models import PROPERTIES, mean_model
-from trainer.config import Config, Data
+from trainer.config import Config, Data, Run
 from trainer.data import datasets
 from trainer.reporting import pictures_of
 from trainer.run.setup import load_data
+from trainer.run.state import preprocessing
 
 
 @pytest.fixture
@@ -179,19 +181,91 @@ def test_folders_are_embedded_whole_or_as_training_divides_them(tmp_path):
     assert find_data(f"folder:{tmp_path / 'photos'}").counts() == {"train": (24, 6), "test": (8, 2)}
 
 
-def test_validation_classes_are_those_that_training_holds_out(model, tmp_path):
-    draw(tmp_path / "photos", [f"class {n}" for n in range(10)])
-    divided = f"folder:{tmp_path / 'photos'}"
-    found = embed(model, divided, tmp_path / "x.h5", splits=("val", "train"))
-    config = Config(data=Data("folder", str(tmp_path / "photos")))
-    images = {split: images for split, (images, _) in load_data(config).counts().items()}
-    assert found["splits"] == {split: images[split] for split in ("val", "train")}
-    with pytest.raises(DmlError, match="not split, so it has no split val") as caught:
-        embed(model, tmp_path / "photos", tmp_path / "y.h5", splits=("val",))
-    assert divided in caught.value.fix
-    assert embed(model, tmp_path / "photos", tmp_path / "y.h5", splits=("test",))["splits"] == {
-        "test": 40
+def rows_of(config, *splits):
+    """Rows of the splits as the run of a config divides its data."""
+    images = load_data(config).counts()
+    return {split: images[split][0] for split in splits}
+
+
+@pytest.mark.parametrize("splits", [("train",), ("val",), ("val", "train")])
+def test_classes_are_held_out_as_in_training_whichever_splits_are_embedded(splits, model, tmp_path):
+    draw(tmp_path / "photos", [f"class {n}" for n in range(20)], each=2)
+    given = f"folder:{tmp_path / 'photos'}"
+    found = embed(model, given, tmp_path / "x.h5", splits=splits)
+    data = Data("folder", str(tmp_path / "photos"))
+    assert found["splits"] == rows_of(Config(data=data), *splits)
+    assert "does not record how its training divided" in found["notes"][-1]
+    assert "2 classes of 15 are held out" in found["notes"][-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "select"),
+    [
+        ({"val_fraction": 0.4}, "val"),
+        ({"val_seed": 3, "min_images": 3}, "val"),
+        ({}, "test"),
+        ({"min_images": 3}, "last"),
+    ],
+)
+def test_the_division_of_a_models_own_training_is_taken(options, select, tmp_path):
+    names = [f"class {n}" for n in range(10)]
+    draw(tmp_path / "photos", names[:6], each=4)
+    draw(tmp_path / "photos", names[6:], each=2)
+    data = Data("folder", str(tmp_path / "photos"), **options)
+    config = Config(data=data, run=Run(select=select))
+    said = {"dmltool.dataset": "folder", "dmltool.division": division_of(config)}
+    onnx.save(mean_model(properties=PROPERTIES | said), tmp_path / "net.onnx")
+    splits = ("train", "val") if select == "val" else ("train",)
+    given = f"folder:{tmp_path / 'photos'}"
+    found = embed(tmp_path / "net.onnx", given, tmp_path / "x.h5", splits=splits)
+    assert found["splits"] == rows_of(config, *splits)
+    assert not any("does not record" in note for note in found["notes"])
+    if select != "val":
+        with pytest.raises(DmlError, match="no split val"):
+            embed(tmp_path / "net.onnx", given, tmp_path / "y.h5", splits=("val",))
+
+
+def division_of(config):
+    """What the metadata of a model of the run say of it."""
+    state = {
+        "config": config.to_dict(),
+        "preprocessing": preprocessing(config) | {"mean": [0.5] * 3, "std": [0.5] * 3},
+        "versions": {},
     }
+    return json.dumps(describe_checkpoint(state, "abc", 3)["division"])
+
+
+def test_a_set_with_too_few_classes_to_hold_some_out_is_embedded_as_it_is(model, tmp_path):
+    draw(tmp_path / "photos", [f"class {n}" for n in range(4)])
+    given = f"folder:{tmp_path / 'photos'}"
+    found = embed(model, given, tmp_path / "x.h5", splits=("train",))
+    assert found["splits"] == {"train": 8}
+    with pytest.raises(DmlError, match="too few classes"):
+        embed(model, given, tmp_path / "y.h5", splits=("val",))
+
+
+def test_images_without_splits_have_one_of_the_names_test_and_train(model, tmp_path):
+    draw(tmp_path / "photos")
+    photos = str(tmp_path / "photos")
+    for splits, named in ((("val",), "val"), (("test", "val", "query"), "val, query")):
+        with pytest.raises(DmlError, match=f"so it has no split {named}\\.") as caught:
+            embed(model, photos, tmp_path / "x.h5", splits=splits)
+        assert caught.value.fix.endswith(f"as train does: folder:{photos}")
+    with pytest.raises(DmlError, match="test and train would hold the same images") as caught:
+        embed(model, photos, tmp_path / "x.h5", splits=("test", "train"))
+    assert caught.value.fix == "Choose one of them: --split test"
+    for split in ("test", "train"):
+        found = embed(model, photos, tmp_path / f"{split}.h5", splits=(split, split))
+        assert found["splits"] == {split: 12}
+
+
+def test_a_named_set_without_splits_is_not_named_twice(model, tmp_path):
+    draw(tmp_path / "photos")
+    table = tmp_path / "photos" / "t.csv"
+    table.write_text("path,label,split\ncat/0.png,cat,train\ndog/0.png,dog,train\n")
+    with pytest.raises(DmlError, match="has no split query") as caught:
+        embed(model, f"csv:{table}", tmp_path / "x.h5", splits=("query",))
+    assert caught.value.fix == "Leave out --split."
 
 
 @pytest.mark.parametrize("data", ["folder:few", "folder:flat", "none", "csv:few", "idx:idx"])

@@ -175,6 +175,10 @@ def test_another_schema_is_refused(state, schema):
         ("background", "white"),
         ("background", "[0, 0]"),
         ("background", "[0, 0, 0.5]"),
+        ("division", "3"),
+        ("division", "{"),
+        ("division", '{"val_fraction": 2}'),
+        ("division", '{"val_seed": "x"}'),
     ],
 )
 def test_damaged_properties_are_an_error_of_ours(state, key, value):

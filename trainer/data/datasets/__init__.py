@@ -13,7 +13,7 @@ from retrieval.errors import DmlError
 from retrieval.registry import Registry
 from trainer.data.datasets.records import SPLITS, DataSet
 
-__all__ = ["DATASETS", "SPLITS", "DataSet", "Entry", "check", "load", "options_of"]
+__all__ = ["DATASETS", "SPLITS", "DataSet", "Entry", "check", "kind_of", "load", "options_of"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ DATASETS = Registry(
     ),
     option="--dataset",
 )
+
+
+def kind_of(place: str | Path) -> str:
+    """The data set that a path without the name of one means: a table, or a folder of classes."""
+    return "csv" if Path(place).expanduser().is_file() else "folder"
 
 
 def load(name: str, root: str | Path | None = None, **options: object) -> DataSet:

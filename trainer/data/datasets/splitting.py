@@ -1,16 +1,20 @@
 """Hold out classes for validation, check that the others can fill a batch, and choose splits."""
 
+from __future__ import annotations
+
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from retrieval.embeddings import HELD_OUT
 from retrieval.errors import DmlError, listed
 from retrieval.number_format import counted
+from retrieval.settings import Checked, within
 from trainer.data.datasets.records import SPLITS, DataSet, Row
 
 # With a single class every answer is right, and with a single training class nothing is learnt.
@@ -96,6 +100,32 @@ def with_validation(data: DataSet, fraction: float = 0.1, seed: int = 0) -> Data
     splits = data.splits.copy()
     splits[rows[np.isin(data.labels[rows], chosen)]] = SPLITS.index("val")
     return replace(data, splits=splits)
+
+
+@dataclass(frozen=True)
+class Division(Checked):
+    """Which training classes a run leaves out, and which it holds out for validation."""
+
+    min_images: int = within(1, 10**6, default=1)
+    """Classes with fewer images are left out."""
+    val_fraction: float = within(0, 0.9, default=0.1)
+    """Share of the classes that are held out; 0 if the run chooses its epoch without them."""
+    val_seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.require_valid()
+
+    @classmethod
+    def of_run(cls, data: Mapping[str, Any], select: str) -> Division:
+        """That of a run with these settings `data` and this `run.select`."""
+        fraction = data["val_fraction"] if select == "val" else 0.0
+        return cls(data["min_images"], fraction, data["val_seed"])
+
+    def of(self, data: DataSet) -> DataSet:
+        """The data set as the run divides it."""
+        if self.min_images > 1:
+            data = without_small_classes(data, self.min_images)
+        return with_validation(data, self.val_fraction, self.val_seed)
 
 
 def training_sizes(data: DataSet) -> np.ndarray:
