@@ -77,6 +77,7 @@ main()
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="copies are shared on Linux only")
 def test_one_copy_of_the_vectors_of_a_set_serves_all_processes_of_a_machine(tmp_path):
     X, labels = vectors(rows=900, classes=80)
     for n, rows in enumerate((slice(0, 500), slice(500, 900))):

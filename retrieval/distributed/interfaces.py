@@ -24,11 +24,14 @@ def own_address(connection: socket.socket) -> str:
     return "" if address.is_loopback else str(address)
 
 
-def interface_of(address: str) -> str | None:
-    """The name of the interface with this address, such as eth0; None where it cannot be found."""
+def interface_of(address: str, ipv6: Path = IPV6) -> str | None:
+    """The name of the interface with this address, such as eth0; None where it cannot be found.
+
+    ipv6: the file in which Linux lists the IPv6 addresses of its interfaces.
+    """
     wanted = ipaddress.ip_address(address)
     for name in _names():
-        if wanted in (_ipv4(name), *_ipv6(name)):
+        if wanted in (_ipv4(name), *_ipv6(name, ipv6)):
             return name
     return None
 
@@ -48,6 +51,6 @@ def _ipv4(name: str) -> ipaddress.IPv4Address | None:
     return None
 
 
-def _ipv6(name: str) -> list[ipaddress.IPv6Address]:
-    lines = [line.split() for line in IPV6.read_text().splitlines()] if IPV6.exists() else []
+def _ipv6(name: str, file: Path) -> list[ipaddress.IPv6Address]:
+    lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
     return [ipaddress.IPv6Address(int(line[0], 16)) for line in lines if line[-1] == name]

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -39,6 +40,7 @@ _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
 sharing: ContextVar[Sharing | None] = ContextVar("sharing", default=None)
 OpenFile = tuple[int, int, int, int]
 """The number of a process, that of a file which it holds open, and the device and inode of that."""
+BOOT_ID, PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 
 
 @dataclass
@@ -115,19 +117,31 @@ class Sharing:
         there = next(self._written, None)
         if there is None:
             return None
+        path = f"/proc/{there[0]}/fd/{there[1]}"
         try:
-            file = open(f"/proc/{there[0]}/fd/{there[1]}", "rb")  # noqa: SIM115
+            found = os.stat(path)
+            # Of another process it may be a pipe, and opening that would wait for a writer.
+            if (found.st_dev, found.st_ino) != there[2:]:
+                return None
+            return open(path, "rb")
         except OSError:  # not on Linux
             return None
-        if _open_file(file)[2:] == there[2:]:
-            return file
-        file.close()  # of another process: in a container its number may be another
-        return None
 
     def add(self, file: BinaryIO) -> None:
         """Keep a file open as long as this process lives, so that the others can open it."""
         process, _, device, inode = _open_file(file)
         self.own.append((process, os.dup(file.fileno()), device, inode))
+
+
+def machine(boot_id: Path = BOOT_ID, processes: Path = PROCESSES) -> tuple[str, ...]:
+    """What the processes that can open each other's files have in common, and no others.
+
+    Names of machines are not unique: they may all be localhost. Containers of one machine have
+    processes of their own.
+    """
+    boot = boot_id.read_text().strip() if boot_id.exists() else ""
+    numbers = os.readlink(processes) if processes.is_symlink() else ""
+    return gethostname(), boot, numbers
 
 
 def _open_file(file: BinaryIO) -> OpenFile:

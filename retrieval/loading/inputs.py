@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from socket import gethostname
 
 from retrieval.distributed.world import ALONE, World
 from retrieval.embeddings import SPELLINGS, Embeddings, leaving_out_train, setting
 from retrieval.errors import DmlError
 from retrieval.formats import find_format
-from retrieval.formats.arrays import OpenFile, Sharing, copies, file_size, sharing
+from retrieval.formats.arrays import OpenFile, Sharing, copies, file_size, machine, sharing
 from retrieval.loading.load import load
 from retrieval.loading.sources import Place, addresses_in_errors, locate, without_key
 from retrieval.resources import StageProgress
@@ -71,22 +70,24 @@ class Inputs:
     def _one_copy(self) -> Iterator[None]:
         """Inside the block, only the first process of each machine copies the vectors of sets.
 
-        The others wait for it and map its copies. Each process calls `gather` once, also one that
-        reads no set: its files may be others than those of other machines.
+        The others wait for it and map its copies, if they read the same files. Each process calls
+        `gather` once, also one that reads no set: its files may be others than those of other
+        machines.
         """
         if self.world.size == 1:
             yield
             return
         from retrieval.distributed.processes import gather
 
-        machine, first = gethostname(), self.world.local_rank == 0
+        # Files that differ may have vectors of the same shape, with other labels beside them.
+        same, first = (machine(), self.seen), self.world.local_rank == 0
         waits = not first and any(place.is_set for place in self.places.values())
-        told: list[tuple[str, list[OpenFile]]] = gather(("", []), self.world) if waits else []
-        shared = Sharing(next((files for of, files in told if of == machine), []))
+        told: list[tuple[object, list[OpenFile]]] = gather((None, []), self.world) if waits else []
+        shared = Sharing(next((files for of, files in told if of == same), []))
         with setting(sharing, shared):
             yield
         if not waits:
-            gather((machine if first else "", shared.own), self.world)
+            gather((same if first else None, shared.own), self.world)
 
     @contextmanager
     def being_read(self) -> Iterator[None]:

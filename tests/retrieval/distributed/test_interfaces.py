@@ -60,3 +60,15 @@ def test_addresses_of_both_versions(address, found):
 def test_the_interface_with_an_address_is_found():
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None  # an address that no machine has
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="interfaces are found on Linux only")
+def test_the_interface_with_an_ipv6_address_is_found(tmp_path):
+    listed = tmp_path / "if_inet6"
+    listed.write_text(
+        "20010db8000000000000000000000007 02 40 00 80     other\n"
+        "20010db8000000000000000000000009 01 80 10 80       lo\n"
+    )
+    assert interface_of("2001:db8::9", listed) == "lo"
+    assert interface_of("2001:db8::7", listed) is None  # this machine has no such interface
+    assert interface_of("2001:db8::9", tmp_path / "missing") is None  # without IPv6

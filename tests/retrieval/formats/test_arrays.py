@@ -1,5 +1,9 @@
 """Memory for arrays: where it is taken, how much of it, and conversions without loss."""
 
+import os
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import h5py
@@ -9,7 +13,7 @@ import pytest
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats import arrays
-from retrieval.formats.arrays import Growing
+from retrieval.formats.arrays import Growing, Sharing, machine
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading.load import load
 from tests.retrieval.formats.samples import X, only, refused
@@ -124,3 +128,44 @@ def test_the_arrays_of_a_file_share_one_budget(tmp_path, monkeypatch):
         load(path)
     monkeypatch.setattr(arrays, "ROOM_BYTES", 1 << 21)
     assert len(load(path).splits["test"].labels) == 2000
+
+
+# One copy for all processes of a machine
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="copies are shared on Linux only")
+def test_what_another_process_wrote_is_opened_once():
+    first = Sharing()
+    with tempfile.TemporaryFile() as file:
+        file.write(b"rows")
+        file.flush()
+        first.add(file)
+    second = Sharing(first.own)
+    with second.next() as found:
+        assert found.read() == b"rows"
+    assert second.next() is None
+    os.close(first.own[0][1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="copies are shared on Linux only")
+def test_a_pipe_of_another_process_is_not_waited_for():
+    """In a container the number of a process may be that of another one."""
+    end, other = os.pipe()
+    os.close(other)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(Sharing([(os.getpid(), end, 1, 2)]).next)
+        try:
+            assert opening.result(10) is None
+        finally:
+            os.close(os.open(f"/proc/self/fd/{end}", os.O_RDWR))  # ends a wait
+            os.close(end)
+
+
+def test_machines_and_containers_of_the_same_name_are_told_apart(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"boot {name}\n")
+        (tmp_path / f"processes {name}").symlink_to(f"pid:[{name}]")
+    places = [(x, f"processes {y}") for x in "ab" for y in "ab"] + [("none", "none")]
+    found = {machine(tmp_path / boot, tmp_path / numbers) for boot, numbers in places}
+    assert len(found) == 5
+    assert machine() == machine()
