@@ -32,6 +32,7 @@ from retrieval.options import (
     nonfinite_option,
     whole_option,
 )
+from retrieval.settings import either
 from trainer.options import OPTION_OF, Start, resolved, settings_options, start_of
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ def _run_seeds(start: Start, seeds: int, folder: Path, as_json: bool) -> None:
         print_json(found)
     else:
         stdout_console().print(seeds_table(found))
-        next_step("export", best_run(folder))
+        if run := best_run(folder):  # else the file that names it is not there any more
+            next_step("export", run)
 
 
 def new_folder(parent: Path, name: str) -> Path:
@@ -190,18 +192,21 @@ def listing(kind: str) -> dict[str, str]:
     return Entry(kind, TABLES[kind], "").load().summaries()
 
 
-@click.command("list")
+LIST_HELP = f"""List the presets, losses, miners and others that there are.
+
+KIND is {either(KINDS)} (of files).
+
+\b
+Example:
+  dmltool list losses
+"""
+
+
+@click.command("list", help=LIST_HELP)
 @click.argument("kind", type=click.Choice(KINDS), metavar="KIND")
 @json_option
 def list_command(kind: str, as_json: bool) -> None:
-    """List the presets, losses, miners and others that there are.
-
-    KIND is presets, losses, miners, datasets, backbones, trackers or formats (of files).
-
-    \b
-    Example:
-      dmltool list losses
-    """
+    """List the entries of a table."""
     found = listing(kind)
     if as_json:
         print_json(found)

@@ -112,9 +112,12 @@ def show_folder(out: Writer) -> str:
     return path.name
 
 
-def require_folder(out: Writer, name: str, world: World) -> None:
-    """Raise unless this rank sees the file of rank 0: it would write its rows elsewhere."""
-    if not _appears(out.path.with_name(name), NEW):
+def require_folder(out: Writer, name: str, world: World, patience: float = NEW) -> None:
+    """Raise unless this rank sees the file of rank 0: it would write its rows elsewhere.
+
+    patience: seconds until a new file of another machine is seen.
+    """
+    if not _appears(out.path.with_name(name), patience):
         raise DmlError(
             f"Rank {world.rank} does not see the file that rank 0 writes, {out.path.name}.",
             f"{out.path.parent.resolve()} is not the same folder on both machines.",

@@ -145,12 +145,14 @@ def embed(
     workers: int | None = None,
     progress: StageProgress | None = None,
     world: World = ALONE,
+    patience: float = parts.NEW,
 ) -> Embedded:
     """Embed rows of a data set and write them to `target`.
 
     splits: rows of the data set by the name of the split in the file.
     workers: threads that decode images; None: chosen by the number of processors.
     world: the processes that share the images; all of them call this.
+    patience: seconds until a network file system shows a new file of another machine.
 
     Images are read here for the first time. One that cannot be read is an error; with `skip_bad`
     the file is written without it and names it in its attributes. With `half` the rows become
@@ -164,65 +166,108 @@ def embed(
         engine = replace(engine, attrs=engine.attrs | part)
     out = _writer(engine, data, splits, target, settings)
     parts.require_same(out, world)
-    dtype = "float16" if settings.half else "float32"
-    start, seconds, recall = time.perf_counter(), 0.0, None
+    threads = workers or chosen_workers(data, world.processors)
     work = Work({split: [] for split in splits})
-
-    def compute(write: Write) -> None:
-        tasks = islice(_missing(out, settings.batch_size), world.rank, None, world.size)
-        threads = workers or chosen_workers(data, world.processors)
-        total = sum(out.lengths.values())
-        done = sum(int(marks.sum()) for marks in out.marks.values())
-        for batch in run_batches(engine, data, splits, tasks, threads):
-            if batch.bad and not settings.skip_bad:
-                raise DmlError(batch.bad[0][1].what, batch.bad[0][1].why, GO_ON)
-            work.add(batch, write, out.dim)
-            done += world.size * (len(batch.positions) + len(batch.bad))  # others are about as far
-            if progress:
-                progress("embedding", min(done, total), total)
-
+    job = Job(engine, data, splits, settings, out, work, threads, progress, world)
     if world.rank:
-        _assist(out, work, compute, world)
-        return Embedded(target, {}, engine.dim, dtype, work.computed)
-    if settings.resume and not settings.force and (there := finishing.finished(out, dtype)):
+        _assist(job, patience)
+        return Embedded(target, {}, engine.dim, job.dtype, work.computed)
+    if settings.resume and not settings.force and (there := finishing.finished(out, job.dtype)):
         from_first(lambda: None, world)
         rows, left_out = there
-        return Embedded(target, rows, engine.dim, dtype, 0, left_out)
+        return Embedded(target, rows, engine.dim, job.dtype, 0, left_out)
+    return _lead(job)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process of an embedding works with, and what it has done so far."""
+
+    engine: Engine
+    data: DataSet
+    splits: Rows
+    settings: EmbedSettings
+    out: Writer
+    work: Work
+    threads: int
+    """Threads that decode images."""
+    progress: StageProgress | None
+    world: World
+
+    @property
+    def dtype(self) -> str:
+        return "float16" if self.settings.half else "float32"
+
+    def compute(self, write: Write) -> None:
+        """Compute this process's share of the batches that are missing."""
+        out, world = self.out, self.world
+        tasks = islice(_missing(out, self.settings.batch_size), world.rank, None, world.size)
+        total = sum(out.lengths.values())
+        done = sum(int(marks.sum()) for marks in out.marks.values())
+        for batch in run_batches(self.engine, self.data, self.splits, tasks, self.threads):
+            if batch.bad and not self.settings.skip_bad:
+                raise DmlError(batch.bad[0][1].what, batch.bad[0][1].why, GO_ON)
+            self.work.add(batch, write, out.dim)
+            done += world.size * (len(batch.positions) + len(batch.bad))  # others are about as far
+            if self.progress:
+                self.progress("embedding", min(done, total), total)
+
+    def result(self, recall: finishing.Recalls | None, seconds: float) -> Embedded:
+        """What all processes together have done."""
+        work, splits = self.work, self.splits
+        left_out = tuple(
+            (self.data.paths[splits[split][position]], error.why or error.what)
+            for split, found in work.bad.items()
+            for position, error in found
+        )
+        rows = {split: len(found) - len(work.bad[split]) for split, found in splits.items()}
+        return Embedded(
+            self.out.path,
+            rows,
+            self.engine.dim,
+            self.dtype,
+            work.computed,
+            left_out,
+            recall,
+            seconds,
+            work.writing,
+        )
+
+
+def _lead(job: Job) -> Embedded:
+    """Compute the share of the first rank, join the rows of all, and finish the file."""
+    out, work, settings, world = job.out, job.work, job.settings, job.world
+    start, recall = time.perf_counter(), None
     with suppress(_Rewritten), out:
         finishing.remove_leftovers(out)
         (parts.collect if settings.resume else parts.remove)(out)
         if world.size > 1:
             from_first(lambda: (out.marks, parts.show_folder(out)), world)
-        compute(out.write)
+        job.compute(out.write)
         _join(out, work, world)
         _check_some_readable(work, out)
         seconds = time.perf_counter() - start
         if settings.half or any(work.bad.values()):
-            recall = finishing.rewrite(out, dtype, work.bad, progress, settings.ranking_device)
+            recall = finishing.rewrite(
+                out, job.dtype, work.bad, job.progress, settings.ranking_device
+            )
             raise _Rewritten
-    left_out = tuple(
-        (data.paths[splits[split][position]], error.why or error.what)
-        for split, found in work.bad.items()
-        for position, error in found
-    )
-    rows = {split: len(found) - len(work.bad[split]) for split, found in splits.items()}
-    return Embedded(
-        target, rows, engine.dim, dtype, work.computed, left_out, recall, seconds, work.writing
-    )
+    return job.result(recall, seconds)
 
 
-def _assist(out: Writer, work: Work, compute: Callable[[Write], None], world: World) -> None:
+def _assist(job: Job, patience: float) -> None:
     """Compute the share of a rank that is not the first, and leave its rows in a part file."""
+    out, world = job.out, job.world
     started = from_first(lambda: None, world)
     if started is None:  # the file is finished
         return
     out.marks, seen = started
-    parts.require_folder(out, seen, world)
+    parts.require_folder(out, seen, world, patience)
     missing = sum(int((~marks).sum()) for marks in out.marks.values())
     part = parts.PartFile(out, world.rank, -(-missing // world.size))
-    compute(part.write)
+    job.compute(part.write)
     part.close()
-    gather(work, world)
+    gather(job.work, world)
 
 
 def _join(out: Writer, work: Work, world: World) -> None:

@@ -238,6 +238,12 @@ def test_ctrl_c_says_how_to_go_on(photos, tmp_path):
     assert out == ""
 
 
+def test_the_help_of_list_names_all_tables(dmltool):
+    told = " ".join(dmltool("list", "--help").stdout.split())
+    *names, last = KINDS
+    assert f"KIND is {', '.join(names)} or {last} (of files)." in told
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_list_shows_every_entry_of_its_table(kind, dmltool):
     done = dmltool("list", kind)

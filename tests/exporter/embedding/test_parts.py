@@ -47,12 +47,12 @@ def embed(folder, target, world=ALONE, kill=(), count=N, model="", **options):
     splits = {"query": np.arange(0, N, 2), "gallery": np.arange(1, count, 2)}
     settings = EmbedSettings(batch_size=4, **options)
     engine = Engine(run, D, PREPARED, ATTRS | ({"model_sha256": model} if model else {}))
-    return writing.embed(engine, data, splits, target, settings, workers=1, world=world)
+    given = {"workers": 1, "world": world, "patience": 0.5}
+    return writing.embed(engine, data, splits, target, settings, **given)
 
 
 def main(folder, options):
     """The second rank has options of its own in `other`."""
-    parts.NEW = 0.5
     other = options.pop("other", {})
     with processes.joined() as world:
         options |= other if world.rank == 1 else {}

@@ -5,6 +5,9 @@ import statistics
 
 from tests.commands import call
 from tests.trainer.small import SMALL
+from trainer.commands import _run_seeds
+from trainer.options import Start
+from trainer.sweep import runs, tables
 
 
 def test_seeds_are_runs_of_their_own_with_mean_and_spread(pictures, tmp_path):
@@ -27,3 +30,12 @@ def test_seeds_are_runs_of_their_own_with_mean_and_spread(pictures, tmp_path):
     other = call(*words, "--seeds", 2, "--out", out, "--lr", 0.5)
     assert other.exit_code == 1
     assert "optimizer.lr" in other.stderr
+
+
+def test_runs_whose_table_is_gone_have_no_next_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "train_all_seeds", lambda *_: {"rows": []})
+    monkeypatch.setattr(tables, "seeds_table", lambda _: "the table")
+    _run_seeds(Start(), 2, tmp_path, as_json=False)
+    told = capsys.readouterr()
+    assert told.out == "the table\n"
+    assert "Next" not in told.err
