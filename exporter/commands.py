@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from exporter.embedding import BACKENDS
+from exporter.onnx import INPUTS, LAYOUTS, PRECISIONS, PROVIDERS
 from retrieval.console import (
     ProgressBar,
     next_step,
@@ -22,12 +23,15 @@ from retrieval.console import (
 from retrieval.embeddings import SPLITS
 from retrieval.options import (
     Numbers,
+    choice_option,
+    choices_of,
     device_option,
     force_option,
     json_option,
     options,
     whole_option,
 )
+from trainer.config import Input
 
 if TYPE_CHECKING:
     from exporter.results import EmbeddingsResult
@@ -35,12 +39,6 @@ if TYPE_CHECKING:
 
 
 SHARDS = Path("shards")  # a folder to collect shards in
-
-
-def choice_option(name: str, choices: list[str], help: str) -> Callable:
-    """An option that takes one of several words, by default the first."""
-    kind = click.Choice(choices)
-    return click.option(name, type=kind, default=choices[0], show_default=True, help=help)
 
 
 three_numbers = Numbers("R,G,B", "three numbers such as 0.485,0.456,0.406", float, 3)
@@ -59,7 +57,7 @@ embedding_options = options(
     ),
     choice_option(
         "--provider",
-        ["auto", "cpu", "cuda", "tensorrt"],
+        PROVIDERS,
         "Execution provider of ONNX Runtime; auto: CUDA if it works, else CPU.",
     ),
     whole_option(
@@ -96,13 +94,13 @@ embedding_options = options(
 )
 @choice_option(
     "--precision",
-    ["fp32", "fp16", "int8"],
+    PRECISIONS,
     "Precision of the model; int8 is calibrated on training images.",
 )
 @click.option("--normalize", is_flag=True, help="Scale embeddings to length 1 inside the model.")
 @choice_option(
     "--input",
-    ["uint8-nhwc", "float-nchw"],
+    INPUTS,
     "Type and layout of the input; the model normalises it in both cases.",
 )
 @click.option(
@@ -111,9 +109,7 @@ embedding_options = options(
     metavar="POINTS",
     help="Largest accepted drop of Recall@1, in points.  [default: 0.1, fp16 0.5, int8 1.0]",
 )
-@choice_option(
-    "--backend", ["onnx", "torch"], "Compute the embeddings with the ONNX model or with torch."
-)
+@choice_option("--backend", BACKENDS, "Compute the embeddings with the ONNX model or with torch.")
 @click.option("--data", metavar="PATH", help="Folder of the data set, if it has moved.")
 @click.option("--out", metavar="FOLDER", help="Output folder.  [default: the folder of the run]")
 @embedding_options
@@ -169,7 +165,7 @@ def export(
 @click.option("--squash", is_flag=True, help="Resize to a square instead of cropping.")
 @click.option(
     "--interpolation",
-    type=click.Choice(["bilinear", "bicubic", "lanczos", "box", "nearest"]),
+    type=choices_of(Input, "interpolation"),
     help="Resizing filter.  [default: bilinear]",
 )
 @click.option("--mean", type=three_numbers, help="Mean to subtract, for colours from 0 to 1.")
@@ -185,7 +181,7 @@ def export(
     "--background", type=colour, help="Colour behind transparent pixels.  [default: white]"
 )
 @click.option("--no-draft", is_flag=True, help="Decode large JPEGs at full size.")
-@click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Order of the input axes.")
+@click.option("--layout", type=click.Choice(LAYOUTS), help="Order of the input axes.")
 @click.option("--output-name", metavar="NAME", help="Output that holds the embeddings.")
 @embedding_options
 @several_processes

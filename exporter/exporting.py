@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from exporter import networks, parity
+from exporter.embedding import BACKENDS
 from exporter.embedding.engine import Engine, onnx_engine, own_processors
 from exporter.embedding.writing import EmbedSettings, embed, told
 from exporter.image_samples import calibration_images, comparison_images
 from exporter.networks import Member, Together
-from exporter.onnx import metadata, precision, trace
-from exporter.onnx.metadata import INPUTS, Preprocessing
+from exporter.onnx import INPUTS, PRECISIONS, metadata, precision, trace
+from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model
 from exporter.onnx.session import TimedSession
 from exporter.results import (
@@ -61,11 +62,11 @@ class Settings(EmbedSettings):
     """Write model.onnx."""
     embeddings: bool = True
     """Write embeddings.h5."""
-    precision: str = one_of("fp32", "fp16", "int8", default="fp32")
-    input: str = one_of(*INPUTS, default="uint8-nhwc")
+    precision: str = one_of(*PRECISIONS, default=PRECISIONS[0])
+    input: str = one_of(*INPUTS, default=next(iter(INPUTS)))
     normalize: bool = False
     """Embeddings of length 1."""
-    backend: str = one_of("onnx", "torch", default="onnx")
+    backend: str = one_of(*BACKENDS, default=BACKENDS[0])
     """What computes embeddings.h5: onnx or torch."""
     max_recall_drop: float | None = within(0, 100, default=None)
     """Points of Recall@1 that the model may lose; None: depends on the precision."""

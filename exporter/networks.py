@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exporter.onnx.metadata import INPUTS, Metadata, Preprocessing
+from exporter.onnx import INPUTS
+from exporter.onnx.metadata import Metadata, Preprocessing
 from exporter.onnx.model import Model, describe
 from exporter.results import ModelResult
 from retrieval.errors import DmlError, command

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,6 +112,19 @@ output_options = options(
 )
 
 
+def choices_of(settings: type, name: str) -> click.Choice:
+    """The values that a field of settings takes, which `one_of` has made."""
+    [found] = [each for each in fields(settings) if each.name == name]
+    return click.Choice(found.metadata["choices"])
+
+
+def choice_option(name: str, choices: Iterable[str], help: str) -> Callable:
+    """An option that takes one of several words, by default the first."""
+    words = list(choices)
+    kind = click.Choice(words)
+    return click.option(name, type=kind, default=words[0], show_default=True, help=help)
+
+
 def whole_option(name: str, help: str, low: int = 1, **more: Any) -> Callable:
     """An option that takes a whole number from `low` on; a default is shown."""
     number = click.IntRange(low)
@@ -157,12 +171,10 @@ scoring_options = options(
         default=3,
         metavar="N",
     ),
-    click.option(
+    choice_option(
         "--kmeans-init",
-        type=click.Choice(STARTS),
-        default=STARTS[0],
-        show_default=True,
-        help="Initial centroids of k-means: greedy k-means++ or random items.",
+        STARTS,
+        "Initial centroids of k-means: greedy k-means++ or random items.",
     ),
     whole_option(
         "--queries", "Evaluate only N random queries; the gallery stays complete.", metavar="N"

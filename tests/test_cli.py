@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -132,6 +133,38 @@ def test_help_fits_80_columns_and_ends_with_an_example(name):
     shown = CliRunner().invoke(main, [*name.split(), "--help"], terminal_width=80).stdout
     assert max(map(len, shown.splitlines())) <= 80
     assert re.search(r"  Examples?:\n    (dmltool|torchrun) ", shown)
+
+
+def test_options_take_the_values_of_the_settings_that_they_set():
+    """The tables of options and of settings are apart, because settings load torch or NumPy."""
+    from exporter.exporting import Settings as Exporting
+    from exporter.onnx.metadata import Preprocessing
+    from retrieval.evaluation import Settings as Scoring
+    from retrieval.reporting.gather import Options as Reporting
+    from trainer.config import Data, Input, Run
+
+    tables = {
+        "train": (Data, Run),
+        "export": (Exporting,),
+        "embed": (Exporting, Preprocessing, Input),
+        "eval": (Scoring,),
+        "compare": (Scoring,),
+        "report": (Reporting,),
+    }
+    compared = set()
+    for command, settings in tables.items():
+        known = {f.name: f for table in settings for f in fields(table) if "choices" in f.metadata}
+        for option in main.commands[command].params:
+            if isinstance(option.type, click.Choice) and option.name in known:
+                taken = [str(choice) for choice in known[option.name].metadata["choices"]]
+                assert list(option.type.choices) == taken, f"{command} {option.opts[0]}"
+                compared.add(f"{command} {option.name}")
+    assert compared >= {
+        *("train select", "train cache", "train precision", "report distance", "report map"),
+        *("export provider", "export precision", "export input", "export backend"),
+        *("embed provider", "embed layout", "embed interpolation", "embed scale"),
+        *("eval kmeans_init", "compare kmeans_init"),
+    }
 
 
 def test_help_is_quick_and_loads_nothing_heavy():

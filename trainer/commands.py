@@ -25,6 +25,7 @@ from retrieval.console import (
     warn,
 )
 from retrieval.options import (
+    choice_option,
     device_option,
     force_option,
     gallery_options,
@@ -32,6 +33,7 @@ from retrieval.options import (
     nonfinite_option,
     whole_option,
 )
+from retrieval.reporting import MAPS
 from retrieval.settings import either
 from trainer.options import OPTION_OF, Start, resolved, settings_options, start_of
 
@@ -247,13 +249,7 @@ def list_command(kind: str, as_json: bool) -> None:
     default=None,
     help="Compute NMI and AMI by k-means.  [default: if it takes less than 2 min]",
 )
-@click.option(
-    "--map",
-    type=click.Choice(["tsne", "pca", "none"]),
-    default="tsne",
-    show_default=True,
-    help="Method of the 2-D map, which shows up to 2,000 queries.",
-)
+@choice_option("--map", MAPS, "Method of the 2-D map, which shows up to 2,000 queries.")
 @whole_option("--seed", "Seed of the random samples and of the map.", 0, default=0)
 @device_option()
 @force_option

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrieval.console import tell, warn
-from retrieval.options import options, whole_option
+from retrieval.options import choices_of, options, whole_option
+from trainer.config import Data, Run
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -83,7 +84,7 @@ settings_options = options(
     whole_option("--seed", "Seed of the run.", 0),
     click.option(
         "--select",
-        type=click.Choice(["val", "test", "last"]),
+        type=choices_of(Run, "select"),
         help="How to choose the best epoch. val: on a tenth of the training classes, which are "
         "held out; test: on the test set, as the papers do; last: the last epoch.  [default: val]",
     ),
@@ -95,8 +96,8 @@ settings_options = options(
     click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images."),
     click.option(
         "--cache",
-        type=click.Choice(["none", "ram", "disk"]),
-        help="Where to cache resized images.",
+        type=choices_of(Data, "cache"),
+        help="Where to cache resized images; auto: ram if they are not files of their own.",
     ),
     click.option(
         "--device", help="Device: cpu, cuda, cuda:1, mps, ...  [default: a GPU if there is one]"
@@ -105,7 +106,9 @@ settings_options = options(
         "--threads", "Number of CPU threads.  [default: a short trial chooses]", metavar="N"
     ),
     click.option(
-        "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Precision of the network."
+        "--precision",
+        type=choices_of(Run, "precision"),
+        help="Precision of the network; auto: bf16 on GPUs that support it, else fp32.",
     ),
     click.option(
         "--deterministic", is_flag=True, help="Make repeated runs give identical results."

@@ -24,7 +24,7 @@ import numpy as np
 
 from exporter.embedding import finishing, parts
 from exporter.embedding.engine import Bad, Done, Engine, Rows, Task, chosen_workers, run_batches
-from exporter.onnx.providers import CHOICES
+from exporter.onnx import PROVIDERS
 from exporter.results import EmbeddingsResult
 from retrieval.distributed.processes import from_first, gather
 from retrieval.distributed.world import ALONE, World
@@ -51,7 +51,7 @@ class EmbedSettings(Checked):
 
     splits: tuple[str, ...] = ()
     """Splits of the data set; empty: test, or query and gallery."""
-    provider: str = one_of(*CHOICES, default="auto")
+    provider: str = one_of(*PROVIDERS, default=PROVIDERS[0])
     device: str = accepting(PATTERN.fullmatch, DEVICES, default="auto")
     """What counts ranks and searches neighbours; auto: with the provider cpu, the CPU."""
     threads: int | None = within(1, default=None)

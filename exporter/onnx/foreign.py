@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from exporter.onnx.metadata import LAYOUTS, Preprocessing
+from exporter.onnx import LAYOUTS
+from exporter.onnx.metadata import Preprocessing
 from exporter.onnx.model import Model
 from exporter.onnx.untrusted import check_batch
 from retrieval.errors import DmlError

@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
+from exporter.onnx import INPUTS, LAYOUTS
 from retrieval.errors import DmlError
 from retrieval.settings import converted, invalid, one_of, shortened, within
 from trainer.config import Input
@@ -22,9 +23,6 @@ from trainer.data.images import WHITE, Colour
 
 SCHEMA = 1
 PREFIX = "dmltool."
-INPUTS = {"uint8-nhwc": ("nhwc", "uint8"), "float-nchw": ("nchw", "float32")}
-"""Layout and type of each form of input that a model can be exported with."""
-LAYOUTS = ("nhwc", "nchw")
 FIX = "Export the model again, or give other values to the options of `dmltool embed`."
 
 Triple = tuple[float, float, float]

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from exporter.onnx import PROVIDERS
 from retrieval.errors import DmlError, install
 from retrieval.registry import unknown
 from retrieval.resources import gpu_fault
@@ -29,7 +30,6 @@ NAMES = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
-CHOICES = ("auto", *NAMES)
 _quiet_lock = threading.RLock()
 
 
@@ -39,8 +39,8 @@ def pick(provider: str = "auto") -> tuple[list[str], str]:
     auto chooses CUDA if it works, otherwise the CPU. TensorRT compiles a model for minutes and is
     used only on request. Requesting a provider that does not work is an error.
     """
-    if provider not in CHOICES:
-        raise unknown("provider", provider, CHOICES, "--provider")
+    if provider not in PROVIDERS:
+        raise unknown("provider", provider, PROVIDERS, "--provider")
     if provider == "cpu":
         return [NAMES["cpu"]], "CPU: requested"
     wanted = "cuda" if provider == "auto" else provider

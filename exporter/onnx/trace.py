@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from exporter.onnx import untrusted
-from exporter.onnx.metadata import INPUTS
+from exporter.onnx import INPUTS, untrusted
 from exporter.onnx.model import Model, describe_graph
 from exporter.onnx.providers import quiet
 from retrieval import number_format

@@ -25,7 +25,7 @@ from retrieval.metrics import hits
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
 from retrieval.problem import Problem, from_embeddings
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
-from retrieval.reporting import classes, layout, nearest, sampling, thumbs
+from retrieval.reporting import MAPS, classes, layout, nearest, sampling, thumbs
 from retrieval.resources import StageProgress, of_file, stage
 from retrieval.results import LEAVE_ONE_OUT, QUERY_GALLERY
 from retrieval.settings import Checked, accepting, one_of, within
@@ -47,7 +47,7 @@ class Options(Checked):
     """Of rows, confusions and the map."""
     nmi: bool | None = None
     """None: if k-means does not take long."""
-    map: str = one_of("tsne", "pca", "none", default="tsne")
+    map: str = one_of(*MAPS, default=MAPS[0])
     seed: int = within(0, default=0)
     drop_nonfinite: bool = False
     """Leave out rows with NaN or infinity instead of failing."""
