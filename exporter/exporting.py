@@ -81,6 +81,8 @@ class Job:
     members: Sequence[Member]
     network: Together
     data: DataSet
+    splits: dict[str, np.ndarray]
+    """Rows to embed by split."""
     folder: Path
     settings: Settings
     progress: StageProgress | None
@@ -125,6 +127,34 @@ def export(
     """
     settings = replace(settings or Settings(), **changes)
     paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
+    job = prepare(paths, None if out is None else Path(out), settings, progress, world)
+    result: ExportResult = {
+        "runs": [str(path) for path in paths],
+        "folder": str(job.folder),
+        "notes": [note for member in job.members if (note := networks.unfinished(member))],
+    }
+    before = torch.get_num_threads()
+    try:
+        job, note = with_threads(job)
+        if note:
+            result["threads"] = note
+        with made_folder(job.folder):
+            write_files(job, result)
+    finally:
+        torch.set_num_threads(before)
+    if world.rank == 0:
+        write_text(job.folder / EXPORT, json.dumps(result, indent=2) + "\n", force=True)
+    return result
+
+
+def prepare(
+    paths: Sequence[Path],
+    out: Path | None,
+    settings: Settings,
+    progress: StageProgress | None,
+    world: World,
+) -> Job:
+    """Check what can be checked before the long work, and load the networks and their data."""
     if not (settings.onnx or settings.embeddings):
         raise DmlError(
             "There is nothing to export.",
@@ -132,10 +162,9 @@ def export(
             "Leave one of them out.",
         )
     require_device(settings.device)
-    folder = output_folder(paths, None if out is None else Path(out))
-    first = world.rank == 0  # the others would find its files
+    folder = output_folder(paths, out)
     members = [networks.load_member(path) for path in paths]
-    if first and folder.exists():  # fail before the long work
+    if world.rank == 0 and folder.exists():  # the others would find its files
         check_targets(folder, paths, settings)
     networks.check_same_images(members)
     data = networks.load_training_data(members[0], settings.data)
@@ -143,31 +172,26 @@ def export(
     if all(member.config.data.skip_bad for member in members):  # as in the training
         settings = replace(settings, skip_bad=True)
     network = Together([member.embedder for member in members], settings.normalize)
-    result: ExportResult = {
-        "runs": [str(path) for path in paths],
-        "folder": str(folder),
-        "notes": [note for member in members if (note := networks.unfinished(member))],
-    }
-    before = torch.get_num_threads()
-    settings = replace(settings, threads=settings.threads or own_processors(world))
-    note = use_threads(network, members[0].config.input.crop, settings.threads or 0)
-    if note:  # ONNX Runtime gets the same number of threads
-        settings = replace(settings, threads=torch.get_num_threads())
-        result["threads"] = note
-    job = Job(members, network, data, folder, settings, progress, world)
+    return Job(members, network, data, splits, folder, settings, progress, world)
+
+
+def with_threads(job: Job) -> tuple[Job, str]:
+    """The job with a number of threads, which torch takes over; a note on it, if there is one."""
+    threads = job.settings.threads or own_processors(job.world)
+    note = use_threads(job.network, job.members[0].config.input.crop, threads or 0)
+    if note:  # ONNX Runtime gets the same number
+        threads = torch.get_num_threads()
+    return replace(job, settings=replace(job.settings, threads=threads)), note
+
+
+def write_files(job: Job, result: ExportResult) -> None:
+    """Write the model and the embeddings, as far as they are wanted, and add them to the result."""
     model = None
-    try:
-        with made_folder(folder):
-            if settings.onnx and first:
-                model, result["model"] = export_model(job)
-            agree(False, world)  # the others wait for the model
-            if settings.embeddings:
-                result["embeddings"] = export_embeddings(job, splits, model)
-    finally:
-        torch.set_num_threads(before)
-    if first:
-        write_text(folder / EXPORT, json.dumps(result, indent=2) + "\n", force=True)
-    return result
+    if job.settings.onnx and job.world.rank == 0:
+        model, result["model"] = export_model(job)
+    agree(False, job.world)  # the others wait for the model
+    if job.settings.embeddings:
+        result["embeddings"] = export_embeddings(job, model)
 
 
 def output_folder(runs: Sequence[Path], out: Path | None) -> Path:
@@ -302,9 +326,7 @@ def compare_precisions(
 # The embeddings
 
 
-def export_embeddings(
-    job: Job, splits: dict[str, np.ndarray], model: Model | None
-) -> EmbeddingsResult:
+def export_embeddings(job: Job, model: Model | None) -> EmbeddingsResult:
     """Write embeddings.h5 with the model of this export or an earlier one, or with torch."""
     members, settings = job.members, job.settings
     if settings.backend == "torch":
@@ -321,7 +343,7 @@ def export_embeddings(
     engine = replace(engine, attrs=attrs)
     target = job.folder / embeddings_name(settings.shard)
     found = embed(
-        engine, job.data, splits, target, settings, progress=job.progress, world=job.world
+        engine, job.data, job.splits, target, settings, progress=job.progress, world=job.world
     )
     return told(found, engine.why)
 

@@ -38,6 +38,7 @@ from retrieval.settings import either
 from trainer.options import OPTION_OF, Start, resolved, settings_options, start_of
 
 if TYPE_CHECKING:
+    from retrieval.embeddings import Embeddings
     from trainer.config import Config
     from trainer.results import RunResult
 
@@ -278,30 +279,21 @@ def report(
       dmltool report features.npz --images photos
       dmltool report b/embeddings.h5 --compare a/embeddings.h5 --run b
     """
-    from retrieval.files import PAGE, check_target
     from retrieval.loading.inputs import Inputs
     from retrieval.reporting.report import report as write_report
-    from retrieval.run_files import CONFIG, METRICS
-    from trainer.reporting import Folder, note_on_run, pictures_of, run_view
 
     folder, root = (Path(path) if path else None for path in (run, images))
-    of_run = [folder / CONFIG, folder / METRICS] if folder else []
     of_labels = {"labels": labels, "gallery_labels": gallery_labels}
     with ProgressBar() as progress:
         names = (file, gallery, *others)
         inputs = Inputs(*names, labels=[*of_labels.values()], train=False, progress=progress)
-        target = check_target(out, PAGE, force, [*inputs.files, *of_run])
+        target = _page(out, force, inputs.files, folder)
         data = inputs.load(file, gallery=gallery, **of_labels)
-        pictures, note = pictures_of(data, root, folder)
-        if root is None and isinstance(pictures, Folder):
-            tell(f"Images from {pictures.root}")
         found = write_report(
             data,
             target,
             compare_with=[inputs.load(name, **of_labels) for name in others],
-            pictures=pictures,
-            run_view=run_view(folder) if folder else None,
-            notes=[*filter(None, [note, note_on_run(data, folder)])],
+            **_of_run(data, root, folder),
             force=force,
             before_writing=inputs.check_unchanged,
             progress=progress,
@@ -311,3 +303,26 @@ def report(
         warn(line)
     click.echo(str(target))
     say_next(f"open {target} in a browser")
+
+
+def _page(out: str, force: bool, files: list[Path], run: Path | None) -> Path:
+    """The page to write, which must be none of the files that are read."""
+    from retrieval.files import PAGE, check_target
+    from retrieval.run_files import CONFIG, METRICS
+
+    of_run = [run / CONFIG, run / METRICS] if run else []
+    return check_target(out, PAGE, force, [*files, *of_run])
+
+
+def _of_run(data: Embeddings, root: Path | None, run: Path | None) -> dict[str, Any]:
+    """What a report shows besides the embeddings: their images, the run, and notes on both."""
+    from trainer.reporting import Folder, note_on_run, pictures_of, run_view
+
+    pictures, note = pictures_of(data, root, run)
+    if root is None and isinstance(pictures, Folder):
+        tell(f"Images from {pictures.root}")
+    return {
+        "pictures": pictures,
+        "run_view": run_view(run) if run else None,
+        "notes": [*filter(None, [note, note_on_run(data, run)])],
+    }

@@ -99,71 +99,83 @@ class Items:
         }
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a page shows besides the scores of a file."""
+
+    pictures: thumbs.Pictures | None = None
+    run_view: view.Run | None = None
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A file that has been evaluated, and how its page is made."""
+
+    own: Evaluation
+    settings: Settings
+    options: Options
+    items: Items
+    progress: StageProgress | None
+
+    @property
+    def problem(self) -> Problem:
+        return self.own.problem
+
+    @property
+    def distance(self) -> str:
+        return self.options.distance
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """(Q,) by the distance of the page."""
+        return self.own.ranks[self.distance]
+
+    def tell(self, stage: str) -> None:
+        """Report a stage that is not divided further."""
+        if self.progress:
+            self.progress(stage, 0, 1)
+
+
 def gather(
     data: Embeddings,
     source: Source,
     others: Sequence[Embeddings] = (),
     options: Options | None = None,
-    *,
-    pictures: thumbs.Pictures | None = None,
-    run_view: view.Run | None = None,
-    notes: Sequence[str] = (),
+    beside: Beside | None = None,
     progress: StageProgress | None = None,
 ) -> view.View:
     """source: what the result says of the file; others: files of the same items to compare with."""
-    options, tell = options or Options(), progress or _silent
+    options, beside = options or Options(), beside or Beside()
     title, *names = _tails([data.source, *(other.source for other in others)])
     pairs = [align(*comparable(data, other)) for other in others]  # before anything takes long
-    drop = options.drop_nonfinite
-    problem = from_embeddings(data, drop_nonfinite=drop, beside=pairs)
-    settings = Settings(
-        nmi=options.nmi, memory=MEMORY, seed=options.seed, device=options.device
-    ).of(data)
-    own = run(problem, settings, progress)
-    ranks, d = own.ranks[options.distance], options.distance
-    best = nearest_quickly(problem, d, stage(progress, "nearest items"))
+    scored = _scored(data, pairs, options, progress)
+    own, problem, items, ranks = scored.own, scored.problem, scored.items, scored.ranks
+    best = nearest_quickly(problem, scored.distance, stage(progress, "nearest items"))
     sample = sampling.choose(ranks, problem.query_codes, best.margin, options.seed)
-    rows = nearest.rows_of(
-        problem, sample.queries, ranks[sample.queries], d, NEAR, stage(progress, "rows")
-    )
-    items = Items(data, problem)
+    rows = _rows(scored, sample.queries)
+    # Items are numbered, and get their pictures, in the order of these calls.
     for n in sorted(n for tab in sample.tabs.values() for n in tab):
         _query(sample.queries[n], ranks, rows[n], items)
-    tell("classes", 0, 1)
-    columns = classes.columns(problem, ranks, d, _names(data, problem))
-    # Items are numbered, and get their pictures, in the order of these calls.
-    confused = _confused(items, ranks, best, d)
-    duplicates = _pairs(items, classes.closest_negatives(problem, best, d), best, d)
-    compared = [
-        _compared(
-            name,
-            own,
-            from_embeddings(theirs, drop_nonfinite=drop, beside=[data, *pairs]),
-            items,
-            settings,
-            options,
-            progress,
-        )
-        for name, theirs in zip(names, pairs, strict=True)
-    ]
-    tell("histograms", 0, 1)
+    scored.tell("classes")
+    columns = classes.columns(problem, ranks, scored.distance, _names(data, problem))
+    confused, duplicates = _confused(scored, best), _duplicates(scored, best)
+    compared = _comparisons(scored, names, data, pairs)
+    scored.tell("histograms")
     histograms = sampling.histograms(problem, options.seed)
-    tell("map", 0, 1)
+    scored.tell("map")
     plane = _map(problem, sample.queries, options)
-    for query in sample.queries:  # all of them before the neighbours of some
-        items.query(query)
-    queries = [
-        _query(query, ranks, row, items) for query, row in zip(sample.queries, rows, strict=True)
-    ]
-    pictured, unread = _thumbs(items, pictures, options, progress)
+    queries = _queries(scored, sample.queries, rows)
+    pictured, unread = _thumbs(scored, beside.pictures)
+    notes = [*_dropped(problem), *map(shown, beside.notes), *unread]
     return {
         "title": title,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dmltool": version("dmltool"),
         "result": own.result | {"source": source},
         "provenance": _provenance(source, own.result["settings"]),
-        "curve": _curve(own, settings),
-        "distance": d,
+        "curve": _curve(own, scored.settings),
+        "distance": scored.distance,
         "classes": columns,
         "tabs": sample.tabs,
         "total_queries": len(ranks),
@@ -172,15 +184,48 @@ def gather(
         "compare": compared,
         "histograms": histograms,
         "map": plane,
-        "run": run_view,
+        "run": beside.run_view,
         "queries": queries,
         "items": items.columns(pictured.of),
         "thumbs": {"side": thumbs.SIDE, "images": pictured.images},
-        "warnings": [*warnings(own.result), *_dropped(problem), *map(shown, notes), *unread],
+        "warnings": [*warnings(own.result), *notes],
     }
 
 
+def _scored(
+    data: Embeddings,
+    pairs: Sequence[Embeddings],
+    options: Options,
+    progress: StageProgress | None,
+) -> Scored:
+    """Evaluate a file on the rows that it and the files it is compared with can be scored on."""
+    problem = from_embeddings(data, drop_nonfinite=options.drop_nonfinite, beside=pairs)
+    settings = Settings(
+        nmi=options.nmi, memory=MEMORY, seed=options.seed, device=options.device
+    ).of(data)
+    own = run(problem, settings, progress)
+    return Scored(own, settings, options, Items(data, problem), progress)
+
+
 # Parts of the view
+
+
+def _rows(scored: Scored, queries: np.ndarray) -> list[tuple[list[int], list[float]]]:
+    """The nearest items of some queries, and their scores."""
+    tell = stage(scored.progress, "rows")
+    ranks, d = scored.ranks[queries], scored.distance
+    return nearest.rows_of(scored.problem, queries, ranks, d, NEAR, tell)
+
+
+def _queries(
+    scored: Scored, queries: np.ndarray, rows: Sequence[tuple[list[int], list[float]]]
+) -> list[view.Query]:
+    items = scored.items
+    for query in queries:  # all of them before the neighbours of some
+        items.query(query)
+    return [
+        _query(query, scored.ranks, row, items) for query, row in zip(queries, rows, strict=True)
+    ]
 
 
 def _query(
@@ -229,40 +274,49 @@ def _names(data: Embeddings, problem: Problem) -> list[str]:
     return [shown(name or label) for name, label in zip(known, labels, strict=True)]
 
 
-def _confused(items: Items, ranks: np.ndarray, best: Best, d: str) -> list[view.Confusion]:
+def _confused(scored: Scored, best: Best) -> list[view.Confusion]:
     return [
         {
             "a": a,
             "b": b,
             "count": count,
             "share": round(share, 4),
-            "examples": _pairs(items, some, best, d),
+            "examples": _pairs(scored, some, best),
         }
-        for a, b, count, share, some in classes.confused(items.problem, ranks, best)
+        for a, b, count, share, some in classes.confused(scored.problem, scored.ranks, best)
     ]
 
 
-def _pairs(items: Items, queries: np.ndarray, best: Best, d: str) -> list[view.Pair]:
+def _duplicates(scored: Scored, best: Best) -> list[view.Pair]:
+    closest = classes.closest_negatives(scored.problem, best, scored.distance)
+    return _pairs(scored, closest, best)
+
+
+def _pairs(scored: Scored, queries: np.ndarray, best: Best) -> list[view.Pair]:
     """Query, its nearest negative, score."""
-    found = best.negative[queries]
+    found, items = best.negative[queries], scored.items
     answers = items.answers(found)
-    scores = _digits(pair_scores(items.problem, queries, found, d))
+    scores = _digits(pair_scores(scored.problem, queries, found, scored.distance))
     return [[items.query(q), g, s] for q, g, s in zip(queries, answers, scores, strict=True)]
 
 
-def _compared(
-    name: str,
-    own: Evaluation,
-    problem: Problem,
-    items: Items,
-    settings: Settings,
-    options: Options,
-    progress: StageProgress | None,
-) -> view.Compared:
+def _comparisons(
+    scored: Scored, names: Sequence[str], data: Embeddings, pairs: Sequence[Embeddings]
+) -> list[view.Compared]:
+    """The comparisons with other files of the same items: `pairs`, in the order of `data`."""
+    drop, beside = scored.options.drop_nonfinite, [data, *pairs]
+    return [
+        _compared(scored, name, from_embeddings(theirs, drop_nonfinite=drop, beside=beside))
+        for name, theirs in zip(names, pairs, strict=True)
+    ]
+
+
+def _compared(scored: Scored, name: str, problem: Problem) -> view.Compared:
     """The comparison with another file: differences, and the queries gained and lost."""
-    tell = of_file(progress, name)
+    own, settings, options = scored.own, scored.settings, scored.options
+    items, tell = scored.items, of_file(scored.progress, name)
     theirs = run(problem, replace(settings, nmi=False), tell)
-    ranks, their_ranks = own.ranks[options.distance], theirs.ranks[options.distance]
+    ranks, their_ranks = scored.ranks, theirs.ranks[options.distance]
     changed = flipped(their_ranks, ranks)
     rng = np.random.default_rng(options.seed)
     drawn = {kind: rng.permutation(rows)[:FLIPS] for kind, rows in changed.items()}
@@ -305,13 +359,9 @@ def _map(problem: Problem, queries: np.ndarray, options: Options) -> view.Map | 
     return {"method": method, "x": x, "y": y, "query": list(range(len(queries)))}
 
 
-def _thumbs(
-    items: Items,
-    pictures: thumbs.Pictures | None,
-    options: Options,
-    progress: StageProgress | None,
-) -> tuple[thumbs.Thumbs, list[str]]:
-    paths = [path for path in items.paths() if path is not None]
+def _thumbs(scored: Scored, pictures: thumbs.Pictures | None) -> tuple[thumbs.Thumbs, list[str]]:
+    options, progress = scored.options, scored.progress
+    paths = [path for path in scored.items.paths() if path is not None]
     none = thumbs.Thumbs([], {}, [])
     if pictures is None or not paths:
         return none, []
@@ -363,7 +413,3 @@ def _tails(paths: Sequence[Path | str]) -> list[str]:
 
 def _digits(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """Report no progress."""

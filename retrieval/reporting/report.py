@@ -10,7 +10,7 @@ from typing import Any
 from retrieval.embeddings import Embeddings, provenance
 from retrieval.files import PAGE, check_target, write_text
 from retrieval.loading.load import loaded
-from retrieval.reporting.gather import Options, gather
+from retrieval.reporting.gather import Beside, Options, gather
 from retrieval.reporting.page import render
 from retrieval.reporting.thumbs import Pictures
 from retrieval.reporting.view import Run
@@ -71,10 +71,8 @@ def report(
         provenance(data),
         others,
         Options(**options),
-        pictures=pictures,
-        run_view=run_view,
-        notes=notes,
-        progress=progress,
+        Beside(pictures, run_view, notes),
+        progress,
     )
     if progress:
         progress("page", 0, 1)

@@ -7,7 +7,7 @@ import numpy as np
 
 from retrieval.embeddings import Embeddings, Split
 from retrieval.reporting import gather
-from retrieval.reporting.gather import Options
+from retrieval.reporting.gather import Beside, Options
 
 SOURCE = {"file": "a.h5", "format": "hdf5", "attrs": {"model": "m"}}
 QUICK = Options(nmi=False, map="pca")
@@ -22,8 +22,8 @@ def shop(vectors, labels, queries, paths=None):
     return Embeddings(Path("shop.h5"), "hdf5", splits)
 
 
-def view_of(data, *others, options=QUICK, **more):
-    view = gather.gather(data, SOURCE, others, options, **more)
+def view_of(data, *others, options=QUICK, progress=None, **more):
+    view = gather.gather(data, SOURCE, others, options, Beside(**more), progress)
     json.dumps(view, allow_nan=False)
     return view
 
