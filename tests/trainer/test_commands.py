@@ -46,6 +46,7 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
         (["--backbone", "resnet5"], "Did you mean 'resnet50'? --backbone resnet50"),
         (["--set", "loss.options.smoothin=1"], "--set loss.options.smoothing="),
         (["--set", "data.options.sizee=1"], "--set data.options.size="),
+        (["--set", "data.options.size=abc", "--dry-run"], "size is a whole number."),
         (["--lr", "-1"], "Error: --lr cannot be used.\n  --lr -1.0 is not a number from 0 to"),
         (
             ["--epochs", "2000000"],

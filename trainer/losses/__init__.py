@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
-from trainer.losses.options import check_options, options_of
+from trainer.parameters import check_options, options_of
 
 if TYPE_CHECKING:
     from trainer.losses.base import Loss

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
 from trainer.losses import LOSSES, PML, Entry, build
-from trainer.losses.options import check_options
+from trainer.parameters import check_options
 
 if TYPE_CHECKING:
     from torch import nn

@@ -3,7 +3,6 @@
 A module has `read(root, **options) -> DataSet`; the keyword-only parameters are the options.
 """
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
+from trainer import parameters
 from trainer.data.datasets.records import SPLITS, DataSet
 
 __all__ = ["DATASETS", "SPLITS", "DataSet", "Entry", "check", "kind_of", "load", "options_of"]
@@ -95,13 +95,16 @@ def load(name: str, root: str | Path | None = None, **options: object) -> DataSe
 
 
 def check(name: str, options: Mapping[str, object]) -> dict[str, object]:
-    """Raise for a data set or an option that does not exist; return the options' defaults."""
-    known = options_of(name)
-    registry.check_options(f"The data set {name!r}", options, known, "data.options")
-    return known
+    """Raise for a data set or an option that does not exist, or for a value of another type.
+
+    Returns the options' defaults.
+    """
+    taken = parameters.options_of(DATASETS.find(name).load())
+    parameters.check_options(f"The data set {name!r}", options, taken, {}, "data.options")
+    return options_of(name)
 
 
 def options_of(name: str) -> dict[str, object]:
     """The options that a data set takes, and their defaults."""
-    parameters = inspect.signature(DATASETS.find(name).load()).parameters
-    return {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
+    taken = parameters.options_of(DATASETS.find(name).load())
+    return {option: parameter.default for option, parameter in taken.items()}

@@ -1,8 +1,9 @@
-"""Check the options of losses and miners: their names, and the types of their values."""
+"""Check options of losses, miners and data sets: their names, and the types of their values."""
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any, get_args
 
 from retrieval import registry
 from retrieval.errors import DmlError
@@ -11,9 +12,9 @@ from retrieval.settings import NAMES, converted
 BY_NAME = {kind.__name__: kind for kind in NAMES}  # annotations may be text
 
 
-def options_of(loss: type) -> dict[str, inspect.Parameter]:
-    """The options of a loss class: its keyword-only parameters."""
-    parameters = inspect.signature(loss).parameters.values()
+def options_of(taking: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The options of a loss class or of a data set's reader: its keyword-only parameters."""
+    parameters = inspect.signature(taking).parameters.values()
     return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
@@ -34,15 +35,15 @@ def check_options(
         kind = _kind(parameters[option], defaults.get(option))
         try:
             converted(value, kind)
-        except ValueError:
+        except ValueError as error:
             raise DmlError(
                 f"{of} cannot use {option} = {value!r}.",
-                f"{option} is {NAMES[kind]}.",
+                f"{option} is {error}.",
                 f"Give another value, or leave it out for its default: --set {table}.{option}=...",
             ) from None
 
 
-def _kind(parameter: inspect.Parameter, default: Any) -> type:
+def _kind(parameter: inspect.Parameter, default: Any) -> Any:
     """The type of a parameter by its annotation, else by its default; object: not known.
 
     A default such as 0 or 1 says only that it is a number, and one of text may be one of several
@@ -51,7 +52,7 @@ def _kind(parameter: inspect.Parameter, default: Any) -> type:
     annotation = parameter.annotation
     if isinstance(annotation, str):
         annotation = BY_NAME.get(annotation)
-    if annotation in NAMES:
+    if annotation in NAMES or {*NAMES, NoneType}.issuperset(get_args(annotation) or (object,)):
         return annotation
     if default is None:
         default = parameter.default

@@ -1,10 +1,12 @@
-"""Options of losses and miners are checked: their names, and the types of their values."""
+"""Options of losses, miners and data sets are checked by their names and the types of values."""
 
 import inspect
 
 import pytest
 
 from retrieval.errors import DmlError
+from trainer.data import datasets
+from trainer.data.datasets import DATASETS
 from trainer.losses import LOSSES, pml
 from trainer.losses.miners import MINERS, check
 
@@ -40,6 +42,17 @@ def test_text_for_a_number_of_a_miner_is_an_error(entry):
             check("triplet", {}, entry.name, {option: "x"})
         assert error.value.what.startswith(f"The miner {entry.name!r}")
         assert error.value.why == f"{option} is a number."
+
+
+@pytest.mark.parametrize("entry", DATASETS, ids=lambda entry: entry.name)
+def test_a_value_of_another_type_for_an_option_of_a_data_set_is_an_error(entry):
+    for option, default in datasets.options_of(entry.name).items():
+        datasets.check(entry.name, {option: default})
+        wrong = [1] if isinstance(default, str | None) else "x"
+        with pytest.raises(DmlError, match=f"{option} = ") as error:
+            datasets.check(entry.name, {option: wrong})
+        assert error.value.what.startswith(f"The data set {entry.name!r} cannot use")
+        assert f"--set data.options.{option}=" in error.value.fix
 
 
 @pytest.mark.parametrize(
