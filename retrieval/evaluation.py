@@ -84,8 +84,9 @@ class Settings(Checked):
 
     def of(self, data: Embeddings | None = None) -> Settings:
         """The settings with the usual K of the embeddings' data set, unless some are given."""
-        name = data.attrs.get("dataset") if data else None
-        return self if self.recall_at else replace(self, recall_at=metrics.usual_recall_at(name))
+        if self.recall_at:
+            return self
+        return replace(self, recall_at=metrics.usual_recall_at(data.attrs if data else {}))
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,16 @@ def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> 
         "normalized": False,
     }
     named = {own["dataset"] for own in said if "dataset" in own}
-    return attrs | ({"dataset": named.pop()} if len(named) == 1 else {})
+    if len(named) == 1:
+        attrs["dataset"] = named.pop()
+        attrs |= _recall_at(data)
+    return attrs
+
+
+def _recall_at(data: list[Embeddings]) -> dict[str, object]:
+    """The usual values of K of a data set, if files record them."""
+    said = [value for each in data if isinstance(value := each.attrs.get("recall_at"), str)]
+    return {"recall_at": said[0]} if said else {}
 
 
 def _images(data: list[Embeddings], folder: Path) -> dict[str, object]:

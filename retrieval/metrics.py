@@ -6,7 +6,9 @@ if it has no positive. Such a query counts as a miss and stays in the denominato
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -35,18 +37,25 @@ def hits(ranks: np.ndarray, k: int) -> np.ndarray:
 
 
 RECALL_AT = (1, 2, 4, 8)
-RECALL_AT_OF = {
+"""The usual values of K where nothing is known of the data set."""
+BEFORE_RECORDED = {
     "cub": (1, 2, 4, 8, 16, 32),
     "cars": (1, 2, 4, 8, 16, 32),
     "sop": (1, 10, 100, 1000),
     "inshop": (1, 10, 20, 30, 40, 50),
 }
-"""The values of K that papers give for a data set, by its name in embedding files."""
+"""The usual values of K for embedding files that name their data set, but do not record them."""
+MOST_RECORDED = 100  # values of K; a file may be damaged or hostile
 
 
-def usual_recall_at(data_set: object = None) -> tuple[int, ...]:
-    """The usual values of K for Recall@K on a data set; defaults for an unknown one."""
-    return RECALL_AT_OF.get(str(data_set), RECALL_AT)
+def usual_recall_at(attrs: Mapping[str, object]) -> tuple[int, ...]:
+    """The values of K that papers give for a data set, from the metadata of its embeddings."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(str(attrs.get("recall_at", "")))
+        listed = isinstance(found, list) and 0 < len(found) <= MOST_RECORDED
+        if listed and all(type(k) is int and 1 <= k <= 10**9 for k in found):
+            return tuple(dict.fromkeys(found))
+    return BEFORE_RECORDED.get(str(attrs.get("dataset")), RECALL_AT)
 
 
 def recall_at(ranks: np.ndarray, ks: Iterable[int]) -> dict[int, float]:

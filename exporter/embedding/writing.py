@@ -36,7 +36,7 @@ from retrieval.formats.wholes import Shard
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.resources import StageProgress
 from retrieval.settings import Checked, accepting, one_of, within
-from trainer.data.datasets import DataSet
+from trainer.data.datasets import DataSet, recall_at_of
 
 Write = Callable[[str, np.ndarray, np.ndarray], None]  # split, positions (b,), vectors (b, D)
 GO_ON = (
@@ -291,6 +291,7 @@ def _writer(
         "dataset": data.name,
         "preprocessing": engine.preprocessing.to_dict(),
         "images": where_images_are(data, target),
+        **({"recall_at": list(usual)} if (usual := recall_at_of(data.name)) else {}),
         **engine.attrs,
     }
     columns = {

@@ -167,6 +167,26 @@ def test_settings_that_do_not_work_are_reported_together():
 
 
 @pytest.mark.parametrize(
+    ("recorded", "expected"),
+    [
+        ("[1, 3, 5]", [1, 3, 5]),
+        ("[2, 1, 2]", [2, 1]),
+        ("[0, 1]", [1, 10, 100, 1000]),
+        ("[1.5]", [1, 10, 100, 1000]),
+        ("[true]", [1, 10, 100, 1000]),
+        ("[]", [1, 10, 100, 1000]),
+        ("3", [1, 10, 100, 1000]),
+        ("[" * 100_000, [1, 10, 100, 1000]),
+        (str([*range(1, 1000)]), [1, 10, 100, 1000]),
+    ],
+)
+def test_k_of_recall_is_what_a_file_records_unless_that_is_damaged(clustered, recorded, expected):
+    attrs = {"dataset": "sop", "recall_at": recorded}
+    data = Embeddings(Path("x.h5"), "hdf5", {"test": Split(*clustered)}, attrs=attrs)
+    assert evaluate(data, nmi=False)["settings"]["recall_at"] == expected
+
+
+@pytest.mark.parametrize(
     ("data_set", "expected"),
     [
         ("sop", (1, 10, 100, 1000)),
@@ -177,7 +197,9 @@ def test_settings_that_do_not_work_are_reported_together():
         (None, (1, 2, 4, 8)),
     ],
 )
-def test_k_of_recall_is_that_of_the_data_set(clustered, data_set, expected):
+def test_k_of_recall_is_that_of_the_data_set_that_an_older_file_names(
+    clustered, data_set, expected
+):
     attrs = {} if data_set is None else {"dataset": data_set}
     data = Embeddings(Path("x.h5"), "hdf5", {"test": Split(*clustered)}, attrs=attrs)
     result = evaluate(data, nmi=False)

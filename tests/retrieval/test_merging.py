@@ -42,7 +42,9 @@ def unit(x):
 
 def test_rows_are_normalised_and_set_side_by_side(tmp_path):
     a = put(tmp_path / "a.h5", A, model="one", model_sha256="1", dataset="animals")
-    b = put(tmp_path / "b.h5", B, model="two", model_sha256="2", dataset="animals")
+    b = put(
+        tmp_path / "b.h5", B, model="two", model_sha256="2", dataset="animals", recall_at=[1, 5]
+    )
     done = merge([a, b], tmp_path / "c.h5")
     assert (done.path, done.splits, done.dims) == (tmp_path / "c.h5", {"test": N}, (4, 6))
     assert done.matched == {"test": "paths"}
@@ -53,7 +55,7 @@ def test_rows_are_normalised_and_set_side_by_side(tmp_path):
     np.testing.assert_array_equal(part.labels, LABELS)
     np.testing.assert_array_equal(part.paths, PATHS)
     np.testing.assert_array_equal(found.label_names, NAMES)
-    assert found.attrs["dataset"] == "animals"
+    assert (found.attrs["dataset"], found.attrs["recall_at"]) == ("animals", "[1, 5]")
     assert found.attrs["model"] == "one + two"
     assert not found.attrs["normalized"]
     assert json.loads(found.attrs["merged"])[1] == {

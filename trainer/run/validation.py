@@ -7,8 +7,9 @@ import torch
 
 from retrieval.distributed import processes
 from retrieval.evaluation import Settings, evaluate, score
-from retrieval.metrics import usual_recall_at
+from retrieval.metrics import RECALL_AT
 from retrieval.results import Result
+from trainer.data.datasets import recall_at_of
 from trainer.data.loading import testing_batches
 from trainer.results import EpochRecord, Recalls, Validation
 from trainer.run import distributed
@@ -168,10 +169,16 @@ def score_test(training: Training) -> Result | None:
         vectors[:n],
         labels[:n],
         *pair,
-        recall_at=training.config.run.recall_at or usual_recall_at(data.name),
+        recall_at=recall_at(training),
         device=counting_device(training.device, vectors.shape[1]),
         progress=training.watch.stage,
     )
+
+
+def recall_at(training: Training) -> tuple[int, ...]:
+    """The values of K: those of the settings, else those that papers give, else the usual."""
+    known = training.config.run.recall_at or recall_at_of(training.source.data.name)
+    return known or RECALL_AT
 
 
 def needs_vectors(training: Training) -> bool:
@@ -197,7 +204,7 @@ def score_validation(training: Training) -> Validation | None:
     if found is None or training.world.rank != 0:
         return None
     vectors, labels, gallery = found
-    ks = training.config.run.recall_at or usual_recall_at(training.source.data.name)
+    ks = recall_at(training)
     device = counting_device(training.device, vectors.shape[1])
     settings = Settings(recall_at=tuple(sorted({1, *ks})), nmi=False, resamples=1, device=device)
     evaluation = score(as_problem(vectors, labels, gallery), settings)

@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -13,7 +14,9 @@ import pytest
 
 from exporter.onnx.metadata import Preprocessing
 from retrieval.errors import DmlError
+from retrieval.evaluation import Settings
 from retrieval.loading.load import load
+from retrieval.metrics import RECALL_AT
 from tests.exporter.embedding.toy import (
     ATTRS,
     PREPARED,
@@ -288,3 +291,11 @@ def test_a_full_disk_is_told_and_leaves_nothing_that_looks_whole(data, tmp_path)
     assert start(tmp_path / "x.h5", "room") == f"computed {N - there}\n"
     start(tmp_path / "whole.h5", "room")
     assert contents(tmp_path / "x.h5") == contents(tmp_path / "whole.h5")
+
+
+@pytest.mark.parametrize("name", ["toy", "sop"])
+def test_a_file_records_the_k_that_papers_give_for_its_data_set(name, data, tmp_path):
+    call(replace(data, name=name), tmp_path / "x.h5")
+    found = load(tmp_path / "x.h5")
+    assert found.attrs.get("recall_at") == ("[1, 10, 100, 1000]" if name == "sop" else None)
+    assert Settings().of(found).recall_at == ((1, 10, 100, 1000) if name == "sop" else RECALL_AT)

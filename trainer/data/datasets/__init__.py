@@ -13,7 +13,17 @@ from retrieval.registry import Registry
 from trainer import parameters
 from trainer.data.datasets.records import SPLITS, DataSet
 
-__all__ = ["DATASETS", "SPLITS", "DataSet", "Entry", "check", "kind_of", "load", "options_of"]
+__all__ = [
+    "DATASETS",
+    "SPLITS",
+    "DataSet",
+    "Entry",
+    "check",
+    "kind_of",
+    "load",
+    "options_of",
+    "recall_at_of",
+]
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,8 @@ class Entry(registry.Entry):
     """Options that give a report all images with the least work."""
     presets: str = ""
     """What the names of its presets start with, if not its own name."""
+    recall_at: tuple[int, ...] = ()
+    """The values of K that papers give for Recall@K; none: the usual ones."""
 
 
 DATASETS = Registry(
@@ -50,13 +62,29 @@ DATASETS = Registry(
         "trainer.data.datasets.csv:read",
         "CSV table of images with the columns path, label and optionally split",
     ),
-    Entry("cub", "trainer.data.datasets.cub:read", "CUB-200-2011: 200 species of birds"),
-    Entry("cars", "trainer.data.datasets.cars:read", "Cars196: 196 models of cars"),
-    Entry("sop", "trainer.data.datasets.sop:read", "Stanford Online Products: 22,634 products"),
+    Entry(
+        "cub",
+        "trainer.data.datasets.cub:read",
+        "CUB-200-2011: 200 species of birds",
+        recall_at=(1, 2, 4, 8, 16, 32),
+    ),
+    Entry(
+        "cars",
+        "trainer.data.datasets.cars:read",
+        "Cars196: 196 models of cars",
+        recall_at=(1, 2, 4, 8, 16, 32),
+    ),
+    Entry(
+        "sop",
+        "trainer.data.datasets.sop:read",
+        "Stanford Online Products: 22,634 products",
+        recall_at=(1, 10, 100, 1000),
+    ),
     Entry(
         "inshop",
         "trainer.data.datasets.inshop:read",
         "DeepFashion In-Shop: 7,982 garments, with query and gallery",
+        recall_at=(1, 10, 20, 30, 40, 50),
     ),
     Entry(
         "idx",
@@ -66,6 +94,12 @@ DATASETS = Registry(
     ),
     option="--dataset",
 )
+
+
+def recall_at_of(name: str) -> tuple[int, ...]:
+    """The values of K that papers give for a data set; none if it has no usual ones of its own."""
+    entry = DATASETS.entries.get(name)
+    return entry.recall_at if entry else ()
 
 
 def kind_of(place: str | Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.errors import DmlError
+from retrieval.metrics import BEFORE_RECORDED
 from trainer.data.datasets import DATASETS, cars, cub, inshop, load, options_of, sop
 
 ROOT = Path(__file__).parents[4]
@@ -71,3 +72,9 @@ def test_expected_counts_add_up_to_the_published_totals(module):
     totals = {"cub": 11_788, "cars": 16_185, "sop": 120_053, "inshop": 52_712}
     name = module.__name__.rpartition(".")[2]
     assert sum(images for images, _ in module.EXPECTED.values()) == totals[name]
+
+
+def test_older_files_of_a_data_set_have_the_k_that_it_has_now():
+    """Files record K; those that were written before name only their data set."""
+    now = {entry.name: entry.recall_at for entry in DATASETS if entry.recall_at}
+    assert now == BEFORE_RECORDED
