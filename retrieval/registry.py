@@ -39,14 +39,6 @@ class Entry:
 ARGUMENTS = "dmltool.arguments"  # key of the context of click: what was typed
 OWN = "DMLTOOL_OWN"  # environment variable: paths of your own code, separated by commas
 NAMING = ("--loss", "--log", "--monitor", "--set", "--grid")  # options whose values name code
-LISTS = {  # what an entry is -> what `dmltool list` calls the entries
-    "preset": "presets",
-    "loss": "losses",
-    "miner": "miners",
-    "data set": "datasets",
-    "backbone": "backbones",
-    "tracker": "trackers",
-}
 E = TypeVar("E", bound=Entry)
 
 
@@ -55,6 +47,7 @@ class Registry(Collection[E]):
 
     kind: what an entry is, for messages, such as "loss".
     option: the option that takes a name, such as "--loss".
+    listed: what `dmltool list` calls the entries, such as "losses".
     families: functions that turn the NAME of `prefix:NAME` into an entry, by prefix.
     own: turns `package.module:attribute`, the path of a user's object, into an entry.
     """
@@ -64,10 +57,11 @@ class Registry(Collection[E]):
         kind: str,
         *entries: E,
         option: str = "",
+        listed: str = "",
         families: Mapping[str, Callable[[str], E]] | None = None,
         own: Callable[[str], E] | None = None,
     ) -> None:
-        self.kind, self.option = kind, option
+        self.kind, self.option, self.listed = kind, option, listed
         self.families, self.own = families or {}, own
         self.entries = {entry.name: entry for entry in entries}
 
@@ -104,7 +98,7 @@ class Registry(Collection[E]):
             return self.own(name)
         also = [f"{prefix}:NAME" for prefix in self.families]
         also += ["package.module:NAME for your own"] if self.own else []
-        raise unknown(self.kind, name, self.names(), self.option, also)
+        raise unknown(self.kind, name, self.names(), self.option, also, self.listed)
 
 
 def _require_typed(kind: str, name: str) -> None:
@@ -128,15 +122,23 @@ def _require_typed(kind: str, name: str) -> None:
 
 
 def unknown(
-    kind: str, name: str, known: Iterable[str], option: str = "", also: Iterable[str] = ()
+    kind: str,
+    name: str,
+    known: Iterable[str],
+    option: str = "",
+    also: Iterable[str] = (),
+    listed: str = "",
 ) -> DmlError:
-    """The error for a name that does not exist: lists the known names, suggests the nearest."""
+    """The error for a name that does not exist: lists the known names, suggests the nearest.
+
+    listed: what `dmltool list` calls the known ones, if it does.
+    """
     known = list(known)
     near = nearest(name, known)
     names = ", ".join([*known, *also])
     fix = f"Choose one of these: {option} NAME" if option else "Give one of these names."
-    if kind in LISTS:
-        fix += f"\nTo see what each is: dmltool list {LISTS[kind]}"
+    if listed:
+        fix += f"\nTo see what each is: dmltool list {listed}"
     if near:
         fix = f"Did you mean {near!r}?" + (f" {option} {near}" if option else "")
     return DmlError(f"There is no {kind} {name!r}.", f"There are: {names}.", fix)

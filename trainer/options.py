@@ -163,7 +163,14 @@ def start_of(
 
 def resolved(start: Start) -> tuple[Config, str]:
     """Return the settings of a new run, and its name."""
-    from trainer.resolve import needs_weights, parsed, preset_path, resolve, starting_preset
+    from trainer.resolve import (
+        needs_weights,
+        own_images_preset,
+        parsed,
+        preset_path,
+        resolve,
+        starting_preset,
+    )
 
     preset, file = start.preset, start.file
     config, name = resolve(preset, file, start.flags, start.settings, OPTION_OF)
@@ -173,6 +180,6 @@ def resolved(start: Start) -> tuple[Config, str]:
     if config.network.weights == "none" and needs_weights(file or preset_path(source)):
         warn(
             f"The settings of {source} are for pretrained weights. Own images without any "
-            "learn with --preset photos-scratch-ce"
+            f"learn with --preset {own_images_preset(pretrained=False)}"
         )
     return config, name

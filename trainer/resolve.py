@@ -24,6 +24,8 @@ ANY_TIME = (
     "run.log",
 )
 """What may change when a run is resumed. Other devices, compilers and threads round differently."""
+OWN_IMAGES = "photos"
+"""What the names of the presets for images of your own start with."""
 EPOCHS = "schedule.epochs"
 """May grow when a run is resumed: from then on the schedule is that of the longer run."""
 
@@ -114,13 +116,27 @@ def _without(names: Mapping[str, str] | None, keys: Iterable[str]) -> dict[str, 
 
 
 def default_preset(dataset: str | None, loss: str | None, weights: str | None = None) -> str:
-    """The preset for a data set, a loss and weights that were named without a preset."""
-    dataset, known = dataset or Data().dataset, preset_names()
+    """The preset for a data set, a loss and weights that were named without a preset.
+
+    It is that of the data set for the loss, or else its first one; for a data set without presets,
+    the first one for images of your own that starts as the weights say.
+    """
+    dataset = dataset or Data().dataset
     entry = DATASETS.entries.get(dataset)
     family = (entry and entry.presets) or dataset
-    own = "photos-scratch-ce" if weights == "none" else "photos-ce"
-    wanted = [f"{family}-{loss}", f"{family}-ce", f"{family}-spce", own]
-    return next(name for name in wanted if name in known)
+    if known := _presets_of(family):
+        return f"{family}-{loss}" if f"{family}-{loss}" in known else known[0]
+    return own_images_preset(pretrained=weights != "none")
+
+
+def own_images_preset(pretrained: bool) -> str:
+    """The first preset for images of your own that starts from pretrained weights or does not."""
+    names = _presets_of(OWN_IMAGES)
+    return next(name for name in names if needs_weights(preset_path(name)) == pretrained)
+
+
+def _presets_of(family: str) -> list[str]:
+    return [name for name in preset_names() if name.startswith(f"{family}-")]
 
 
 def needs_weights(file: Path) -> bool:
@@ -166,7 +182,7 @@ def preset_names() -> list[str]:
 def preset_path(name: str) -> Path:
     """The file of a preset."""
     if name not in (known := preset_names()):
-        raise unknown("preset", name, known, "--preset")
+        raise unknown("preset", name, known, "--preset", listed="presets")
     return PRESETS / f"{name}.toml"
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from retrieval import registry
 from retrieval.errors import DmlError
-from retrieval.registry import LISTS, Entry, Registry, check_options, nearest, unknown
+from retrieval.registry import Entry, Registry, check_options, nearest, unknown
 from trainer.commands import TABLES
+from trainer.resolve import preset_path
 
 
 def made() -> Registry:
@@ -82,9 +83,13 @@ def test_a_name_that_shares_only_scattered_letters_is_not_suggested():
 
 
 def test_errors_name_the_command_that_lists_the_names():
-    assert set(LISTS.values()) == {"presets", *TABLES}
-    for kind, listing in LISTS.items():
-        assert unknown(kind, "?", ["a"]).fix.endswith(f"dmltool list {listing}")
+    for listing, path in TABLES.items():
+        with pytest.raises(DmlError) as caught:
+            Entry(listing, path, "").load().find("?")
+        assert caught.value.fix.endswith(f"dmltool list {listing}")
+    with pytest.raises(DmlError) as caught:
+        preset_path("?")
+    assert caught.value.fix.endswith("dmltool list presets")
     assert unknown("split", "?", ["a"]).fix == "Give one of these names."
 
 

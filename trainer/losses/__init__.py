@@ -132,6 +132,7 @@ LOSSES = Registry(
     ),
     _proxies("arcface", "cross-entropy on angles, with a margin", "ArcFaceLoss"),
     option="--loss",
+    listed="losses",
     families={"pml": lambda name: _pml(f"pml:{name}", "a loss of the library", name)},
     own=lambda path: Entry(path, path, "a loss of your own"),
 )

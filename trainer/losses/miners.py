@@ -52,6 +52,7 @@ MINERS = Registry(
     _miner("hdc", "the hardest fraction of positive and negative pairs", "HDCMiner"),
     _miner("histogram", "pairs drawn evenly over bins of their distance", "UniformHistogramMiner"),
     option="--miner",
+    listed="miners",
     families={"pml": lambda name: _miner(f"pml:{name}", "a miner of the library", name)},
 )
 

@@ -28,7 +28,10 @@ MODULES = {  # options that are objects are given by the name of their class
     "embedding_regularizer": regularizers,
     "weight_regularizer": regularizers,
 }
-KINDS = {"loss": (losses, losses.BaseMetricLossFunction), "miner": (miners, miners.BaseMiner)}
+KINDS = {  # the module, the base of its classes, and what `dmltool list` calls ours
+    "loss": (losses, losses.BaseMetricLossFunction, "losses"),
+    "miner": (miners, miners.BaseMiner, "miners"),
+}
 WITHOUT = {
     "BaseMetricLossFunction": "It is a base class.",
     "GenericPairLoss": "It is a base class.",
@@ -116,7 +119,7 @@ def called(target: type, values: Mapping[str, Any], given: Mapping[str, Any]) ->
 
 def classes(kind: str) -> dict[str, type]:
     """The classes of the library that can be used; `kind` is loss or miner."""
-    module, base = KINDS[kind]
+    module, base, _ = KINDS[kind]
     found = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
     return {name: target for name, target in found if name not in WITHOUT}
 
@@ -128,7 +131,7 @@ def parameters_of(kind: str, name: str) -> dict[str, inspect.Parameter]:
 
 
 def library_class(kind: str, name: str) -> type:
-    """The class of that name; DmlError names the nearest one."""
+    """The class of that name; DmlError names the nearest one. kind: loss or miner."""
     known = classes(kind)
     if name in WITHOUT:
         near = nearest(name, known) or next(iter(known))
@@ -138,7 +141,8 @@ def library_class(kind: str, name: str) -> type:
             f"Choose another one: --{kind} pml:{near}",
         )
     if name not in known:
-        raise unknown(kind, f"pml:{name}", [f"pml:{other}" for other in known], f"--{kind}")
+        names = [f"pml:{other}" for other in known]
+        raise unknown(kind, f"pml:{name}", names, f"--{kind}", listed=KINDS[kind][2])
     return known[name]
 
 

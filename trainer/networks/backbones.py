@@ -82,6 +82,7 @@ BACKBONES = Registry(
     Entry("vit_b_16", TV, "transformer on 16 x 16 patches, 86 M parameters", 768, "heads", 16, 16),
     Entry("vit_b_32", TV, "transformer on 32 x 32 patches, 87 M parameters", 768, "heads", 32, 32),
     option="--backbone",
+    listed="backbones",
     families={"timm": _timm},
 )
 

@@ -58,6 +58,7 @@ TRACKERS = Registry(
         "wandb",
     ),
     option="--log",
+    listed="trackers",
     own=lambda path: Entry(path, path, "a tracker of your own"),
 )
 

@@ -93,6 +93,7 @@ DATASETS = Registry(
         presets="fashion",
     ),
     option="--dataset",
+    listed="datasets",
 )
 
 
