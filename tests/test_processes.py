@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import time
 
 import numpy as np
