@@ -72,12 +72,16 @@ def joined(device_type: str = "cpu") -> Iterator[World]:
     if world.size == 1:
         yield world
         return
+    from retrieval.distributed.watchdog import INTERRUPTED
+
     store, dog = _join(world, device_type)
     try:
         yield world
         dog.stop(done=True)
         _disconnect()  # what it holds is free while this rank waits
         if world.rank and (other := dog.wait_for_first()):
+            if other == INTERRUPTED:
+                raise KeyboardInterrupt
             raise OtherRankEnded(world.rank, other)
     except OtherRankEnded:
         raise

@@ -97,7 +97,7 @@ class Watchdog:
                 if said == DONE or peer in waiting:
                     watched.unregister(peer)
                     if said == INTERRUPTED and not signals.happened():
-                        signals.interrupt()  # without a limit of time: this rank needs no other
+                        self._pass_on()  # without a limit of time: this rank needs no other
                     continue
                 self.ended = said or self.peers[peer]
                 self.noticed.set()
@@ -108,11 +108,16 @@ class Watchdog:
 
     def _interrupt(self) -> None:
         """Let the main thread clean up and say how to continue, unless it has finished."""
+        if self._pass_on():
+            self.stopped.wait(self.clean_up)
+
+    def _pass_on(self) -> bool:
+        """Interrupt the main thread unless it has finished; return whether that was done."""
         with self.lock:
-            if self.stopped.is_set():
-                return
-            signals.interrupt()
-        self.stopped.wait(self.clean_up)
+            if not self.stopped.is_set():
+                signals.interrupt()
+                return True
+        return False
 
     def _end(self) -> None:
         with self.lock:
@@ -151,7 +156,7 @@ class Watchdog:
         """Wait until rank 0 is done as well; returns which rank has ended before that, in words.
 
         Slurm may kill the whole step some time after its first task has ended. If this rank is
-        killed while it waits, rank 0 goes on.
+        killed while it waits, rank 0 continues.
         """
         self.thread.join()
         return self.ended
