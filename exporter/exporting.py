@@ -42,7 +42,7 @@ from retrieval.files import (
     write_text,
 )
 from retrieval.formats.hdf5.writing import KIND
-from retrieval.formats.wholes import part_name
+from retrieval.formats.shard_sets import part_name
 from retrieval.ranking.backends.choice import require_device
 from retrieval.resources import StageProgress
 from retrieval.run_files import EMBEDDINGS, MODEL

@@ -32,7 +32,7 @@ from retrieval.errors import DmlError
 from retrieval.files import check_target, relative
 from retrieval.formats.hdf5.layout import encode, hash_paths
 from retrieval.formats.hdf5.writing import KIND, Writer
-from retrieval.formats.wholes import Shard
+from retrieval.formats.shard_sets import Shard
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.resources import StageProgress
 from retrieval.settings import Checked, accepting, one_of, within

@@ -22,7 +22,7 @@ from retrieval.formats import FORMATS
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import Growing
 from retrieval.formats.named_arrays import parts
-from retrieval.formats.wholes import Member, require_complete, require_one_whole, shard_of
+from retrieval.formats.shard_sets import Member, require_complete, require_one_whole, shard_of
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from retrieval.errors import DmlError, command, damaged
 from retrieval.files import sha256
 from retrieval.formats import FORMATS, is_compressed
 from retrieval.formats.refused import RUN_FILES, explain_folder, unreadable
-from retrieval.formats.wholes import PART
+from retrieval.formats.shard_sets import PART
 from retrieval.resources import StageProgress
 from retrieval.run_files import BEST, CONFIG, EMBEDDINGS, SWEEP
 

@@ -18,7 +18,7 @@ from retrieval.files import check_target
 from retrieval.formats import find_format
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import budget, copies, file_size
-from retrieval.formats.wholes import note_part, require_no_part
+from retrieval.formats.shard_sets import note_part, require_no_part
 from retrieval.loading.folders import note_outdated
 from retrieval.loading.sources import Place, addresses_in_errors, locate
 from retrieval.resources import StageProgress

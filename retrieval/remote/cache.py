@@ -25,8 +25,8 @@ from retrieval.files import is_at, remove_leftovers, waited_lock, whole_file, wr
 from retrieval.formats.arrays import Range, copies, files_in
 from retrieval.remote import ranges
 from retrieval.remote.address import without_secrets
+from retrieval.remote.cache_limit import Bytes, folder, hold, room_for, writable
 from retrieval.remote.ranges import Copy
-from retrieval.remote.room import Bytes, folder, hold, room_for, writable
 from retrieval.remote.store import Found, NoRanges, Store
 from retrieval.resources import StageProgress, run_all, stage
 

@@ -18,7 +18,7 @@ from retrieval import embeddings
 from retrieval.errors import DmlError
 from retrieval.formats import labels
 from retrieval.formats.hdf5.reading import FORMAT, VERSION, attribute
-from retrieval.formats.wholes import ATTRIBUTE
+from retrieval.formats.shard_sets import ATTRIBUTE
 
 # What must not change between the two halves of a resumed file.
 SAME = ("model_sha256", "paths_sha256", "preprocessing", "normalized", ATTRIBUTE)

@@ -18,7 +18,7 @@ from exporter.embedding.writing import EmbedSettings
 from retrieval.distributed import processes
 from retrieval.distributed.world import ALONE
 from retrieval.errors import DmlError
-from retrieval.formats.wholes import shard_of
+from retrieval.formats.shard_sets import shard_of
 from retrieval.loading.load import load
 from tests.commands import call
 from tests.exporter.embedding.toy import ATTRS, PREPARED, D, draw, quarters, without_time

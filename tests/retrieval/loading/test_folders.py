@@ -13,7 +13,7 @@ from retrieval.distributed.world import World
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.formats.wholes import Shard
+from retrieval.formats.shard_sets import Shard
 from retrieval.loading import folders
 from retrieval.loading.load import load
 from retrieval.loading.sources import locate

@@ -4,14 +4,14 @@ import fsspec
 import pytest
 
 from retrieval.formats.arrays import copies
-from retrieval.remote import room
+from retrieval.remote import cache_limit
 from retrieval.remote.store import Store
 from tests.retrieval.remote.copies import forget_use
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(room.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache_limit.FOLDER, str(tmp_path / "cache"))
     yield tmp_path / "cache"
     forget_use()
     copies.clear()

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from retrieval.remote import room
+from retrieval.remote import cache_limit
 
 
 def npy(array):
@@ -16,6 +16,6 @@ def npy(array):
 
 def forget_use():
     """As if the process that used the copies had ended."""
-    for descriptor in room._held.values():
+    for descriptor in cache_limit._held.values():
         os.close(descriptor)
-    room._held.clear()
+    cache_limit._held.clear()

@@ -18,7 +18,7 @@ from retrieval.formats.hdf5.writing import write
 from retrieval.loading.inputs import Inputs
 from retrieval.loading.load import load
 from retrieval.loading.sources import locate
-from retrieval.remote import ranges, room
+from retrieval.remote import cache_limit, ranges
 from retrieval.remote.store import Store
 from tests.commands import call
 
@@ -32,7 +32,7 @@ MOST = (5 << 20) // SMALLER  # of a file of 47 and more
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """A cache whose name h5py cannot tell of a file object."""
-    monkeypatch.setenv(room.FOLDER, str(tmp_path / "größe"))
+    monkeypatch.setenv(cache_limit.FOLDER, str(tmp_path / "größe"))
     for name in ("BLOCK", "LEAST", "PIECE"):
         monkeypatch.setattr(ranges, name, getattr(ranges, name) // SMALLER)
     yield tmp_path / "größe"
@@ -201,7 +201,7 @@ def test_what_is_missing_is_added_later_and_then_the_copy_is_whole(server, files
 def test_holes_take_no_room_in_the_cache(server, files, folder):
     (copy,) = locate(f"{server.address}/own.h5").files
     assert copy.stat().st_size == (files[0] / "own.h5").stat().st_size
-    assert room.on_disk(folder) < MOST
+    assert cache_limit.on_disk(folder) < MOST
 
 
 @pytest.mark.parametrize("plain", [False, True])

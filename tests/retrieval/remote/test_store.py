@@ -25,7 +25,7 @@ from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading.load import load
 from retrieval.loading.sources import locate
-from retrieval.remote import ranges, room
+from retrieval.remote import cache_limit, ranges
 from retrieval.remote.address import parse
 from retrieval.remote.store import Store
 from tests.buckets import empty_bucket
@@ -308,7 +308,7 @@ def test_only_the_split_that_is_scored_is_downloaded(bucket, tmp_path):
     found = load("s3://bucket/x.h5", train=False).splits["test"].vectors
     np.testing.assert_array_equal(found, test)
     (copy,) = locate("s3://bucket/x.h5").files
-    assert room.on_disk(copy.parent) < copy.stat().st_size / 8
+    assert cache_limit.on_disk(copy.parent) < copy.stat().st_size / 8
 
 
 @boto
@@ -435,7 +435,7 @@ def test_a_large_file_of_a_service_is_downloaded_in_parts(fixture, root, request
     found = load(f"{root}/x.h5", train=False).splits["test"].vectors
     np.testing.assert_array_equal(found, np.full((2, 3), 7.0))
     (copy,) = locate(f"{root}/x.h5").files
-    assert room.on_disk(copy.parent) < copy.stat().st_size / 8
+    assert cache_limit.on_disk(copy.parent) < copy.stat().st_size / 8
 
 
 @pytest.mark.parametrize("status", ["401", "403"])

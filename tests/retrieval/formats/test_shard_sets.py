@@ -9,7 +9,7 @@ import pytest
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5 import writing as hdf5
-from retrieval.formats.wholes import PART, Shard, part_name, shard_of
+from retrieval.formats.shard_sets import PART, Shard, part_name, shard_of
 from retrieval.loading.load import load
 from tests.commands import call
 from tests.retrieval.shards import X, Y

@@ -9,8 +9,8 @@ import pytest
 from retrieval.errors import DmlError
 from retrieval.loading.load import load
 from retrieval.loading.sources import locate
-from retrieval.remote import room
-from retrieval.remote.room import hold, room_for
+from retrieval.remote import cache_limit
+from retrieval.remote.cache_limit import hold, room_for
 from tests.retrieval.remote.copies import forget_use, npy
 
 MOST = 640_000
@@ -19,7 +19,7 @@ MOST = 640_000
 @pytest.fixture
 def small(monkeypatch):
     """A limit below what a user may set."""
-    monkeypatch.setattr(room, "limit", lambda: MOST)
+    monkeypatch.setattr(cache_limit, "limit", lambda: MOST)
 
 
 def serve(server, *names):
@@ -45,7 +45,7 @@ def test_the_least_recently_used_copies_make_room(server, folder, small):
     locate("memory://b/c.npy")
     assert copies["a"].exists()
     assert not copies["b"].exists()
-    assert room.on_disk(folder) <= MOST
+    assert cache_limit.on_disk(folder) <= MOST
 
 
 def test_copies_in_use_are_kept_and_what_does_not_fit_beside_them_is_an_error(server, small):
@@ -57,36 +57,36 @@ def test_copies_in_use_are_kept_and_what_does_not_fit_beside_them_is_an_error(se
     assert all(file.exists() for file in held)
     with pytest.raises(DmlError) as error:
         locate("memory://b/*.npy")
-    assert f"{room.SIZE}=2GB" in error.value.fix
+    assert f"{cache_limit.SIZE}=2GB" in error.value.fix
 
 
 def test_a_wrong_limit_and_a_folder_that_cannot_be_written_are_named(server, monkeypatch, tmp_path):
     server.pipe("/b/x.npy", npy(np.ones((2, 2))))
-    monkeypatch.setenv(room.SIZE, "many")
-    with pytest.raises(DmlError, match=f"{room.SIZE} is wrong"):
+    monkeypatch.setenv(cache_limit.SIZE, "many")
+    with pytest.raises(DmlError, match=f"{cache_limit.SIZE} is wrong"):
         load("memory://b/x.npy")
-    monkeypatch.setenv(room.SIZE, "1GB")
+    monkeypatch.setenv(cache_limit.SIZE, "1GB")
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(room.FOLDER, str(tmp_path / "file"))
+    monkeypatch.setenv(cache_limit.FOLDER, str(tmp_path / "file"))
     with pytest.raises(DmlError, match="cannot be written") as error:
         load("memory://b/x.npy")
-    assert room.FOLDER in error.value.fix
+    assert cache_limit.FOLDER in error.value.fix
 
 
 def test_on_windows_a_folder_with_an_open_file_is_kept(server, as_on_windows):
     server.pipe("/b/x.npy", npy(np.ones((2, 2))))
     entry = locate("memory://b/x.npy").files[0].parents[1]
-    held = room._held.pop(entry)
-    assert not room._remove(entry)
+    held = cache_limit._held.pop(entry)
+    assert not cache_limit._remove(entry)
     os.close(held)
-    assert room._remove(entry)
+    assert cache_limit._remove(entry)
     assert not list(entry.parent.glob(f"{entry.name}*"))
 
 
 def test_a_copy_that_is_current_needs_no_room(server, monkeypatch):
     server.pipe("/b/x.npy", npy(np.ones((2, 2))))
     locate("memory://b/x.npy")
-    monkeypatch.setattr(room, "on_disk", None)  # sizes are not added up
+    monkeypatch.setattr(cache_limit, "on_disk", None)  # sizes are not added up
     locate("memory://b/x.npy")
 
 
@@ -127,7 +127,7 @@ def test_two_that_fill_one_entry_count_what_the_other_has_filled(folder, small):
         write(first, "2", 250_000)
     with pytest.raises(DmlError, match=r"b needs"):
         fill(other, "1", 50_000)
-    assert room.on_disk(folder) <= MOST
+    assert cache_limit.on_disk(folder) <= MOST
 
 
 def test_bytes_that_a_server_did_not_tell_of_are_counted(folder, small):
@@ -160,6 +160,6 @@ def test_files_of_unknown_size_count_as_they_come(folder, small, killed, monkeyp
 def test_another_limit_holds_at_once(folder, small, monkeypatch):
     entry = held(folder / "a")
     fill(entry, "0", 3000)
-    monkeypatch.setattr(room, "limit", lambda: 4000)
+    monkeypatch.setattr(cache_limit, "limit", lambda: 4000)
     with pytest.raises(DmlError, match=r"a needs"):
         fill(entry, "1", 2000)
