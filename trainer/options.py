@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrieval.console import tell, warn
+from retrieval.distributed.world import from_environment
 from retrieval.options import choices_of, options, whole_option
 from trainer.config import Data, Run
 
@@ -175,6 +176,8 @@ def resolved(start: Start) -> tuple[Config, str]:
     preset, file = start.preset, start.file
     config, name = resolve(preset, file, start.flags, start.settings, OPTION_OF)
     source = str(file or preset or starting_preset({**start.flags, **parsed(start.settings)}))
+    if from_environment().rank:
+        return config, name  # the first process prints the notes
     if not preset and not file:
         tell(f"Settings of the preset {source}; --dry-run shows them")
     if config.network.weights == "none" and needs_weights(file or preset_path(source)):

@@ -319,4 +319,5 @@ def test_ctrl_c_during_training_in_two_processes_is_told_once(photos, tmp_path):
     told = "".join(rank.stderr for rank in ranks)
     assert [rank.code for rank in ranks] == [130, 130], told
     assert told.count("Interrupted") == 1
+    assert told.count("Settings of the preset") == 1
     assert f"Interrupted: `dmltool train --resume {tmp_path}/run` continues." in ranks[0].stderr
