@@ -102,6 +102,9 @@ def parse(source: str | Path) -> Address:
             else "Download it by another program, and give the file.",
         )
     scheme, rest = found[1].lower(), text[found.end() :]
-    host, slash, path = rest.partition("/")  # a host can be [::1]
-    path, colons, key = path.rpartition("::") if "::" in path else (path, "", "")
-    return Address(scheme, f"{scheme}://{host}{slash}{path}", key if colons and key else None)
+    host, slash, path = rest.partition("/")
+    named = path if slash or scheme in WEB else host  # a host of the web can be [::1]
+    key = ""
+    if "::" in named:
+        rest, _, key = rest.rpartition("::")
+    return Address(scheme, f"{scheme}://{rest}", key or None)

@@ -15,6 +15,10 @@ def test_addresses_in_all_their_parts():
     assert found.is_pattern
     assert found.root == "s3://bucket/a"
     assert parse("http://[::1]:80/x.npy").key is None
+    assert parse("http://[::1]:80").url == "http://[::1]:80"
+    bucket = parse("s3://bucket::test")  # all files of a bucket
+    assert (bucket.url, bucket.key) == ("s3://bucket", "test")
+    assert parse("s3://bucket/x.npy::").url == "s3://bucket/x.npy"
     assert parse("s3:/bucket/x.npy").url == "s3://bucket/x.npy"  # of Path
     with pytest.raises(DmlError, match=r"file:///x\.npy cannot be opened"):
         parse("file:///x.npy")
