@@ -22,16 +22,15 @@ from retrieval.console import (
 )
 from retrieval.embeddings import SPLITS
 from retrieval.options import (
+    FieldChoice,
     Numbers,
     choice_option,
-    choices_of,
     device_option,
     force_option,
     json_option,
     options,
     whole_option,
 )
-from trainer.config import Input
 
 if TYPE_CHECKING:
     from exporter.results import EmbeddingsResult
@@ -165,7 +164,7 @@ def export(
 @click.option("--squash", is_flag=True, help="Resize to a square instead of cropping.")
 @click.option(
     "--interpolation",
-    type=choices_of(Input, "interpolation"),
+    type=FieldChoice("trainer.config:Input", "interpolation"),
     help="Resizing filter.  [default: bilinear]",
 )
 @click.option("--mean", type=three_numbers, help="Mean to subtract, for colours from 0 to 1.")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -112,10 +112,24 @@ output_options = options(
 )
 
 
-def choices_of(settings: type, name: str) -> click.Choice:
-    """The values that a field of settings takes, which `one_of` has made."""
-    [found] = [each for each in fields(settings) if each.name == name]
-    return click.Choice(found.metadata["choices"])
+class FieldChoice(click.Choice):
+    """The values that a field of settings takes, which `one_of` has made.
+
+    The settings are named like `trainer.config:Run` and imported when the values are needed: the
+    help of all commands does without.
+    """
+
+    def __init__(self, settings: str, field: str) -> None:
+        self.settings, self.field, self.case_sensitive = settings, field, True
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "choices":
+            raise AttributeError(name)
+        from dataclasses import fields
+
+        [found] = [each for each in fields(resolve_name(self.settings)) if each.name == self.field]
+        self.choices = tuple(found.metadata["choices"])
+        return self.choices
 
 
 def choice_option(name: str, choices: Iterable[str], help: str) -> Callable:

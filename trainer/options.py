@@ -10,8 +10,7 @@ import click
 
 from retrieval.console import tell, warn
 from retrieval.distributed.world import from_environment
-from retrieval.options import choices_of, options, whole_option
-from trainer.config import Data, Run
+from retrieval.options import FieldChoice, options, whole_option
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -85,7 +84,7 @@ settings_options = options(
     whole_option("--seed", "Seed of the run.", 0),
     click.option(
         "--select",
-        type=choices_of(Run, "select"),
+        type=FieldChoice("trainer.config:Run", "select"),
         help="How to choose the best epoch. val: on a tenth of the training classes, which are "
         "held out; test: on the test set, as the papers do; last: the last epoch.  [default: val]",
     ),
@@ -97,7 +96,7 @@ settings_options = options(
     click.option("--allow-incomplete", is_flag=True, help="Accept a data set with missing images."),
     click.option(
         "--cache",
-        type=choices_of(Data, "cache"),
+        type=FieldChoice("trainer.config:Data", "cache"),
         help="Where to cache resized images; auto: ram if they are not files of their own.",
     ),
     click.option(
@@ -108,7 +107,7 @@ settings_options = options(
     ),
     click.option(
         "--precision",
-        type=choices_of(Run, "precision"),
+        type=FieldChoice("trainer.config:Run", "precision"),
         help="Precision of the network; auto: bf16 on GPUs that support it, else fp32.",
     ),
     click.option(
