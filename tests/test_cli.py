@@ -173,7 +173,8 @@ def test_help_is_quick_and_loads_nothing_heavy():
         "from cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'numpy', 'numba', 'torch', 'h5py', 'rich', 'faiss', 'trainer.config'} & set(sys.modules)\n"
+        "names = {'numpy', 'numba', 'torch', 'h5py', 'rich', 'faiss', 'trainer.config'}\n"
+        "heavy = names & set(sys.modules)\n"
         "sys.exit(f'loads {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
