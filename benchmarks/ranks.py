@@ -285,8 +285,8 @@ def spectrum(name: str, file: str):
         data,
         2,
         libraries=False,
-        about="Vectors drawn at random with the covariances of its embeddings, in and between "
-        "classes. ",
+        about=f"Vectors drawn at random with the covariances of the embeddings of {name}, in and "
+        "between classes. ",
     )
 
 

@@ -114,12 +114,15 @@ def device_told() -> Iterator[None]:
 
     told: set[str] = set()
     logger, handler = logging.getLogger("retrieval.device"), Notes()
+    before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.level, logger.propagate = before
 
 
 def warn(line: str) -> None:

@@ -4,6 +4,7 @@ Imports nothing of ours.
 """
 
 import errno
+import glob
 import shlex
 from collections.abc import Iterable
 
@@ -60,6 +61,11 @@ def listed(
 def command(*words: object) -> str:
     """A command of dmltool that can be copied into a shell."""
     return shlex.join(["dmltool", *map(str, words)])
+
+
+def pattern(folder: object, suffix: str) -> str:
+    """The pattern of the files of a folder that have a suffix, as it is typed into a shell."""
+    return shlex.quote(f"{glob.escape(str(folder))}/*{suffix}")
 
 
 def install(extra: str = "") -> str:

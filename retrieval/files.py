@@ -193,7 +193,14 @@ def rename_durably(old: Path, new: Path, force: bool = True) -> None:
     force: replace a file that has the name; else that is a FileExistsError.
     """
     (os.replace if force else rename_new)(old, new)
-    sync(new.parent)
+    try:
+        sync(new.parent)
+    except OSError as error:
+        raise DmlError(
+            f"{new} is written, but a power cut may undo that.",
+            f"Its folder cannot be brought to the disk: {error.strerror}.",
+            "Check the disk.",
+        ) from error
 
 
 def rename_new(old: Path, new: Path) -> None:

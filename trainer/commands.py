@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from retrieval import signals
 from retrieval.console import (
     RUN_AGAIN,
     ProgressBar,
@@ -128,7 +129,12 @@ def _run(config: Config, folder: Path | None, name: str, resume: bool) -> RunRes
     from trainer.tables import Display, how_to_continue
 
     target = folder or new_folder(Path("runs"), name)
-    with on_interrupt(lambda: how_to_continue(target)), Display(safe_console(stderr=True)) as watch:
+    watch = Display(safe_console(stderr=True))
+
+    def left() -> str:
+        return how_to_continue(target) if resume or watch.epochs else signals.NOTHING
+
+    with on_interrupt(left), watch:
         from trainer.run.folder import FolderTaken
         from trainer.run.train import train
 

@@ -2,8 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import NoneType
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from retrieval import registry
 from retrieval.errors import DmlError
@@ -52,7 +52,9 @@ def _kind(parameter: inspect.Parameter, default: Any) -> Any:
     annotation = parameter.annotation
     if isinstance(annotation, str):
         annotation = BY_NAME.get(annotation)
-    if annotation in NAMES or {*NAMES, NoneType}.issuperset(get_args(annotation) or (object,)):
+    is_union = get_origin(annotation) in (Union, UnionType)
+    members = get_args(annotation) if is_union else (annotation,)
+    if all(any(member is kind for kind in (*NAMES, NoneType)) for member in members):
         return annotation
     if default is None:
         default = parameter.default

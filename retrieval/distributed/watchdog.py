@@ -158,7 +158,8 @@ class Watchdog:
         Slurm may kill the whole step some time after its first task has ended. If this rank is
         killed while it waits, rank 0 continues.
         """
-        self.thread.join()
+        while self.thread.is_alive():
+            self.thread.join(1)  # on Windows, Ctrl-C does not end a wait without a limit
         return self.ended
 
     def _say(self, words: str) -> None:

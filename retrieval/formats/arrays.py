@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,8 +139,10 @@ def machine(boot_id: Path = BOOT_ID, processes: Path = PROCESSES) -> tuple[str, 
     Names of machines are not unique: they may all be localhost. Containers of one machine have
     processes of their own.
     """
-    boot = boot_id.read_text().strip() if boot_id.exists() else ""
-    numbers = os.readlink(processes) if processes.is_symlink() else ""
+    boot = numbers = ""
+    with suppress(OSError):  # other systems, and containers that hide them
+        boot = boot_id.read_text().strip()
+        numbers = os.readlink(processes)
     return gethostname(), boot, numbers
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from retrieval.embeddings import Embeddings, note
-from retrieval.errors import DmlError, listed
+from retrieval.errors import DmlError, listed, pattern
 from retrieval.formats import FORMATS
 
 ATTRIBUTE = "shard"
@@ -80,7 +80,7 @@ def require_no_part(folder: Path, data: Embeddings) -> None:
             f"{folder} is not read as a whole set.",
             f"By its name, {data.source} stands for the folder, and it is shard {shard.number} of "
             f"{shard.of} only.",
-            f"Name all shards: '{folder}/*{Path(data.source).suffix}'",
+            f"Name all shards: {pattern(folder, Path(data.source).suffix)}",
         )
 
 
@@ -141,7 +141,7 @@ def require_complete(name: Path | str, members: Iterable[Member]) -> None:
 
 def _half_written(folders: Iterable[Path]) -> Iterator[tuple[Path, Shard]]:
     """The half-written shards in folders."""
-    from retrieval.formats.hdf5.reading import attributes
+    from retrieval.formats.hdf5.reading import attributes  # it imports this module
 
     for folder in sorted(folders):
         for suffix in FORMATS.find("hdf5").suffixes:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from retrieval.embeddings import SPELLINGS, Embeddings, Split, collected, note, plain, to_read
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, pattern
 from retrieval.formats import FORMATS
 from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import Growing
@@ -135,7 +135,7 @@ def _refuse_twins(files: Sequence[Path]) -> None:
             raise DmlError(
                 f"{other} and {file} seem to be the same file in two formats.",
                 "A set with both would have its rows twice.",
-                f"Remove one of them, or choose files by a pattern: '{file.parent}/*{file.suffix}'",
+                f"Remove one of them, or choose files: {pattern(file.parent, file.suffix)}",
             )
 
 

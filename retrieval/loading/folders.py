@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from retrieval.embeddings import SPELLINGS, Embeddings, note
-from retrieval.errors import DmlError, command, damaged
+from retrieval.errors import DmlError, command, damaged, pattern
 from retrieval.files import sha256
 from retrieval.formats import FORMATS, is_compressed
 from retrieval.formats.refused import RUN_FILES, explain_folder, unreadable
@@ -88,7 +88,7 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
         raise DmlError(
             f"{path} holds files of several formats: {', '.join(formats)}.",
             "The files of a set have one format.",
-            f"Choose some by a pattern: '{path}/*{formats[0]}'",
+            f"Choose some by a pattern: {pattern(path, formats[0])}",
         )
     return in_natural_order(path / name for name in shards), None
 

@@ -234,10 +234,18 @@ def read(place: Place, wanted: Wanted = "all", rows: Sequence[tuple[Path, int]] 
     from retrieval.formats import shards
 
     chosen = [] if place.is_named else shards.of_split(place.files, place.key)
-    each = partial(_read_file, key=None if chosen else place.key, wanted=wanted)
+    each = partial(_read_shard if chosen else _read_file, key=place.key, wanted=wanted)
     if wanted == "labels":
         return shards.join_labels(place.name, chosen or place.files, each, rows)
     return shards.join(place.name, chosen or place.files, each)
+
+
+def _read_shard(path: Path, key: str | None, wanted: Wanted) -> Any:
+    """The split `key` of a file whose name tells it, and which may hold other splits too."""
+    try:
+        return _read_file(path, key, wanted)
+    except DmlError:  # nothing in the file has that name
+        return _read_file(path, None, wanted)
 
 
 def _read_file(path: Path, key: str | None, wanted: Wanted) -> Any:

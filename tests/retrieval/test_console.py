@@ -1,6 +1,7 @@
 """What reaches a terminal: encodings, colours, control characters, progress."""
 
 import json
+import logging
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from retrieval import console
 from retrieval.console import ProgressBar, short_path, use_safe_encodings
 from retrieval.distributed.world import World
 from retrieval.embeddings import Split
@@ -194,3 +196,14 @@ def test_paths_are_short_inside_the_current_folder_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "runs")
     assert short_path(tmp_path / "runs/mine/model.onnx") == "mine/model.onnx"
     assert short_path(tmp_path / "other.h5") == str(tmp_path / "other.h5")
+
+
+def test_a_note_on_the_device_is_shown_once_whatever_logging_does(capsys, caplog):
+    logger = logging.getLogger("retrieval.device")
+    before = logger.level, logger.propagate
+    with caplog.at_level("INFO"), console.device_told():
+        for _ in range(2):
+            logger.info("Ranks are counted on %s.", "cuda:0")
+    assert capsys.readouterr().err == "Ranks are counted on cuda:0.\n"
+    assert not caplog.messages
+    assert (logger.level, logger.propagate) == before

@@ -293,3 +293,13 @@ def test_on_windows_only_what_nobody_has_open_is_renamed_or_removed(tmp_path, as
     with pytest.raises(DmlError), whole_file(tmp_path / "b"):
         raise OSError(errno.ENOSPC, "full")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_whose_folder_cannot_be_synced_is_said_to_be_written(tmp_path, monkeypatch):
+    def broken(path):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "sync", broken)
+    with pytest.raises(DmlError, match="is written, but a power cut may undo that"):
+        files.write_text(tmp_path / "a", "new", True)
+    assert (tmp_path / "a").read_text() == "new"

@@ -1,6 +1,7 @@
 """Options of losses, miners and data sets are checked by their names and the types of values."""
 
 import inspect
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -9,6 +10,7 @@ from trainer.data import datasets
 from trainer.data.datasets import DATASETS
 from trainer.losses import LOSSES, pml
 from trainer.losses.miners import MINERS, check
+from trainer.parameters import check_options, options_of
 
 
 def numbers(parameters):
@@ -84,3 +86,23 @@ def test_an_option_of_the_class_is_checked_by_the_default_of_the_table():
 def test_an_unknown_option_names_the_miner_as_typed():
     with pytest.raises(DmlError, match="The miner 'semihard' has no option 'marginn'"):
         check("triplet", {}, "semihard", {"marginn": 1})
+
+
+class Odd:
+    def __init__(
+        self,
+        *,
+        sizes: list[int] = (),
+        steps: Sequence[int] = (),
+        call: Callable[[int], str] | None = None,
+        share: float | None = None,
+    ):
+        pass
+
+
+def test_types_that_are_not_checked_take_any_value_and_others_do_not():
+    parameters = options_of(Odd)
+    given = {"sizes": [1, 2], "steps": "x", "call": 3, "share": None}
+    check_options("The loss own:Odd", given, parameters, {}, "loss.options")
+    with pytest.raises(DmlError, match="share = 'x'"):
+        check_options("The loss own:Odd", {"share": "x"}, parameters, {}, "loss.options")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import save
 
-from exporter.onnx import providers
+from exporter.onnx import PROVIDERS, providers
 from exporter.onnx.model import describe
 from exporter.onnx.session import Session
 from retrieval.errors import DmlError, install
@@ -197,3 +197,8 @@ def test_auto_takes_the_gpu_where_cuda_starts(model):
     if missing is not None:
         pytest.skip(missing[0])
     assert Session(model).provider == "cuda"
+
+
+def test_the_option_and_the_names_of_providers_list_the_same():
+    assert ("auto", *providers.NAMES) == PROVIDERS
+    assert providers.TITLES.keys() == providers.NAMES.keys()

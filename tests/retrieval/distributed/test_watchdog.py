@@ -177,7 +177,6 @@ def test_ctrl_c_of_a_rank_that_waits_interrupts_rank_0_once(also, pair, ended, m
     first, second = pair
     happened = {first.thread: also, threading.current_thread(): True}
     monkeypatch.setattr(watchdog.signals, "interrupt", lambda: pressed.put(True))
-    monkeypatch.setattr(watchdog, "CLEAN_UP", 0.1)
     second.stop(done=True)
     monkeypatch.setattr(watchdog.signals, "happened", lambda: happened[threading.current_thread()])
     second.stop(failed=True)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from retrieval import evaluate
+from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
 from retrieval.formats.arrays import files_in
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading.inputs import Inputs
-from retrieval.loading.load import load
+from retrieval.loading.load import load, save
 from tests.commands import call
 from tests.retrieval.remote.copies import npy
 
@@ -114,6 +115,25 @@ def test_a_key_chooses_files_of_one_split_as_in_a_local_folder(server, clustered
         both = Inputs(*names, train=False)
         for n, name in ((20, names[0]), (0, names[1])):
             np.testing.assert_array_equal(both.load(name).splits["test"].vectors, X[n : n + 20])
+
+
+@pytest.mark.parametrize("names", [("train-0", "train-1"), ("train-0", "test-1"), ("train-0",)])
+def test_a_key_chooses_the_split_inside_files_that_are_named_after_a_split(names, tmp_path):
+    """Such as files of dmltool, of which each holds `train` and `test`."""
+    rng = np.random.default_rng(0)
+    whole = {
+        name: {split: rng.standard_normal((n, 4)) for split, n in (("train", 6), ("test", 4))}
+        for name in names
+    }
+    for name, splits in whole.items():
+        data = {split: Split(rows, np.arange(len(rows)) // 2) for split, rows in splits.items()}
+        save(tmp_path / f"{name}.h5", Embeddings("made", "hdf5", data))
+    for where in (tmp_path, f"{tmp_path}/*.h5"):
+        [(split, found)] = load(f"{where}::train").splits.items()
+        named = [name for name in names if name.startswith("train")]
+        assert split == "train"
+        rows = np.concatenate([whole[name]["train"] for name in named])
+        np.testing.assert_array_equal(found.vectors, rows)
 
 
 def test_a_key_names_an_array_of_the_only_file(server, clustered, tmp_path):
