@@ -46,6 +46,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.shards
 	$(BIN)/python -m benchmarks.processes
+	$(BIN)/python -m benchmarks.size
 
 # Damaged files of every format, and writers killed at random moments: docs/reliability.md
 FILES ?= 1000

@@ -1,13 +1,15 @@
-"""python -m docs.generate: writes what can be derived, the references of commands, settings and
-losses, the README's table of files, and in recipes and studies what was measured.
+"""Write the parts of the documentation that come from the code: `python -m docs.generate`.
 
-tests/test_docs.py compares the files with what this module says.
+These are the references of commands, settings and losses, tables in other pages, and the
+measurements in recipes and studies. tests/test_docs.py compares the pages with what this module
+writes.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -15,6 +17,7 @@ import click
 from benchmarks import studies
 from benchmarks.scale import scale_tables
 from cli import CONTEXT, main
+from retrieval.evaluation import Settings
 from retrieval.formats import FORMATS
 from retrieval.metrics import METRICS
 from trainer import toml
@@ -144,6 +147,16 @@ def filled(page: str, **tables: str) -> str:
     return text
 
 
+def evaluation_settings() -> str:
+    """The fields of `retrieval.Settings` with their defaults."""
+    texts = field_texts(ROOT / "retrieval" / "evaluation.py")["Settings"]
+    rows = (
+        f"| `{f.name}` | `{getattr(Settings(), f.name)!r}` | {texts[f.name]} |"
+        for f in fields(Settings)
+    )
+    return "\n".join(["| field | default | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
 def recipes() -> str:
     found = {title: measured(title) for title in ("Learning letters", "Omniglot", "Fashion-MNIST")}
     return filled("docs/recipes.md", presets=presets_table(), **found)
@@ -265,6 +278,7 @@ FILES = {
     "docs/recipes.md": recipes,
     "docs/studies.md": lambda: filled("docs/studies.md", **studies.tables()),
     "docs/json.md": lambda: filled("docs/json.md", scores=scores_table()),
+    "docs/python.md": lambda: filled("docs/python.md", settings=evaluation_settings()),
     "docs/extending.md": lambda: filled("docs/extending.md", metrics=metrics_table()),
     "docs/scale.md": lambda: filled("docs/scale.md", scale=scale_tables()),
     "README.md": lambda: filled("README.md", formats=formats_table()),

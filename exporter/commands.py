@@ -22,6 +22,7 @@ from retrieval.console import (
 )
 from retrieval.embeddings import SPLITS
 from retrieval.options import (
+    PATH,
     FieldChoice,
     Numbers,
     choice_option,
@@ -59,9 +60,7 @@ embedding_options = options(
         PROVIDERS,
         "Execution provider of ONNX Runtime; auto: CUDA if it works, else CPU.",
     ),
-    whole_option(
-        "--threads", "Number of CPU threads.  [default: a short trial chooses]", metavar="N"
-    ),
+    whole_option("--threads", "Number of CPU threads.  [default: a short trial chooses]"),
     device_option("Device that finds neighbours (export) and counts ranks for --half"),
     whole_option("--batch-size", "Images per batch.", default=32),
     click.option(
@@ -86,7 +85,7 @@ embedding_options = options(
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", type=PATH, metavar="RUN...", nargs=-1, required=True)
 @click.option("--onnx/--no-onnx", default=True, help="Write model.onnx.  [default: yes]")
 @click.option(
     "--embeddings/--no-embeddings", default=True, help="Write embeddings.h5.  [default: yes]"
@@ -109,8 +108,10 @@ embedding_options = options(
     help="Largest accepted drop of Recall@1, in points.  [default: 0.1, fp16 0.5, int8 1.0]",
 )
 @choice_option("--backend", BACKENDS, "Compute the embeddings with the ONNX model or with torch.")
-@click.option("--data", metavar="PATH", help="Folder of the data set, if it has moved.")
-@click.option("--out", metavar="FOLDER", help="Output folder.  [default: the folder of the run]")
+@click.option("--data", type=PATH, metavar="PATH", help="Folder of the data set, if it has moved.")
+@click.option(
+    "--out", type=PATH, metavar="FOLDER", help="Output folder.  [default: the folder of the run]"
+)
 @embedding_options
 @several_processes
 def export(
@@ -156,9 +157,11 @@ def export(
 
 
 @click.command()
-@click.argument("model", metavar="MODEL.onnx")
-@click.argument("data", metavar="DATA")
-@click.option("--out", metavar="FILE", required=True, help="Embedding file to write (.h5).")
+@click.argument("model", type=PATH, metavar="MODEL.onnx")
+@click.argument("data", type=PATH, metavar="DATA")
+@click.option(
+    "--out", type=PATH, metavar="FILE", required=True, help="Embedding file to write (.h5)."
+)
 @whole_option("--size", "Side of the square input, in pixels.")
 @whole_option("--resize", "Short side before cropping, in pixels.  [default: --size]")
 @click.option("--squash", is_flag=True, help="Resize to a square instead of cropping.")

@@ -21,14 +21,14 @@ from retrieval.console import (
     stdout_console,
     warn,
 )
-from retrieval.options import device_option, json_option, labels_option, whole_option
+from retrieval.options import PATH, device_option, json_option, labels_option, whole_option
 
 DMLTOOL = (sys.executable, "-P", "-m", "cli")  # -P: no module of the current folder is imported
 TO_GO_ON = "To continue, run the demo again: finished steps are kept."
 
 
 @click.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE")
 @labels_option
 @click.option(
     "--entropy", is_flag=True, help="Estimate the entropies of the embeddings and the labels."
@@ -38,11 +38,14 @@ TO_GO_ON = "To continue, run the demo again: finished steps are kept."
     "--run",
     "runs",
     multiple=True,
+    type=PATH,
     metavar="RUN",
     help="Compare a model with its training run; repeat the option for each run of an ensemble. "
     "With --entropy: the run whose head gives H(Y) - CE.",
 )
-@click.option("--data", metavar="PATH", help="With --run: folder of the data set, if it has moved.")
+@click.option(
+    "--data", type=PATH, metavar="PATH", help="With --run: folder of the data set, if it has moved."
+)
 @device_option("With --run: device that finds neighbours")
 @json_option
 @click.pass_context

@@ -24,6 +24,7 @@ from retrieval.console import (
 from retrieval.formats import main_suffixes
 from retrieval.kmeans import ITERATIONS
 from retrieval.options import (
+    PATH,
     Output,
     force_option,
     gallery_options,
@@ -50,7 +51,7 @@ def _naming_formats(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("eval")
-@click.argument("file", metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE")
 @gallery_options
 @scoring_options
 @click.option(
@@ -69,7 +70,9 @@ def _naming_formats(command: Callable[..., None]) -> Callable[..., None]:
     "clusters, else 1]",
 )
 @nonfinite_option
-@click.option("--per-class", metavar="FILE", help="Write Recall@1 of each class to FILE as CSV.")
+@click.option(
+    "--per-class", type=PATH, metavar="FILE", help="Write Recall@1 of each class to FILE as CSV."
+)
 @output_options
 @several_processes
 @_naming_formats
@@ -236,8 +239,8 @@ def _tell_source(data: Embeddings) -> None:
 
 
 @click.command()
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("a", type=PATH, metavar="A")
+@click.argument("b", type=PATH, metavar="B")
 @labels_option
 @scoring_options
 @nonfinite_option
@@ -291,8 +294,10 @@ def compare(
 
 
 @click.command()
-@click.argument("files", metavar="FILE FILE...", nargs=-1, required=True)
-@click.option("--out", metavar="FILE", required=True, help="Embedding file to write (.h5).")
+@click.argument("files", type=PATH, metavar="FILE FILE...", nargs=-1, required=True)
+@click.option(
+    "--out", type=PATH, metavar="FILE", required=True, help="Embedding file to write (.h5)."
+)
 @force_option
 def merge(files: tuple[str, ...], out: str, force: bool) -> None:
     """Join embedding files of the same items into an ensemble.

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 RUN_AGAIN = "run the same command again to continue"
 OWN_OPTIONS = ("threads", "device", "provider")  # of which each process has its own
-FILES = ("FILE", "FOLDER", "PATH")  # what the help calls the values of options that name files
 
 # Control characters except tab and newline, marks that reverse the direction of text, and
 # surrogates.
@@ -208,7 +207,7 @@ def _options() -> tuple[dict[str, object], list[str]]:
     for option in context.command.params:
         if option.name in OWN_OPTIONS:
             own.append(option.opts[0])
-        elif not isinstance(option, click.Argument) and option.metavar not in FILES:
+        elif not isinstance(option.type, click.Path):
             compared[option.opts[0]] = context.params.get(str(option.name))
     return compared, own
 

@@ -41,17 +41,20 @@ class Settings(Checked):
     """How to evaluate; recorded in every result."""
 
     distances: tuple[str, ...] = one_of(*DISTANCES, default=DISTANCES)
+    """Distances to rank by; one of them may be given alone."""
     recall_at: tuple[int, ...] = within(1, default=())
-    """Values of K for Recall@K; empty: those usual for the data set that the file names."""
+    """Values of K for Recall@K; empty: those that papers use for the data set that the file names,
+    else 1, 2, 4, 8."""
     map_at_r: bool = True
     """Compute R-precision and MAP@R."""
     nmi: bool | None = None
-    """Compute NMI and AMI; None: only if k-means does not take long."""
+    """Compute NMI and AMI; None: if k-means takes less than two minutes."""
     seeds: int = within(1, default=3)
     """Number of seeds of k-means, which are 0, 1, ..."""
     kmeans_init: str = one_of(*STARTS, default=STARTS[0])
+    """Initial centroids: greedy k-means++, or random items with "random"."""
     kmeans_iterations: int = within(1, default=ITERATIONS)
-    """Maximum number of iterations."""
+    """Maximum number of k-means iterations."""
     kmeans_restarts: int | None = within(1, default=None)
     """Starts of k-means for each seed; None: ten up to 1,000 clusters, else one."""
     queries: int | None = within(1, default=None)
@@ -59,11 +62,13 @@ class Settings(Checked):
     memory: int = within(64 << 20, default=2 << 30)
     """Bytes of working memory, in addition to the embeddings."""
     threads: int | None = within(1, default=None)
+    """Number of threads; None: one per processor."""
     device: str = accepting(PATTERN.fullmatch, DEVICES, default="auto")
-    """Device that counts ranks."""
+    """Device that counts ranks: "auto", "cpu", "cuda" or one GPU such as "cuda:1"."""
     resamples: int = within(1, default=2000)
     """Number of resamples of the class bootstrap."""
     level: float = accepting(lambda level: 0 < level < 1, "above 0 and below 1", default=0.95)
+    """Level of the intervals."""
     seed: int = within(0, default=0)
     """Seed of the bootstrap and of the choice of queries."""
 

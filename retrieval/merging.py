@@ -95,7 +95,10 @@ def _hash(place: Place, progress: StageProgress | None) -> str:
 
 
 def _attrs(data: list[Embeddings], dims: tuple[int, ...], hashes: list[str]) -> dict[str, object]:
-    """`normalized` is False: a row of k unit vectors has the length sqrt(k)."""
+    """The metadata of the merged file.
+
+    `normalized` is False: a row of k unit vectors has the length sqrt(k).
+    """
     said = [  # a text, unless the file is from somewhere else
         {k: v for k in ORIGIN if isinstance(v := each.attrs.get(k), str)} for each in data
     ]

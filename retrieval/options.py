@@ -86,18 +86,28 @@ def options(*decorators: Callable) -> Callable:
     return apply
 
 
+PATH = click.Path(readable=False)
+"""A path, pattern or address. The shell completes paths; commands check what they name."""
+
 labels_option = click.option(
     "--labels",
+    type=PATH,
     metavar="FILE",
     help="File with one label per row: .npy, .txt, .csv, FILE::key, ...",
 )
 gallery_options = options(
     click.option(
-        "--gallery", metavar="FILE", help="Embedding file of the gallery; FILE holds the queries."
+        "--gallery",
+        type=PATH,
+        metavar="FILE",
+        help="Embedding file of the gallery; FILE holds the queries.",
     ),
     labels_option,
     click.option(
-        "--gallery-labels", metavar="FILE", help="File with one label per row of the gallery."
+        "--gallery-labels",
+        type=PATH,
+        metavar="FILE",
+        help="File with one label per row of the gallery.",
     ),
 )
 nonfinite_option = click.option(
@@ -107,7 +117,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 force_option = click.option("--force", is_flag=True, help="Overwrite existing output files.")
 output_options = options(
     json_option,
-    click.option("--out", metavar="FILE", help="Also write the result as JSON to FILE."),
+    click.option("--out", type=PATH, metavar="FILE", help="Also write the result as JSON to FILE."),
     force_option,
 )
 
@@ -141,8 +151,10 @@ def choice_option(name: str, choices: Iterable[str], help: str) -> Callable:
 
 def whole_option(name: str, help: str, low: int = 1, **more: Any) -> Callable:
     """An option that takes a whole number from `low` on; a default is shown."""
-    number = click.IntRange(low)
-    return click.option(name, type=number, show_default="default" in more, help=help, **more)
+    shown = "default" in more
+    return click.option(
+        name, type=click.IntRange(low), metavar="N", show_default=shown, help=help, **more
+    )
 
 
 def device_option(task: str = "Device that counts ranks") -> Callable:
@@ -183,16 +195,13 @@ scoring_options = options(
         "--seeds",
         "Number of seeds of k-means, for the mean and deviation of NMI and AMI.",
         default=3,
-        metavar="N",
     ),
     choice_option(
         "--kmeans-init",
         STARTS,
         "Initial centroids of k-means: greedy k-means++ or random items.",
     ),
-    whole_option(
-        "--queries", "Evaluate only N random queries; the gallery stays complete.", metavar="N"
-    ),
+    whole_option("--queries", "Evaluate only N random queries; the gallery stays complete."),
     whole_option(
         "--seed", "Seed of the random choice of queries and of the bootstrap.", 0, default=0
     ),
@@ -203,7 +212,7 @@ scoring_options = options(
         show_default=True,
         help="Limit of working memory, in addition to the embeddings.",
     ),
-    whole_option("--threads", "Number of threads.  [default: one per processor]", metavar="N"),
+    whole_option("--threads", "Number of threads.  [default: one per processor]"),
     device_option(),
 )
 

@@ -135,6 +135,21 @@ def test_help_fits_80_columns_and_ends_with_an_example(name):
     assert re.search(r"  Examples?:\n    (dmltool|torchrun) ", shown)
 
 
+def test_the_shell_completes_every_path_and_nothing_else_as_one():
+    of_files = re.compile(r"\b(FILE|PATH|RUN|DIR|DIRECTORY|FOLDER|ROOT|DATA|MODEL)\b|^[AB]$")
+    for name in main.commands:
+        context = click.Context(main.commands[name])
+        for option in main.commands[name].params:
+            offered = [item.type for item in option.shell_complete(context, "")]
+            shown = option.make_metavar(context)
+            assert (offered in (["file"], ["dir"])) == bool(of_files.search(shown)), (name, shown)
+
+
+def test_help_calls_every_whole_number_n():
+    for name in main.commands:
+        assert "INTEGER" not in main.commands[name].get_help(click.Context(main.commands[name]))
+
+
 def test_options_take_the_values_of_the_settings_that_they_set():
     """The tables of options and of settings are apart, because settings load torch or NumPy."""
     from exporter.exporting import Settings as Exporting

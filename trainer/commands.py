@@ -26,6 +26,7 @@ from retrieval.console import (
     warn,
 )
 from retrieval.options import (
+    PATH,
     choice_option,
     device_option,
     force_option,
@@ -47,10 +48,13 @@ if TYPE_CHECKING:
 @click.command()
 @settings_options
 @whole_option("--workers", "Number of processes that load images.", 0)
-@whole_option("--seeds", "Train N runs, with the seeds --seed, --seed + 1, ...", metavar="N")
-@click.option("--out", metavar="RUN", help="Folder of the run.  [default: runs/PRESET]")
+@whole_option("--seeds", "Train N runs, with the seeds --seed, --seed + 1, ...")
+@click.option("--out", type=PATH, metavar="RUN", help="Folder of the run.  [default: runs/PRESET]")
 @click.option(
-    "--resume", metavar="RUN", help="Continue a run; with --epochs N, up to N epochs in total."
+    "--resume",
+    type=PATH,
+    metavar="RUN",
+    help="Continue a run; with --epochs N, up to N epochs in total.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
 @json_option
@@ -227,20 +231,29 @@ def list_command(kind: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE")
 @click.option(
     "--compare",
     "others",
     multiple=True,
+    type=PATH,
     metavar="FILE",
     help="File of the same items to compare with; may be repeated.",
 )
-@click.option("--run", metavar="RUN", help="Run folder, for training curves and images.")
+@click.option("--run", type=PATH, metavar="RUN", help="Run folder, for training curves and images.")
 @click.option(
-    "--images", metavar="ROOT", help="Folder of the images; the paths in FILE are relative to it."
+    "--images",
+    type=PATH,
+    metavar="ROOT",
+    help="Folder of the images; the paths in FILE are relative to it.",
 )
 @click.option(
-    "--out", metavar="FILE", default="report.html", show_default=True, help="Page to write."
+    "--out",
+    type=PATH,
+    metavar="FILE",
+    default="report.html",
+    show_default=True,
+    help="Page to write.",
 )
 @click.option(
     "--distance",

@@ -10,7 +10,7 @@ import click
 
 from retrieval.console import tell, warn
 from retrieval.distributed.world import from_environment
-from retrieval.options import FieldChoice, options, whole_option
+from retrieval.options import PATH, FieldChoice, options, whole_option
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -55,12 +55,17 @@ class Batch(click.ParamType):
 
 settings_options = options(
     click.option("--preset", metavar="NAME", help="Start from a preset; see dmltool list presets."),
-    click.option("--config", "file", metavar="FILE", help="Start from a TOML file of settings."),
+    click.option(
+        "--config", "file", type=PATH, metavar="FILE", help="Start from a TOML file of settings."
+    ),
     click.option(
         "--dataset", metavar="NAME", help="Data set; see dmltool list datasets.  [default: glyphs]"
     ),
     click.option(
-        "--data", metavar="PATH", help="Folder of the data set, or a CSV table of images."
+        "--data",
+        type=PATH,
+        metavar="PATH",
+        help="Folder of the data set, or a CSV table of images.",
     ),
     click.option("--loss", metavar="NAME", help="Loss; see dmltool list losses, or pml:NAME."),
     click.option(
@@ -70,7 +75,10 @@ settings_options = options(
         "--backbone", metavar="NAME", help="Backbone; see dmltool list backbones, or timm:NAME."
     ),
     click.option(
-        "--weights", metavar="NAME|FILE", help="Initial weights: imagenet, none, or a file."
+        "--weights",
+        type=PATH,
+        metavar="NAME|FILE",
+        help="Initial weights: imagenet, none, or a file.",
     ),
     whole_option("--dim", "Embedding dimension; 0: that of the backbone.", 0),
     whole_option("--epochs", "Number of epochs."),
@@ -100,11 +108,11 @@ settings_options = options(
         help="Where to cache resized images; auto: ram if they are not files of their own.",
     ),
     click.option(
-        "--device", help="Device: cpu, cuda, cuda:1, mps, ...  [default: a GPU if there is one]"
+        "--device",
+        metavar="DEVICE",
+        help="Device: cpu, cuda, cuda:1, mps, ...  [default: a GPU if there is one]",
     ),
-    whole_option(
-        "--threads", "Number of CPU threads.  [default: a short trial chooses]", metavar="N"
-    ),
+    whole_option("--threads", "Number of CPU threads.  [default: a short trial chooses]"),
     click.option(
         "--precision",
         type=FieldChoice("trainer.config:Run", "precision"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, Wanted, note, to_read
-from retrieval.errors import DmlError, command, listed
+from retrieval.errors import DmlError, listed
 from retrieval.formats.arrays import allocate, gathered, vectors
 from retrieval.formats.named_arrays import LABEL_NAMES, LISTED, PATH_NAMES, VECTOR_NAMES
 
@@ -178,7 +179,7 @@ class Choice:
 
     def _one_label(self, fits: Sequence[Column], prefix: str) -> Column | None:
         if len(fits) > 1:
-            choice = command("eval", f"{self.source}::{prefix},{fits[0].name}")
+            choice = shlex.quote(f"{self.source}::{prefix},{fits[0].name}")
             self._fail("several columns that could be the label", f"Choose one: {choice}")
         return _single(fits)
 
@@ -202,7 +203,7 @@ class Choice:
             if several:
                 self._fail(
                     f"several {what}columns that could be the embeddings: {', '.join(several)}",
-                    f"Choose one: {command('eval', f'{self.source}::{next(iter(several))}')}",
+                    f"Choose one: {shlex.quote(f'{self.source}::{next(iter(several))}')}",
                 )
         self._refuse_gaps(free)
         if numbers := [column for column in free if column.kind in NUMBERS]:

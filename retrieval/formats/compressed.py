@@ -31,7 +31,7 @@ UNNAMED = Path("/proc/self/fd")  # of Linux
 
 
 def read(path: Path, key: str | None, wanted: Wanted, inner: Format | None) -> Any:
-    """inner: the format of the file inside, by its suffix."""
+    """Inflate a file and read it; inner: the format of the file inside, by its suffix."""
     if inner is None or Path(path.stem).suffix.lower() not in INSIDE:
         raise DmlError(
             f"{path} is compressed by {'zstd' if _is_zstd(path) else 'gzip'}.",

@@ -150,7 +150,7 @@ def named(numbers: np.ndarray, names: np.ndarray, where: str) -> np.ndarray:
 
 
 def paths(array: np.ndarray, where: str) -> np.ndarray:
-    """File names need not be UTF-8: stray bytes survive as surrogates, as in `os.fsdecode`."""
+    """File names as text; bytes that are not UTF-8 become surrogates, as in `os.fsdecode`."""
     return strings(column(array, where), where, "surrogateescape")
 
 

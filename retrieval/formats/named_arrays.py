@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from retrieval.embeddings import HELD_OUT, SPELLINGS, Embeddings, Split, Wanted, to_read
-from retrieval.errors import DmlError, command, listed
+from retrieval.errors import DmlError, listed
 from retrieval.formats import arrays
 from retrieval.formats import labels as label_arrays
 
@@ -174,7 +175,7 @@ class Catalogue:
                 return narrowed[0]
         self._fail(
             "holds several arrays that could be the embeddings",
-            f"Choose one: {command('eval', f'{self.source}::{pool[0]}')}",
+            f"Choose one: {shlex.quote(f'{self.source}::{pool[0]}')}",
         )
 
     def _complete(self, vectors: str, label: str | None, with_labels: bool) -> Choice:
@@ -201,7 +202,7 @@ class Catalogue:
             if same:
                 self._fail(
                     f"holds several arrays that could be the labels of {vectors}",
-                    f"Choose one: {command('eval', f'{self.source}::{vectors},{same[0]}')}",
+                    f"Choose one: {shlex.quote(f'{self.source}::{vectors},{same[0]}')}",
                 )
         for name, e in flat.items():
             if e.dtype == "object" and len(e.shape) == 1 and name not in paths:

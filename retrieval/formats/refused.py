@@ -215,7 +215,7 @@ def explain_folder(path: Path, names: Iterable[str], shards: list[str]) -> DmlEr
         return DmlError(
             f"{path} is a folder of runs.",
             f"It holds {listed(runs)}. One run is expected.",
-            f"Choose one: {command('eval', run)}"
+            f"Choose one: {shlex.quote(str(run))}"
             if done
             else f"Export one: {command('export', run)}",
         )

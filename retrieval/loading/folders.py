@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -198,7 +199,7 @@ def _splits_of_hugging_face(path: Path) -> tuple[Path, ...]:
         raise DmlError(
             f"{path} is a data set with the splits {', '.join(names) or '(none)'}.",
             f"Of these, {', '.join(sorted(SPELLINGS))} are known.",
-            f"Give one of its folders: {command('eval', path / names[0])}"
+            f"Give one of its folders: {shlex.quote(str(path / names[0]))}"
             if names
             else "Save it again: dataset.save_to_disk(FOLDER)",
         )

@@ -118,7 +118,7 @@ class Entry:
             yield
 
     def _refuse_clash(self) -> None:
-        """An object store can hold a file `a` and a file `a/b`, a disk cannot."""
+        """Raise for files `a` and `a/b`: an object store can hold both, a disk cannot."""
         folders = {parent.as_posix() for name in self.names for parent in Path(name).parents}
         if clash := sorted(self.names & folders):
             raise DmlError(

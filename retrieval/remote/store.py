@@ -116,7 +116,7 @@ class Store:
         return [self._found(infos[path], path, name) for path, name in names.items()]
 
     def _refuse_clash(self, names: dict[str, str]) -> None:
-        """Links that differ in their queries alone would be copied to one file."""
+        """Raise for links that differ only in their queries: they would be copied to one file."""
         if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
             raise DmlError(
                 f"{self.address.shown} has several links to {twice[0]} with different queries.",

@@ -145,7 +145,10 @@ def gather(
     beside: Beside | None = None,
     progress: StageProgress | None = None,
 ) -> view.View:
-    """source: what the result says of the file; others: files of the same items to compare with."""
+    """Gather everything that the page of a report shows.
+
+    source: what the result says of the file; others: files of the same items to compare with.
+    """
     options, beside = options or Options(), beside or Beside()
     title, *names = _tails([data.source, *(other.source for other in others)])
     pairs = [align(*comparable(data, other)) for other in others]  # before anything takes long

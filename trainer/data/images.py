@@ -242,12 +242,13 @@ def _reason(error: Exception) -> tuple[str, str]:
     if isinstance(error, DmlError):
         return " ".join(part for part in (error.what, error.why) if part), error.fix
     if isinstance(error, FileNotFoundError):
-        return "there is no such file", ""
+        return "There is no such file.", ""
     if isinstance(error, Image.UnidentifiedImageError):
         fix = f"Known kinds: {', '.join(_formats())}. Convert it to one of these."
-        return "it is not an image of a known kind", fix
+        return "It is not an image of a known kind.", fix
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"it has more than {MAX_PIXELS:,} pixels", ""
+        return f"It has more than {MAX_PIXELS:,} pixels.", ""
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower(), ""
-    return str(error) or type(error).__name__, ""
+        return f"{error.strerror}.", ""
+    text = str(error).rstrip(".") or type(error).__name__
+    return f"{text[0].upper()}{text[1:]}.", ""

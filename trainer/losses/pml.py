@@ -44,7 +44,7 @@ WITHOUT = {
 
 
 class MetricLearning(Loss):
-    """`loss` is the name of a class; its parameters are parameters of this module.
+    """A loss of the library, by the name of its class; its parameters are those of this module.
 
     miner: chooses the pairs or triplets of a batch that the loss sees; None: it sees all.
     """
@@ -78,7 +78,7 @@ def apart(loss: losses.BaseMetricLossFunction) -> losses.BaseMetricLossFunction:
 
 
 def build_miner(*, miner: str, **options: Any) -> nn.Module:
-    """`miner` is the name of a class."""
+    """Build a miner of the library by the name of its class."""
     return made("miner", miner, options)
 
 

@@ -15,7 +15,7 @@ from retrieval.console import (
     stdout_console,
     tell,
 )
-from retrieval.options import json_option, whole_option
+from retrieval.options import PATH, json_option, whole_option
 from trainer.options import Start, resolved, settings_options, start_of
 
 if TYPE_CHECKING:
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     metavar="KEY=V,V,...",
     help="Values of a setting. If the option is repeated, all combinations are trained.",
 )
-@whole_option("--random", "Draw N settings at random.", metavar="N")
-@whole_option("--tpe", "Draw N settings with Optuna's TPE sampler.", metavar="N")
+@whole_option("--random", "Draw N settings at random.")
+@whole_option("--tpe", "Draw N settings with Optuna's TPE sampler.")
 @click.option(
-    "--space", metavar="FILE", help="TOML file with ranges and choices for --random and --tpe."
+    "--space",
+    type=PATH,
+    metavar="FILE",
+    help="TOML file with ranges and choices for --random and --tpe.",
 )
 @whole_option(
     "--seeds", "Number of runs per setting, with the seeds --seed, --seed + 1, ...", default=3
@@ -45,7 +48,9 @@ if TYPE_CHECKING:
 @click.option(
     "--test-all", is_flag=True, help="Score all settings on the test set, not only the best one."
 )
-@click.option("--out", metavar="DIR", help="Folder of the sweep.  [default: runs/PRESET-sweep]")
+@click.option(
+    "--out", type=PATH, metavar="DIR", help="Folder of the sweep.  [default: runs/PRESET-sweep]"
+)
 @json_option
 def sweep(
     grid: tuple[str, ...],

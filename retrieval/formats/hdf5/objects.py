@@ -17,7 +17,10 @@ OBJECTS = 10_000
 
 
 def open_file(path: Path) -> h5py.File:
-    """Read-only. Locks fail on some network disks, and our own files change only by renaming."""
+    """Open a file for reading, without a lock, which fails on some network disks.
+
+    None is needed: our own files change only by renaming.
+    """
     copy = arrays.copies.get(path)
     return h5py.File(copy.reader() if copy else path, "r", locking=False)
 

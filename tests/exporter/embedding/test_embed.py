@@ -148,7 +148,7 @@ def test_images_without_labels_can_be_embedded(model, tmp_path, kind, options):
     other = "--half" in options  # the finished file holds float16, and float32 is wanted
     assert done.exit_code == int(other), done.stderr
     assert ("x.h5 exists already." in done.stderr) == other
-    assert ("bad.png: it is not an image" in done.stderr) == ("--skip-bad" in options)
+    assert ("bad.png: It is not an image" in done.stderr) == ("--skip-bad" in options)
 
 
 def test_files_that_are_no_images_are_told(model, tmp_path):

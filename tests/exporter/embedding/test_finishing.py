@@ -39,7 +39,7 @@ def test_skipped_images_are_left_out_and_recorded(data, tmp_path):
     call(data, tmp_path / "left.h5", splits={"test": left})
     found, wanted = contents(tmp_path / "x.h5"), contents(tmp_path / "left.h5")
     assert found.pop("@skipped") == 3
-    assert json.loads(found.pop("@skipped_paths"))[1] == [paths[30], "there is no such file"]
+    assert json.loads(found.pop("@skipped_paths"))[1] == [paths[30], "There is no such file."]
     assert len(found.pop("@listed_sha256")) == 64
     assert found == wanted
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images", "left.h5", "x.h5"]

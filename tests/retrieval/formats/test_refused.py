@@ -73,7 +73,7 @@ def test_other_folders_are_named(tmp_path):
     other.mkdir()
     (other / "config.toml").write_text("")
     (other / "embeddings.h5").write_bytes(b"x")
-    assert refused(tmp_path, "a folder of runs").fix == f"Choose one: dmltool eval '{other}'"
+    assert refused(tmp_path, "a folder of runs").fix == f"Choose one: '{other}'"
     (images / "mug" / "1.jpg").write_bytes(b"x")
     assert "dmltool embed" in refused(images, "folder of images").fix
     (one / "readme.md").write_text("x")

@@ -28,7 +28,7 @@ def test_thumbnails_are_small_shared_and_within_the_budget(tmp_path):
 def test_unreadable_images_are_counted_not_fatal(clustered):
     def some(path):
         if path.startswith("00"):
-            raise DmlError(f"{path} cannot be read as an image.", "there is no such file")
+            raise DmlError(f"{path} cannot be read as an image.", "There is no such file.")
         return None if path.startswith("01") else noise(path)
 
     view = view_of(file(*clustered, names(60)), pictures=some)

@@ -1,6 +1,7 @@
 """Every kind of image becomes upright 8-bit RGB, or an error that names the file."""
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -276,7 +277,7 @@ def test_a_truncated_image_is_an_error_at_any_size(tmp_path, kind):
             with pytest.raises(DmlError) as caught:
                 read_rgb(path, short_side)
             assert str(path) in caught.value.what
-            assert caught.value.why
+            assert re.fullmatch(r"[A-Z].*\.", caught.value.why, re.S)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"<svg></svg>", b"\xff\xd8\xff", bytes(500)])
@@ -288,7 +289,7 @@ def test_what_is_not_an_image_is_an_error_that_lists_the_known_kinds(tmp_path, c
 
 
 def test_missing_files_folders_and_pipes_are_errors(tmp_path):
-    with pytest.raises(DmlError, match="there is no such file"):
+    with pytest.raises(DmlError, match="There is no such file"):
         read_rgb(tmp_path / "a.jpg")
     with pytest.raises(DmlError, match="not a file"):
         read_rgb(tmp_path)
@@ -335,7 +336,7 @@ def test_the_check_finds_exactly_the_bad_files_in_order(tmp_path):
         assert "no such file" in bad[1][1]
     error = bad_images(paths, bad)
     assert "3 of 100" in error.what
-    assert "40.jpg: there is no such file" in error.why
+    assert "40.jpg: There is no such file." in error.why
     assert "--skip-bad" in error.fix
 
 

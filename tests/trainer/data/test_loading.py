@@ -81,7 +81,7 @@ def test_an_image_that_vanishes_is_named(data, workers):
     with pytest.raises(DmlError) as caught:
         epochs(source, workers=workers)
     assert caught.value.what == f"{gone} cannot be read as an image."
-    assert caught.value.why == "there is no such file"
+    assert caught.value.why == "There is no such file."
 
 
 def workers_of(loader):

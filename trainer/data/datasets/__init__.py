@@ -114,13 +114,13 @@ def load(name: str, root: str | Path | None = None, **options: object) -> DataSe
     if root is None and entry.needs_root:
         raise DmlError(
             f"The data set {name} needs to know where its files are.",
-            f"{entry.summary}.",
+            f"`dmltool list datasets` says of it: {entry.summary}.",
             f"Name the place: --dataset {name} --data FOLDER",
         )
     if root is not None and not entry.needs_root:
         raise DmlError(
             f"The data set {name} reads no files, but was given {root}.",
-            f"{entry.summary}.",
+            f"`dmltool list datasets` says of it: {entry.summary}.",
             "Leave out --data, or choose another data set: --dataset folder",
         )
     known = check(name, options)

@@ -19,7 +19,7 @@ INSIDE = ["devkit", "car_devkit/devkit", "stanford_cars", "stanford_cars/devkit"
 
 
 def read(root: Path, *, allow_incomplete: bool = False) -> DataSet:
-    """cars_annos.mat and car_ims/, or devkit/*.mat with cars_train/ and cars_test/."""
+    """Read cars_annos.mat and car_ims/, or devkit/*.mat with cars_train/ and cars_test/."""
     place = layout.locate(root, "Cars196", ALL, TRAIN, inside=INSIDE)
     if (place / ALL).is_file():
         source, root = place / ALL, place

@@ -27,7 +27,7 @@ def read(
     seed: int = 0,
     allow_incomplete: bool = False,
 ) -> DataSet:
-    """root is the table, or a folder with one; paths are relative to `images`, or to its folder.
+    """Read a table, or the one in a folder; paths are relative to `images`, or to its folder.
 
     Without a split column whole classes are held out, as for a folder.
     """

@@ -14,7 +14,7 @@ LAST_TRAINING_CLASS = 100
 
 
 def read(root: Path, *, allow_incomplete: bool = False) -> DataSet:
-    """images.txt, image_class_labels.txt and images/, in root or its folder CUB_200_2011."""
+    """Read images.txt, image_class_labels.txt and images/, in root or its folder CUB_200_2011."""
     root = layout.locate(root, "CUB-200-2011", "images.txt", inside=["CUB_200_2011"])
     names = dict(_pairs(root / "classes.txt")) if (root / "classes.txt").is_file() else {}
     classes = dict(_pairs(root / "image_class_labels.txt"))

@@ -39,7 +39,7 @@ class IdxReader:
 
 
 def read(root: Path, *, variant: str = "") -> DataSet:
-    """*-images-idx3-ubyte with *-labels-idx1-ubyte; variant: a word of the names to keep."""
+    """Read *-images-idx3-ubyte with *-labels-idx1-ubyte; variant: a word in the names to read."""
     layout.folder(root)
     rows, classes = [], set()
     for split, images, labels in _pairs(root, variant):

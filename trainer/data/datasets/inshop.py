@@ -13,7 +13,7 @@ FORM = "image item_id train|query|gallery"
 
 
 def read(root: Path, *, allow_incomplete: bool = False) -> DataSet:
-    """list_eval_partition.txt (also in Eval/ or Anno/) and img/ (also in Img/)."""
+    """Read list_eval_partition.txt (also in Eval/ or Anno/) and img/ (also in Img/)."""
     folder = layout.locate(root, "In-Shop", LIST, inside=["Eval", "Anno"])
     source = folder / LIST
     images = next((p for p in (root, root / "Img") if (p / "img").is_dir()), root)

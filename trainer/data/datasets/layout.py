@@ -25,7 +25,7 @@ def folder(root: Path) -> Path:
         near = next((parent for parent in root.absolute().parents if parent.is_dir()), None)
         raise DmlError(
             f"There is no folder {root}.",
-            "" if near is None else f"{near} is there; it holds {_holding(near)}.",
+            "" if near is None else f"The folder {near} exists. It holds {_holding(near)}.",
             "Give the place of the data set: --data FOLDER (embed: NAME:FOLDER)",
         )
     if not root.is_dir():

@@ -10,7 +10,7 @@ FORM = "image_id class_id super_class_id path"
 
 
 def read(root: Path, *, allow_incomplete: bool = False) -> DataSet:
-    """Ebay_train.txt, Ebay_test.txt and the folders *_final, in Stanford_Online_Products."""
+    """Read Ebay_train.txt, Ebay_test.txt and the folders *_final, in Stanford_Online_Products."""
     root = layout.locate(
         root, "Stanford Online Products", "Ebay_train.txt", inside=["Stanford_Online_Products"]
     )

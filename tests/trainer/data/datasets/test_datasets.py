@@ -63,8 +63,9 @@ def test_an_empty_folder_is_an_error_that_says_what_is_wanted(entry, tmp_path):
 
 
 def test_a_data_set_without_files_refuses_a_root(tmp_path):
-    with pytest.raises(DmlError, match="reads no files"):
+    with pytest.raises(DmlError, match="reads no files") as caught:
         load("glyphs", tmp_path)
+    assert caught.value.why.startswith("`dmltool list datasets` says of it: letters drawn")
 
 
 @pytest.mark.parametrize("module", [cub, cars, sop, inshop])
