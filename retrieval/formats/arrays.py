@@ -159,24 +159,25 @@ class Growing:
         shared = sharing.get()
         written = shared.next() if shared else None
         self._written = written is not None
-        self._file = written or tempfile.TemporaryFile()  # noqa: SIM115 (open until `close`)
+        # Not buffered: a full disk would show only when the file is mapped or closed.
+        self._file = written or tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (till `close`)
         if shared and not written:
             shared.add(self._file)
 
     def append(self, array: np.ndarray) -> None:
         """Add rows of the same dimension and dtype, copied in blocks."""
+        row_bytes, before = self.dim * self.dtype.itemsize, self.rows
         self.rows += len(array)
         if self._written:
             return
         try:
-            for part in file_blocks(len(array), self.dim * self.dtype.itemsize):
-                self._file.write(np.ascontiguousarray(array[part]).data)
+            for part in file_blocks(len(array), row_bytes):
+                put(self._file, (before + part.start) * row_bytes, array[part])
         except OSError as error:
             raise _no_room((self.rows, self.dim), self.dtype, error) from error
 
     def array(self) -> np.ndarray:
         """All rows, read-only; they stay when the file is closed."""
-        self._file.flush()
         if os.fstat(self._file.fileno()).st_size != self.rows * self.dim * self.dtype.itemsize:
             raise DmlError(
                 "The processes have read different embeddings.",
@@ -187,6 +188,14 @@ class Growing:
 
     def close(self) -> None:
         self._file.close()
+
+
+def put(file: BinaryIO, offset: int, data: np.ndarray) -> None:
+    """All the bytes of an array, at one place of an unbuffered file."""
+    left = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
+    file.seek(offset)
+    while left:
+        left = left[file.write(left) :]
 
 
 def rounded(where: str) -> DmlError:

@@ -87,10 +87,12 @@ def test_no_room_for_a_large_array_is_told(monkeypatch):
         arrays.allocate((1 << 40, 1 << 14), "f8")
 
 
-def test_a_full_disk_is_named(tmp_path):
+def test_a_full_disk_is_named(monkeypatch):
+    def full(buffering=-1):
+        return open("/dev/full", "w+b", buffering=buffering)
+
+    monkeypatch.setattr(arrays.tempfile, "TemporaryFile", full)
     with closing(Growing(X)) as rows:
-        rows.close()
-        rows._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
         told = f"no room for an array of {X.nbytes} B"
         with pytest.raises(DmlError, match=told) as error:
             rows.append(X)
