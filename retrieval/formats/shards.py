@@ -36,6 +36,8 @@ class _Split:
     rows: list[tuple[Path, int]] = field(default_factory=list)
     shards: list[tuple[Path, Split, np.ndarray | None]] = field(default_factory=list)
     """Without their vectors, and the names of their labels."""
+    real: dict[str, Path] = field(default_factory=dict)
+    """The files by the places that links lead to."""
 
 
 def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddings]) -> Embeddings:
@@ -190,6 +192,12 @@ def _named_splits(name: Path | str, files: Sequence[Path]) -> list[str]:
 
 
 def _add(found: _Split, file: Path, part: Split, names: np.ndarray | None) -> None:
+    if (other := found.real.setdefault(os.path.realpath(file), file)) != file:
+        raise DmlError(
+            f"{other} and {file} are the same file: one is a link, or is in a linked folder.",
+            "A set with both would have its rows twice.",
+            f"Remove the link, or choose files: {pattern(other.parent, other.suffix)}",
+        )
     have, given = found.vectors, part.vectors
     if (have.dim, have.dtype) != (given.shape[1], given.dtype):
         raise DmlError(

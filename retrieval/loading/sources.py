@@ -80,10 +80,11 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
     if path.is_dir():
         from retrieval.loading.folders import choose
 
+        names = os.listdir(path)  # first: an error then names the folder, and no file in it
         if (path / EMBEDDINGS).is_file():
             return Place(path / EMBEDDINGS, (path / EMBEDDINGS,), None, key, folder=path)
         if not store_format(path):
-            names = [each for each in os.listdir(path) if each != EMBEDDINGS]
+            names = [each for each in names if each != EMBEDDINGS]
             return Place(path, *choose(path, names), key)
     if glob.has_magic(name) and not path.exists():
         return Place(path, _matches(path), None, key)
@@ -112,7 +113,8 @@ def without_key(source: str | Path) -> tuple[str, str | None]:
 def _matches(pattern: Path) -> tuple[Path, ...]:
     from retrieval.loading.folders import in_natural_order, no_match
 
-    found = [Path(name) for name in glob.glob(str(pattern), recursive=True)]
+    # A name may come several times where a pattern has ** twice.
+    found = map(Path, dict.fromkeys(glob.glob(str(pattern), recursive=True)))
     if files := [file for file in found if not file.is_dir() or store_format(file)]:
         return in_natural_order(files)
     raise no_match(str(pattern), f"Look there: ls {shlex.quote(os.path.dirname(pattern) or '.')}")

@@ -38,6 +38,7 @@ def test_other_files_in_a_folder_are_passed_over_and_other_formats_an_error(tmp_
     for name in ("_SUCCESS", ".part-0.parquet.crc", "_meta.parquet", "readme.md", "names.txt"):
         (tmp_path / name).write_text("x")
     np.save(tmp_path / "1.npy", np.ones((1, 2)))
+    (tmp_path / "old.npy").mkdir()
     assert named(locate(tmp_path)) == ["1.npy"]
     (tmp_path / "1.csv").write_text("1,2\n")
     with pytest.raises(DmlError, match=r"several formats: \.csv, \.npy") as error:
