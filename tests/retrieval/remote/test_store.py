@@ -134,6 +134,12 @@ def served(tmp_path_factory):
                 self.send_error(403)
             elif "failing" in self.path:
                 self.send_error(503)
+            elif "busy" in self.path:
+                self.send_error(429)
+            elif "moved" in self.path:
+                self.send_response(302)
+                self.send_header("Location", "file:///etc/hostname")
+                self.end_headers()
             elif "short" in self.path:
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")
@@ -147,6 +153,8 @@ def served(tmp_path_factory):
                 self.send_error(403)
             elif "failing" in self.path:
                 self.send_error(503)
+            elif "busy" in self.path or "moved" in self.path:
+                self.do_GET()
             else:
                 super().do_HEAD()
 
@@ -241,12 +249,15 @@ def test_a_query_is_in_no_error(served):
         ("secret.npy", "Access to .*secret.npy was refused"),
         ("short.npy", "The download of .*short.npy broke off"),
         ("failing.npy", "The server of .*failing.npy fails"),
+        ("busy.npy", "The server of .*busy.npy fails"),
+        ("moved.npy", "moved.npy cannot be read"),
     ],
 )
 def test_what_a_server_refuses_is_named(served, tmp_path, name, what):
     address, _ = served
     with pytest.raises(DmlError, match=what) as error:
         load(f"{address}/{name}")
+    assert "FileNotFoundError" not in error.value.why
     assert str(tmp_path) not in str(error.value)
     assert not list(tmp_path.rglob("*.npy"))
 
@@ -256,6 +267,7 @@ def test_a_server_that_is_not_there_is_named():
     with pytest.raises(DmlError, match=r"http://127\.0\.0\.1:9/x\.npy cannot be reached") as error:
         load("http://127.0.0.1:9/x.npy")
     assert "network" in error.value.fix
+    assert "Cannot connect to host" in error.value.why
 
 
 # boto's own use of what Python deprecates is not ours to mend.
