@@ -45,7 +45,7 @@ SILENT = logging.NullHandler()
 # Names of errors, of libraries that are not imported here.
 NO_ACCESS = (
     *("PermissionError", "NoCredentialsError", "PartialCredentialsError", "RefreshError"),
-    *("DefaultCredentialsError", "GatedRepoError", "TokenRetrievalError"),
+    *("DefaultCredentialsError", "GatedRepoError", "TokenRetrievalError", "ProfileNotFound"),
 )
 BROKEN = ("ClientPayloadError", "IncompleteReadError", "ResponseStreamingError", "IncompleteRead")
 NO_NETWORK = (
@@ -115,7 +115,8 @@ class Store:
             name = _where(self.address, path) if web else path
             passed = not hidden and "/." in name[len(start) - 1 :]
             # Links such as ?C=N;O=D, by which Apache sorts a listing, lead to the folder itself.
-            passed |= web and name == start
+            # On object stores, many programs mark a folder by an empty file of its name.
+            passed |= name.endswith("/")
             if info["type"] == "file" and name.startswith(start) and not passed:
                 names[path] = name[len(start) :]
         self._refuse_clash(names)

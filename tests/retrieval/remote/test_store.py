@@ -283,13 +283,15 @@ def bucket():
                 out = io.BytesIO()
                 np.save(out, array)
                 fs.pipe(f"bucket/{kind}/part-{n}.npy", out.getvalue())
+        for name in ("x/", "x/more/"):  # as the web pages of Amazon make a folder
+            fs.pipe(f"bucket/{name}", b"")
         yield fs
 
 
 @boto
-@pytest.mark.parametrize("name", ["s3://bucket/x/*.npy", "s3://bucket/x", "s3://bucket/x/"])
+@pytest.mark.parametrize("name", ["x/*.npy", "x/**", "x", "x/"])
 def test_patterns_and_folders_are_read_with_labels(bucket, name):
-    found = load(name, labels="s3://bucket/y/part-*.npy").splits["test"]
+    found = load(f"s3://bucket/{name}", labels="s3://bucket/y/part-*.npy").splits["test"]
     assert found.vectors[:, 0].tolist() == [2, 2, 10, 10]
     assert found.labels.tolist() == [0, 1, 0, 1]
 
@@ -355,6 +357,19 @@ def test_an_s3_server_that_is_not_there_is_named(bucket, monkeypatch):
     with pytest.raises(DmlError, match=r"s3://bucket/x\.npy cannot be reached"):
         load("s3://bucket/x.npy")
     type(bucket).clear_instance_cache()
+
+
+@boto
+def test_a_profile_that_is_not_there_is_named(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    type(bucket).clear_instance_cache()
+    try:
+        with pytest.raises(DmlError, match="was refused") as error:
+            load("s3://bucket/x")
+    finally:
+        type(bucket).clear_instance_cache()
+    assert "nobody" in error.value.why
+    assert "AWS_PROFILE" in error.value.fix
 
 
 @boto
