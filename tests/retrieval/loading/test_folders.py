@@ -118,6 +118,12 @@ def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
     np.save(tmp_path / "y.npy", Y)
     given = load(tmp_path, labels=tmp_path / "y.npy").splits["test"]
     np.testing.assert_array_equal(given.labels, Y)
+    columns = "\n".join(["word\tsort", *(f"{n}\t{label}" for n, label in enumerate(NAMES))])
+    (tmp_path / "metadata.tsv").write_text(columns)
+    with pytest.raises(DmlError, match="several columns and none called label") as error:
+        load(tmp_path)
+    labels = error.value.fix.partition("--labels ")[2].strip("'")
+    assert len(load(tmp_path, labels=labels).splits["test"].labels) == len(NAMES)
     (tmp_path / "metadata.tsv").write_text("a\nb\n")
     with pytest.raises(DmlError, match="2 labels for 60 vectors"):
         load(tmp_path)
