@@ -118,7 +118,7 @@ def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
     np.save(tmp_path / "y.npy", Y)
     given = load(tmp_path, labels=tmp_path / "y.npy").splits["test"]
     np.testing.assert_array_equal(given.labels, Y)
-    columns = "\n".join(["word\tsort", *(f"{n}\t{label}" for n, label in enumerate(NAMES))])
+    columns = "\n".join(["word\tsort", *(f"w{n}\t{label}" for n, label in enumerate(NAMES))])
     (tmp_path / "metadata.tsv").write_text(columns)
     with pytest.raises(DmlError, match="several columns and none called label") as error:
         load(tmp_path)
