@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ import pytest
 from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings, run
+from retrieval.formats import shards
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading.load import load, save
 from retrieval.problem import from_embeddings
@@ -98,6 +101,19 @@ def test_a_file_with_two_names_in_a_set_is_an_error(tmp_path):
         (tmp_path / "sides" / f"{side}.npy").symlink_to(tmp_path / "a.npy")
     splits = load(tmp_path / "sides").splits
     assert [len(split.vectors) for split in splits.values()] == [len(X), len(X)]
+
+
+def test_the_vectors_of_one_shard_at_a_time_are_held():
+    held = []
+
+    def read(file):
+        assert not any(vectors() is not None for vectors in held), "those of the shard before"
+        vectors = X.copy()
+        held.append(weakref.ref(vectors))
+        return Embeddings(file, "x", {"test": Split(vectors)})
+
+    found = shards.join("set", [Path("a.npy"), Path("b.npy")], read)
+    assert len(found.splits["test"].vectors) == 2 * len(X)
 
 
 def test_keys_choose_an_array_in_every_shard(tmp_path):

@@ -148,6 +148,7 @@ def test_the_shards_that_were_exported_into_a_run_are_its_embeddings(tmp_path):
     for name in ("config.toml", "best.pt", "last.pt"):
         (tmp_path / name).write_bytes(b"x")
     write(tmp_path / "train.h5", PARTS[5])
+    write(tmp_path / "others-1-of-2.h5", PARTS[5])
     for number in (1, 2):
         attrs = Shard(number, 2, 10, 5, "abc").attribute()
         split = Split(X[PARTS[number]], Y[PARTS[number]])
