@@ -83,13 +83,25 @@ def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     if size <= available_memory() // 4:
         return np.empty(shape, dtype)
     try:
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(dir=temporary_folder()) as file:
             # Reserve the blocks now: a sparse file would end in SIGBUS when the disk fills up.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             return np.memmap(file, dtype, "w+", shape=shape)
     except OSError as error:
         raise _no_room(shape, dtype, error) from error
+
+
+def temporary_folder() -> str:
+    """The folder for temporary files; raise if there is none, as on a read-only system."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise DmlError(
+            "There is no folder for temporary files.",
+            f"The system says: {error.strerror}.",
+            "Set TMPDIR to a folder on a disk with room.",
+        ) from error
 
 
 def _no_room(shape: tuple[int, ...], dtype: np.dtype, error: OSError) -> DmlError:
@@ -160,7 +172,9 @@ class Growing:
         written = shared.next() if shared else None
         self._written = written is not None
         # Not buffered: a full disk would show only when the file is mapped or closed.
-        self._file = written or tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (till `close`)
+        self._file = written or tempfile.TemporaryFile(  # noqa: SIM115 (open until `close`)
+            buffering=0, dir=temporary_folder()
+        )
         if shared and not written:
             shared.add(self._file)
 

@@ -272,6 +272,11 @@ def test_merging_takes_sets(tmp_path):
     merge([folder, tmp_path / "whole.npz"], tmp_path / "merged.h5")
     halves = load(tmp_path / "merged.h5").splits["test"].vectors
     np.testing.assert_array_equal(halves[:, :D], halves[:, D:])
+    first = load(tmp_path / "merged.h5").attrs["model_sha256"]
+    part = np.load(folder / "part-11.npz")
+    np.savez(folder / "part-11.npz", **dict(part) | {"embeddings": 2 * part["embeddings"]})
+    merge([folder, tmp_path / "whole.npz"], tmp_path / "other.h5")
+    assert load(tmp_path / "other.h5").attrs["model_sha256"] != first
 
 
 def test_files_are_merged_where_no_open_file_can_be_renamed(tmp_path, as_on_windows):
