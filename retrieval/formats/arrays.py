@@ -221,6 +221,14 @@ def rounded(where: str) -> DmlError:
     )
 
 
+def refuse_rounded(array: np.ndarray, where: str) -> None:
+    """Raise for an integer that float64 cannot represent."""
+    if array.dtype.kind in "iu" and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < -EXACT or high > EXACT:
+            raise rounded(f"{where}: {low if low < -EXACT else high}")
+
+
 _UNCOMPRESSED = (
     "If you trust the file, write it again without compression: np.save, or for HDF5 "
     "h5repack -f NONE old.h5 new.h5"
@@ -311,8 +319,7 @@ def _convert(array: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
     out = allocate(array.shape, dtype)
     for rows in file_blocks(len(array), array.shape[1] * 8):
         block = array[rows]
-        if array.dtype.kind in "iu" and (int(block.max()) > EXACT or int(block.min()) < -EXACT):
-            raise rounded(f"{where}: a value of the dtype {array.dtype}")
+        refuse_rounded(block, where)
         if array.dtype == BFLOAT16:  # the upper half of a float32: a shift is exact
             bits = np.ascontiguousarray(block).view("<u2").astype(np.uint32) << 16
             block = bits.view(np.float32)
