@@ -206,8 +206,11 @@ def test_existing_files_need_force_and_inputs_are_never_overwritten(tmp_path):
         merge([b, a], c)
     merge([b, a], c, force=True)
     assert load(c).splits["test"].vectors.shape == (N, 10)
-    with pytest.raises(DmlError, match="both an input and the output"):
-        merge([a, b], a, force=True)
+    (tmp_path / "link.h5").symlink_to(a)
+    (tmp_path / "twin.h5").hardlink_to(a)
+    for same in ("a.h5", "link.h5", "twin.h5"):
+        with pytest.raises(DmlError, match="both an input and the output"):
+            merge([a, b], tmp_path / same, force=True)
     with pytest.raises(DmlError, match="At least two"):
         merge([a], tmp_path / "d.h5")
     with pytest.raises(DmlError, match="does not exist"):
