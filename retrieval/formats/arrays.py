@@ -83,13 +83,25 @@ def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     if size <= available_memory() // 4:
         return np.empty(shape, dtype)
     try:
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(dir=temporary_folder()) as file:
             # Reserve the blocks now: a sparse file would end in SIGBUS when the disk fills up.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             return np.memmap(file, dtype, "w+", shape=shape)
     except OSError as error:
         raise _no_room(shape, dtype, error) from error
+
+
+def temporary_folder() -> str:
+    """The folder for temporary files; raise if there is none, as on a read-only system."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise DmlError(
+            "There is no folder for temporary files.",
+            f"The system says: {error.strerror}.",
+            "Set TMPDIR to a folder on a disk with room.",
+        ) from error
 
 
 def _no_room(shape: tuple[int, ...], dtype: np.dtype, error: OSError) -> DmlError:
@@ -159,24 +171,27 @@ class Growing:
         shared = sharing.get()
         written = shared.next() if shared else None
         self._written = written is not None
-        self._file = written or tempfile.TemporaryFile()  # noqa: SIM115 (open until `close`)
+        # Not buffered: a full disk would show only when the file is mapped or closed.
+        self._file = written or tempfile.TemporaryFile(  # noqa: SIM115 (open until `close`)
+            buffering=0, dir=temporary_folder()
+        )
         if shared and not written:
             shared.add(self._file)
 
     def append(self, array: np.ndarray) -> None:
         """Add rows of the same dimension and dtype, copied in blocks."""
+        row_bytes, before = self.dim * self.dtype.itemsize, self.rows
         self.rows += len(array)
         if self._written:
             return
         try:
-            for part in file_blocks(len(array), self.dim * self.dtype.itemsize):
-                self._file.write(np.ascontiguousarray(array[part]).data)
+            for part in file_blocks(len(array), row_bytes):
+                put(self._file, (before + part.start) * row_bytes, array[part])
         except OSError as error:
             raise _no_room((self.rows, self.dim), self.dtype, error) from error
 
     def array(self) -> np.ndarray:
         """All rows, read-only; they stay when the file is closed."""
-        self._file.flush()
         if os.fstat(self._file.fileno()).st_size != self.rows * self.dim * self.dtype.itemsize:
             raise DmlError(
                 "The processes have read different embeddings.",
@@ -189,6 +204,14 @@ class Growing:
         self._file.close()
 
 
+def put(file: BinaryIO, offset: int, data: np.ndarray) -> None:
+    """All the bytes of an array, at one place of an unbuffered file."""
+    left = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
+    file.seek(offset)
+    while left:
+        left = left[file.write(left) :]
+
+
 def rounded(where: str) -> DmlError:
     """The error about an integer that float64 cannot represent."""
     return DmlError(
@@ -196,6 +219,14 @@ def rounded(where: str) -> DmlError:
         "It cannot be converted to float64 without rounding.",
         "Scale such numbers, or rename the column if it is not part of the vector.",
     )
+
+
+def refuse_rounded(array: np.ndarray, where: str) -> None:
+    """Raise for an integer that float64 cannot represent."""
+    if array.dtype.kind in "iu" and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < -EXACT or high > EXACT:
+            raise rounded(f"{where}: {low if low < -EXACT else high}")
 
 
 _UNCOMPRESSED = (
@@ -288,8 +319,7 @@ def _convert(array: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
     out = allocate(array.shape, dtype)
     for rows in file_blocks(len(array), array.shape[1] * 8):
         block = array[rows]
-        if array.dtype.kind in "iu" and (int(block.max()) > EXACT or int(block.min()) < -EXACT):
-            raise rounded(f"{where}: a value of the dtype {array.dtype}")
+        refuse_rounded(block, where)
         if array.dtype == BFLOAT16:  # the upper half of a float32: a shift is exact
             bits = np.ascontiguousarray(block).view("<u2").astype(np.uint32) << 16
             block = bits.view(np.float32)

@@ -125,7 +125,11 @@ class Choice:
         known |= {path, split}
         free = [c for c in self.columns if c not in known and c.key not in ROW_NUMBERS]
         vectors = self._vectors(free, prefix)
-        used = set(vectors)
+        used, names = set(vectors), {column.name for column in vectors}
+        if twice := [c.name for c in free if c.name in names and c not in used]:
+            self._fail(
+                f"several columns called {twice[0]}", "Rename or remove all but one of them."
+            )
         if wanted == "all" and label is None:
             label = self._left_over([c for c in free if c not in used], prefix)
         beside = {"labels": label, "paths": path, "split": split}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrieval.embeddings import Embeddings, Wanted, renamed
 from retrieval.errors import DmlError, damaged
-from retrieval.formats.arrays import refuse_bomb
+from retrieval.formats.arrays import refuse_bomb, temporary_folder
 from retrieval.formats.refused import labels_only
 
 if TYPE_CHECKING:
@@ -70,11 +70,15 @@ def inflated(path: Path) -> Iterator[Path]:
 @contextmanager
 def _temporary(name: str) -> Iterator[Path]:
     """A path to write to and read from; where the system allows, a kill leaves no file behind."""
+    parent = temporary_folder()
     if UNNAMED.is_dir() and Path(name).suffix.lower() != ".tsv":  # a suffix that its reader needs
-        with tempfile.TemporaryFile() as file:  # it has no name, but an address while it is open
+        # It has no name, but an address while it is open.
+        with tempfile.TemporaryFile(dir=parent) as file:
             yield UNNAMED / str(file.fileno())
     else:
-        with tempfile.TemporaryDirectory(prefix="dmltool-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="dmltool-", dir=parent, ignore_cleanup_errors=True
+        ) as folder:
             yield Path(folder) / name
 
 

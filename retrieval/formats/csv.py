@@ -34,6 +34,7 @@ THOUSANDS = re.compile(r"\s*[-+]?[1-9][0-9]{0,2},[0-9]{3}\s*\Z")
 ENCLOSED = re.compile(r'"[^"]*"|\[[^\]]*\]')
 SAMPLE_ROWS, BLOCK_ROWS = 1000, 2048
 BLOCK_CELLS = 1 << 19  # a cell takes some 60 bytes until it is a number
+METADATA = "metadata.tsv"  # of TensorBoard's projector: if it has several columns, it has a header
 FIELD_CHARS = 1 << 22  # a list of 4,096 numbers is longer than the csv module's own limit
 
 Row = tuple[int, list[str]]  # line number and cells
@@ -94,6 +95,8 @@ def _layout(path: Path, wanted: Wanted) -> _Layout:
             sample += islice(rows, _height(len(sample[-1][1]), SAMPLE_ROWS))
     comma = _decimal_comma(sample)
     names = _header(sample, comma) if sample else None
+    if path.name == METADATA and sample and len(sample[0][1]) > 1:
+        names = sample[0][1]
     body = sample[1:] if names else sample
     if not body:
         only = "a header" if names else "blank lines"
@@ -187,7 +190,10 @@ def _header(sample: list[Row], comma: bool) -> Sequence[str] | None:
     if len(numbers) > 1 and all(map(WHOLE.match, numbers)) and max(map(len, numbers)) < 20:
         values = [int(cell) for cell in numbers]
         if values[0] in (0, 1) and values == list(range(values[0], values[0] + len(values))):
-            return first
+            # Else it is a row, such as 0,1,cat, and other rows of its class follow.
+            texts = [n for n, cell in enumerate(first) if cell not in numbers]
+            rows = [row for _, row in sample[1:] if len(row) == len(first)]
+            return None if any(row[n] == first[n] for row in rows for n in texts) else first
     return None
 
 

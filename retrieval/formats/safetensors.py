@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,13 @@ def catalogue(path: Path) -> dict[str, named_arrays.Entry]:
     if not isinstance(header, dict):
         raise damaged(f"{path} has a header that is not a JSON object.")
     header.pop("__metadata__", None)
-    return {name: _entry(path, name, info, 8 + length, size) for name, info in header.items()}
+    found = {name: _entry(path, name, info, 8 + length, size) for name, info in header.items()}
+    places = sorted((info["data_offsets"], name) for name, info in header.items())
+    filled = [((begin, end), name) for (begin, end), name in places if begin < end]
+    for ((_, end), first), ((begin, _), second) in pairwise(filled):
+        if begin < end:
+            raise damaged(f"{path}::{first} and {path}::{second} share bytes.")
+    return found
 
 
 def _entry(path: Path, name: str, info: dict, start: int, size: int) -> named_arrays.Entry:

@@ -36,6 +36,8 @@ class _Split:
     rows: list[tuple[Path, int]] = field(default_factory=list)
     shards: list[tuple[Path, Split, np.ndarray | None]] = field(default_factory=list)
     """Without their vectors, and the names of their labels."""
+    real: dict[str, Path] = field(default_factory=dict)
+    """The files by the places that links lead to."""
 
 
 def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddings]) -> Embeddings:
@@ -64,13 +66,9 @@ def join(name: Path | str, files: Sequence[Path], read: Callable[[Path], Embeddi
             _require_one_model(files[0], first, file, shard.attrs)
             attrs = _shared(attrs, shard.attrs)
             members.append((file, whole := shard_of(shard.attrs)))
-            for split, part in shard.splits.items():
-                if split not in found:
-                    growing = opened.enter_context(closing(Growing(part.vectors)))
-                    found[split] = _Split(growing, members[n])
-                require_one_whole(found[split].first, members[n])
-                if not whole or whole.of <= len(files):  # else shards are missing: copy nothing
-                    _add(found[split], file, part, shard.label_names)
+            enough = not whole or whole.of <= len(files)  # else copy nothing
+            _add(found, opened, members[n], shard, enough)
+            shard = replace(shard, splits={})  # not held while the next one is read
         require_complete(name, members)
         names = _common_names(found)
         splits = {split: _result(part, names is None) for split, part in found.items()}
@@ -189,7 +187,26 @@ def _named_splits(name: Path | str, files: Sequence[Path]) -> list[str]:
     return [split for split in told if split]
 
 
-def _add(found: _Split, file: Path, part: Split, names: np.ndarray | None) -> None:
+def _add(
+    found: dict[str, _Split], opened: ExitStack, member: Member, shard: Embeddings, copied: bool
+) -> None:
+    """Add the splits of a shard to what has been found."""
+    for split, part in shard.splits.items():
+        if split not in found:
+            growing = opened.enter_context(closing(Growing(part.vectors)))
+            found[split] = _Split(growing, member)
+        require_one_whole(found[split].first, member)
+        if copied:
+            _add_split(found[split], member[0], part, shard.label_names)
+
+
+def _add_split(found: _Split, file: Path, part: Split, names: np.ndarray | None) -> None:
+    if (other := found.real.setdefault(os.path.realpath(file), file)) != file:
+        raise DmlError(
+            f"{other} and {file} are the same file: one is a link, or is in a linked folder.",
+            "A set with both would have its rows twice.",
+            f"Remove the link, or choose files: {pattern(other.parent, other.suffix)}",
+        )
     have, given = found.vectors, part.vectors
     if (have.dim, have.dtype) != (given.shape[1], given.dtype):
         raise DmlError(

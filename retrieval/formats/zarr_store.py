@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.embeddings import Wanted
+from retrieval.embeddings import Wanted, note
 from retrieval.errors import DmlError, damaged
 from retrieval.formats.arrays import allocate, file_blocks, file_size, refuse_bomb
 from retrieval.formats.named_arrays import Entry, described, refused
@@ -119,6 +119,11 @@ def _read(path: Path, name: str, where: str) -> np.ndarray:
     import zarr
 
     array: Any = zarr.open_array(str(path / name), mode="r")
+    if missing := array.nchunks - array.nchunks_initialized:  # empty, or lost by a copy
+        note(
+            f"{where}: {missing:,} of its {array.nchunks:,} chunks are not stored; "
+            f"they read as {array.fill_value}"
+        )
     if array.dtype.kind not in "fiub":
         refuse_bomb(where, file_size(path / name), array.size * 8)
         return np.asarray(array[...])

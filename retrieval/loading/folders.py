@@ -12,7 +12,7 @@ from pathlib import Path
 from retrieval.embeddings import SPELLINGS, Embeddings, note
 from retrieval.errors import DmlError, command, damaged, pattern
 from retrieval.files import sha256
-from retrieval.formats import FORMATS, is_compressed
+from retrieval.formats import FORMATS, is_compressed, store_format
 from retrieval.formats.refused import RUN_FILES, explain_folder, unreadable
 from retrieval.formats.shard_sets import PART
 from retrieval.resources import StageProgress
@@ -78,7 +78,11 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
         )
     if any(name in names for name in RUN_FILES):
         return _shards_of_run(path, names), None
-    shards = _embedding_files(names)
+    shards = [
+        name
+        for name in _embedding_files(names)
+        if not (path / name).is_dir() or store_format(path / name)
+    ]
     for name in _embedding_files(name.removesuffix(".partial") for name in names):
         if name not in names:  # its rows would be missing
             raise unreadable(path / f"{name}.partial")

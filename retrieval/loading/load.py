@@ -12,7 +12,15 @@ import numpy as np
 
 from retrieval import signals
 from retrieval.distributed.world import ALONE, World
-from retrieval.embeddings import Embeddings, Split, Wanted, collected, leaving_out_train, to_read
+from retrieval.embeddings import (
+    Embeddings,
+    Split,
+    Wanted,
+    collected,
+    leaving_out_train,
+    note,
+    to_read,
+)
 from retrieval.errors import DmlError, install
 from retrieval.files import check_target
 from retrieval.formats import find_format
@@ -151,10 +159,9 @@ def _beside(queries: Embeddings, gallery: Embeddings, name: str | Path) -> Embed
         "gallery": gallery.splits[_main_split(gallery, "gallery")],
     }
     models = {data.attrs.get("model_sha256") for data in (queries, gallery)} - {None, ""}
-    notes = queries.notes
     if len(models) > 1:
-        notes += ("queries and gallery were embedded by different models",)
-    return replace(queries, splits=splits, notes=notes)
+        note("queries and gallery were embedded by different models")
+    return replace(queries, splits=splits)
 
 
 def comparable(first: Embeddings, second: Embeddings) -> tuple[Embeddings, Embeddings]:

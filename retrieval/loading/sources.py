@@ -80,10 +80,11 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
     if path.is_dir():
         from retrieval.loading.folders import choose
 
+        names = os.listdir(path)  # first: an error then names the folder, and no file in it
         if (path / EMBEDDINGS).is_file():
             return Place(path / EMBEDDINGS, (path / EMBEDDINGS,), None, key, folder=path)
         if not store_format(path):
-            names = [each for each in os.listdir(path) if each != EMBEDDINGS]
+            names = [each for each in names if each != EMBEDDINGS]
             return Place(path, *choose(path, names), key)
     if glob.has_magic(name) and not path.exists():
         return Place(path, _matches(path), None, key)
@@ -112,7 +113,25 @@ def without_key(source: str | Path) -> tuple[str, str | None]:
 def _matches(pattern: Path) -> tuple[Path, ...]:
     from retrieval.loading.folders import in_natural_order, no_match
 
-    found = [Path(name) for name in glob.glob(str(pattern), recursive=True)]
+    found: dict[Path, None] = {}  # a name comes several times where a pattern has ** twice
+    folders: set[Path] = set()
+    for file in map(Path, glob.iglob(str(pattern), recursive=True)):
+        if file.parent not in folders:
+            _refuse_loop(pattern, file.parent)
+            folders.add(file.parent)
+        found[file] = None
     if files := [file for file in found if not file.is_dir() or store_format(file)]:
         return in_natural_order(files)
     raise no_match(str(pattern), f"Look there: ls {shlex.quote(os.path.dirname(pattern) or '.')}")
+
+
+def _refuse_loop(pattern: Path, folder: Path) -> None:
+    """Raise for a folder that is also one above it: glob would follow such links on and on."""
+    first = len(Path(str(pattern).partition("**")[0]).parts)  # that ** stands for
+    above = [Path(*folder.parts[:n]) for n in range(first, len(folder.parts))]
+    if os.path.realpath(folder) in map(os.path.realpath, above):
+        raise DmlError(
+            f"{pattern} leads in a circle.",
+            f"{folder} is a link to a folder above it.",
+            "Remove the link, or give a pattern that does not lead through it.",
+        )

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from retrieval.errors import DmlError, damaged, install
+from retrieval.errors import DmlError, install
 from retrieval.formats import is_compressed
 from retrieval.remote.address import PACKAGES, WEB, Address, without_secrets
 from retrieval.remote.ranges import changed
@@ -25,6 +25,7 @@ CONNECT_SECONDS, READ_SECONDS = 15, 60
 BUCKET_SECONDS = 2  # in which gcsfs repeats the question of what kind a bucket is
 ATTEMPTS = 3  # of a transfer that breaks off
 REQUESTS = 8  # at a time
+BUSY = 429  # the HTTP status for too many requests
 # What servers tell that changes with the content; the first that is told counts.
 VERSIONS = (
     *("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "generation", "blob_id", "xet_hash"),
@@ -44,7 +45,7 @@ SILENT = logging.NullHandler()
 # Names of errors, of libraries that are not imported here.
 NO_ACCESS = (
     *("PermissionError", "NoCredentialsError", "PartialCredentialsError", "RefreshError"),
-    *("DefaultCredentialsError", "GatedRepoError", "TokenRetrievalError"),
+    *("DefaultCredentialsError", "GatedRepoError", "TokenRetrievalError", "ProfileNotFound"),
 )
 BROKEN = ("ClientPayloadError", "IncompleteReadError", "ResponseStreamingError", "IncompleteRead")
 NO_NETWORK = (
@@ -89,7 +90,8 @@ class Store:
         """The files that a pattern fits."""
         with explained(self.address):
             found = self.fs.glob(self.address.url, detail=True)
-        return self._below(found, self.address.root)
+        root = self.address.root
+        return self._below(found, root, hidden="/." in self.address.shown.removeprefix(root))
 
     def below(self, deep: bool = False) -> list[Found]:
         """The files in a folder; deep: also those in the folders below it."""
@@ -101,14 +103,21 @@ class Store:
                 found = {info["name"]: info for info in self.fs.ls(url, detail=True)}
         return self._below(found, self.address.shown)
 
-    def _below(self, infos: dict[str, dict], root: str) -> list[Found]:
+    def _below(self, infos: dict[str, dict], root: str, hidden: bool = True) -> list[Found]:
+        """The files below `root`; hidden: also those whose names begin with a dot.
+
+        On a disk, * stands for none of these.
+        """
         web = self.address.scheme in WEB  # whose paths are addresses, maybe with a password
         start = (root if web else self.fs._strip_protocol(root)).rstrip("/") + "/"
         names = {}
         for path, info in infos.items():
             name = _where(self.address, path) if web else path
+            passed = not hidden and "/." in name[len(start) - 1 :]
             # Links such as ?C=N;O=D, by which Apache sorts a listing, lead to the folder itself.
-            if info["type"] == "file" and name.startswith(start) and (name != start or not web):
+            # On object stores, many programs mark a folder by an empty file of its name.
+            passed |= name.endswith("/")
+            if info["type"] == "file" and name.startswith(start) and not passed:
                 names[path] = name[len(start) :]
         self._refuse_clash(names)
         if web:  # a page of links tells neither size nor version
@@ -282,7 +291,9 @@ def _where(address: Address, path: str) -> str:
     return Address(address.scheme, url, None).shown
 
 
-def _explanation(address: Address, where: str, error: Exception) -> DmlError:
+def _explanation(address: Address, where: str, error: BaseException) -> DmlError:
+    if address.scheme in WEB and isinstance(error, FileNotFoundError):
+        error = error.__cause__ or error  # fsspec makes a FileNotFoundError of any failure
     chain = list(_chain(error))
     names = {kind.__name__ for each in chain for kind in type(each).__mro__}
     codes = {_status(each) for each in chain}
@@ -301,7 +312,7 @@ def _explanation(address: Address, where: str, error: Exception) -> DmlError:
         return DmlError(
             f"Access to {where} was refused.", said, CREDENTIALS.get(address.scheme, by_hand)
         )
-    if failed := [code for code in codes if code and code >= 500]:
+    if failed := [code for code in codes if code and (code >= 500 or code == BUSY)]:
         told = f"It answers with the HTTP status {failed[0]}."
         return Broken(f"The server of {where} fails.", told, "Run the command again later.")
     if codes & {404} or "FileNotFoundError" in names:
@@ -311,7 +322,7 @@ def _explanation(address: Address, where: str, error: Exception) -> DmlError:
             f"The server has no such file{private}.",
             CREDENTIALS["hf"] if private else "Check the address.",
         )
-    return damaged(f"{where} cannot be read.", said)
+    return DmlError(f"{where} cannot be read.", said, "Check the address and the server.")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -206,8 +206,11 @@ def test_existing_files_need_force_and_inputs_are_never_overwritten(tmp_path):
         merge([b, a], c)
     merge([b, a], c, force=True)
     assert load(c).splits["test"].vectors.shape == (N, 10)
-    with pytest.raises(DmlError, match="both an input and the output"):
-        merge([a, b], a, force=True)
+    (tmp_path / "link.h5").symlink_to(a)
+    (tmp_path / "twin.h5").hardlink_to(a)
+    for same in ("a.h5", "link.h5", "twin.h5"):
+        with pytest.raises(DmlError, match="both an input and the output"):
+            merge([a, b], tmp_path / same, force=True)
     with pytest.raises(DmlError, match="At least two"):
         merge([a], tmp_path / "d.h5")
     with pytest.raises(DmlError, match="does not exist"):
@@ -272,6 +275,11 @@ def test_merging_takes_sets(tmp_path):
     merge([folder, tmp_path / "whole.npz"], tmp_path / "merged.h5")
     halves = load(tmp_path / "merged.h5").splits["test"].vectors
     np.testing.assert_array_equal(halves[:, :D], halves[:, D:])
+    first = load(tmp_path / "merged.h5").attrs["model_sha256"]
+    part = np.load(folder / "part-11.npz")
+    np.savez(folder / "part-11.npz", **dict(part) | {"embeddings": 2 * part["embeddings"]})
+    merge([folder, tmp_path / "whole.npz"], tmp_path / "other.h5")
+    assert load(tmp_path / "other.h5").attrs["model_sha256"] != first
 
 
 def test_files_are_merged_where_no_open_file_can_be_renamed(tmp_path, as_on_windows):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import BinaryIO
 
 import h5py
 import numpy as np
@@ -215,11 +214,3 @@ def cast(rows: np.ndarray, dtype: np.dtype, path: Path) -> np.ndarray:
             "Write float32.",
         )
     return out
-
-
-def put(file: BinaryIO, offset: int, data: np.ndarray) -> None:
-    """All the bytes of an array, at one place of an unbuffered file."""
-    left = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
-    file.seek(offset)
-    while left:
-        left = left[file.write(left) :]

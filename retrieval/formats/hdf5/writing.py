@@ -32,7 +32,7 @@ from retrieval import files
 from retrieval.embeddings import Split
 from retrieval.errors import FULL, DmlError, remedy
 from retrieval.formats import FORMATS
-from retrieval.formats.arrays import KEPT, file_blocks
+from retrieval.formats.arrays import KEPT, file_blocks, put
 from retrieval.formats.hdf5 import layout
 from retrieval.formats.hdf5.reading import attribute
 
@@ -211,10 +211,10 @@ class Writer:
         with failures(self.partial):
             for a, b in pairwise(cuts):
                 place = int(at[a]) * self.dim * self.dtype.itemsize
-                layout.put(self.raw, vectors_at + place, rows[a:b])
+                put(self.raw, vectors_at + place, rows[a:b])
             # Only now: a mark without its row would be a hole in the finished file.
             for a, b in pairwise(cuts):
-                layout.put(self.raw, marks_at + int(at[a]), np.ones(b - a, layout.MARK))
+                put(self.raw, marks_at + int(at[a]), np.ones(b - a, layout.MARK))
         self.marks[split][at] = True
 
     def __exit__(

@@ -1,5 +1,6 @@
 """Memory for arrays: where it is taken, how much of it, and conversions without loss."""
 
+import gzip
 import os
 import sys
 import tempfile
@@ -87,14 +88,30 @@ def test_no_room_for_a_large_array_is_told(monkeypatch):
         arrays.allocate((1 << 40, 1 << 14), "f8")
 
 
-def test_a_full_disk_is_named(tmp_path):
+def test_a_full_disk_is_named(monkeypatch):
+    def full(buffering=-1, **_):
+        return open("/dev/full", "w+b", buffering=buffering)
+
+    monkeypatch.setattr(arrays.tempfile, "TemporaryFile", full)
     with closing(Growing(X)) as rows:
-        rows.close()
-        rows._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
         told = f"no room for an array of {X.nbytes} B"
         with pytest.raises(DmlError, match=told) as error:
             rows.append(X)
         assert "too large for memory" not in error.value.why
+        assert "TMPDIR" in error.value.fix
+
+
+def test_a_system_without_a_folder_for_temporary_files_is_told(tmp_path, monkeypatch):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", X)
+    (tmp_path / "x.npy.gz").write_bytes(gzip.compress((tmp_path / "a.npy").read_bytes()))
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    for name in ("[ab].npy", "x.npy.gz"):
+        with pytest.raises(DmlError, match="no folder for temporary files") as error:
+            load(tmp_path / name)
         assert "TMPDIR" in error.value.fix
 
 

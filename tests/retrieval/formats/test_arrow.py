@@ -52,6 +52,18 @@ def test_arrow_list_column_round_trip(tmp_path, item, write):
     same(load(path), x, y)
 
 
+@pytest.mark.usefixtures("tried")
+@pytest.mark.parametrize("compression", ["uncompressed", "zstd"])
+def test_text_as_polars_writes_it(tmp_path, compression):
+    if not hasattr(pa, "string_view"):
+        pytest.skip("pyarrow is older than 16")
+    names = np.array([f"{name}, longer than what a view holds itself" for name in NAMES])
+    labels = pa.array(names).cast(pa.string_view())
+    table = pa.table({"embedding": X.tolist(), "label": labels})
+    pa.feather.write_feather(table, path := str(tmp_path / "x.arrow"), compression)
+    same(load(path), X, names, exact_dtype=False)
+
+
 @pytest.mark.parametrize("index", [True, False])
 def test_pandas_parquet(tmp_path, index):
     table = frame()

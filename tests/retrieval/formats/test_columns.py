@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from retrieval.errors import DmlError
@@ -43,6 +45,20 @@ def test_a_column_of_a_series_that_is_mostly_not_numbers_is_an_error(tmp_path):
     error = refused(tmp_path / "x.csv", "d2 is mostly not numbers, for example 'n/a'")
     assert "d0 ... d3, 4 columns" in error.why
     refused(f"{tmp_path / 'x.csv'}::d", "d2 is mostly not numbers")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_two_columns_of_one_name_are_not_guessed_between(tmp_path, suffix):
+    table = frame("d", NAMES, X64).rename(columns={"d1": "d0"})
+    if suffix == ".csv":
+        table = table.rename(columns={"d2": "d1", "d3": "d2"})
+        table.to_csv(tmp_path / "x.csv", index=False)
+    else:
+        lists = pa.array(X64.tolist())
+        both = pa.table([lists, lists, pa.array(NAMES)], ["d0", "d0", "label"])
+        pq.write_table(both, tmp_path / "x.parquet")
+    error = refused(tmp_path / f"x{suffix}", "several columns called d0")
+    assert "Rename" in error.fix
 
 
 def test_columns_that_are_not_used_are_named(tmp_path):

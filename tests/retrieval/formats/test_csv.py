@@ -55,6 +55,9 @@ def test_csv_without_header(tmp_path):
     table["label"] = NAMES
     table.to_csv(path, index=False, header=False)
     check(load(path), NAMES)
+    path.write_text("0,1,cat\n3,5,dog\n4,4,cat\n7,5,dog\n")  # and no pandas' 0, 1
+    assert only(load(path)).labels.tolist() == ["cat", "dog", "cat", "dog"]
+    assert only(load(path)).vectors[0].tolist() == [0, 1]
     np.savetxt(path, X, delimiter=",")
     assert only(load(path)).labels is None
     np.testing.assert_array_equal(only(load(path)).vectors.astype(np.float32), X)

@@ -285,6 +285,14 @@ def test_a_file_without_permission_is_an_error(tmp_path):
     refused(tmp_path / "x.npy", "cannot be opened")
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_permission_is_named_itself(tmp_path):
+    (tmp_path / "x").mkdir(mode=0)
+    with pytest.raises(PermissionError) as error:
+        load(tmp_path / "x")
+    assert error.value.filename == tmp_path / "x"
+
+
 def test_the_help_of_eval_names_every_format_of_embeddings():
     named = main_suffixes().replace(" or ", ", ").split(", ")
     assert {".h5", ".npy", ".csv", ".parquet"} < set(named)

@@ -43,6 +43,18 @@ def test_safetensors_with_false_offsets(tmp_path, shape, offsets):
     refused(tmp_path / "x.safetensors", "x.safetensors")
 
 
+@pytest.mark.parametrize("second", [[32, 64], [0, 64], [16, 32]])
+def test_tensors_that_share_bytes_are_damage(tmp_path, second):
+    empty = {"dtype": "F32", "shape": [0, 4], "data_offsets": [24, 24]}
+    header = {"x": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}, "empty": empty}
+    safetensors_file(tmp_path / "x.safetensors", header)
+    assert len(load(f"{tmp_path}/x.safetensors::x").splits["test"].vectors) == 4
+    shape = [(second[1] - second[0]) // 8]
+    header["y"] = {"dtype": "I64", "shape": shape, "data_offsets": second}
+    safetensors_file(tmp_path / "x.safetensors", header)
+    refused(tmp_path / "x.safetensors", "share bytes")
+
+
 def test_safetensors_with_a_false_header(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
     safetensors_file(tmp_path / "b.safetensors", b"[" * 100_000)

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shlex
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +13,7 @@ import pytest
 from retrieval.embeddings import Embeddings, Split
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings, run
+from retrieval.formats import shards
 from retrieval.formats.hdf5 import writing as hdf5
 from retrieval.loading.load import load, save
 from retrieval.problem import from_embeddings
@@ -82,6 +86,35 @@ def test_two_forms_of_one_file_are_not_read_as_two_shards(tmp_path, names):
         with pytest.raises(DmlError, match="the same file") as error:
             load(source, labels=labels)
         assert all(str(tmp_path / "twins" / name) in error.value.what for name in names)
+
+
+def test_a_file_with_two_names_in_a_set_is_an_error(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in ("a", "b"):
+        np.save(tmp_path / "run" / f"{name}.npy", X)
+    (tmp_path / "last").symlink_to("run")
+    with pytest.raises(DmlError, match=r"last/a\.npy and .*run/a\.npy are the same file") as error:
+        load(tmp_path / "**" / "*.npy")
+    found = load(shlex.split(error.value.fix.rpartition(": ")[2])[0])
+    assert len(found.splits["test"].vectors) == 2 * len(X)
+    (tmp_path / "sides").mkdir()
+    for side in ("query", "gallery"):  # each has the rows once
+        (tmp_path / "sides" / f"{side}.npy").symlink_to(tmp_path / "run" / "a.npy")
+    splits = load(tmp_path / "sides").splits
+    assert [len(split.vectors) for split in splits.values()] == [len(X), len(X)]
+
+
+def test_the_vectors_of_one_shard_at_a_time_are_held():
+    held = []
+
+    def read(file):
+        assert not any(vectors() is not None for vectors in held), "those of the shard before"
+        vectors = X.copy()
+        held.append(weakref.ref(vectors))
+        return Embeddings(file, "x", {"test": Split(vectors)})
+
+    found = shards.join("set", [Path("a.npy"), Path("b.npy")], read)
+    assert len(found.splits["test"].vectors) == 2 * len(X)
 
 
 def test_keys_choose_an_array_in_every_shard(tmp_path):

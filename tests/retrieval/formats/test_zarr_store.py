@@ -29,6 +29,18 @@ def test_zarr_arrays_and_groups_are_read(tmp_path, clustered, version):
     assert both.splits["test"].vectors.shape == X.shape
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_that_are_not_stored_are_told(tmp_path, version):
+    zarr = pytest.importorskip("zarr")
+    options = {"shape": (60, 4), "chunks": (10, 4), "dtype": "f4", "fill_value": 0}
+    array = zarr.create_array(tmp_path / "x.zarr", zarr_format=version, **options)
+    array[:20] = 1
+    (told,) = load(tmp_path / "x.zarr").notes
+    assert told.endswith("x.zarr: 4 of its 6 chunks are not stored; they read as 0.0")
+    array[20:] = 2
+    assert not load(tmp_path / "x.zarr").notes
+
+
 def test_zarr_codecs_that_are_not_listed_links_and_bombs_are_refused(tmp_path):
     zarr = pytest.importorskip("zarr")
     store = tmp_path / "x.zarr"

@@ -14,6 +14,7 @@ from retrieval.formats.arrays import files_in
 from retrieval.formats.hdf5.writing import write
 from retrieval.loading.inputs import Inputs
 from retrieval.loading.load import load, save
+from retrieval.loading.sources import locate
 from tests.commands import call
 from tests.retrieval.remote.copies import npy
 
@@ -100,6 +101,17 @@ def test_files_of_train_are_downloaded_only_if_they_are_read_and_then_kept(
     load("memory://b", train=False)
     (copy,) = Inputs("memory://b", train=False).files
     assert copy.with_name("train-0.npy").exists()
+
+
+def test_a_pattern_stands_for_the_same_names_as_on_a_disk(server, tmp_path):
+    """Those that begin with a dot are copies which macOS and Jupyter make."""
+    for name in ("1.npy", "._1.npy", ".old/1.npy", "in/2.npy", "in/.3.npy"):
+        (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "d" / name, np.ones((1, 2)))
+    server.put(str(tmp_path / "d"), "/b/.c", recursive=True)
+    for pattern in ("*.npy", "**/*.npy", ".*.npy", ".old/*.npy", "in/.*"):
+        there, here = (locate(f"{root}/{pattern}") for root in ("memory://b/.c", tmp_path / "d"))
+        assert [file.name for file in there.files] == [file.name for file in here.files]
 
 
 def test_a_key_chooses_files_of_one_split_as_in_a_local_folder(server, clustered, tmp_path):

@@ -38,6 +38,7 @@ def test_other_files_in_a_folder_are_passed_over_and_other_formats_an_error(tmp_
     for name in ("_SUCCESS", ".part-0.parquet.crc", "_meta.parquet", "readme.md", "names.txt"):
         (tmp_path / name).write_text("x")
     np.save(tmp_path / "1.npy", np.ones((1, 2)))
+    (tmp_path / "old.npy").mkdir()
     assert named(locate(tmp_path)) == ["1.npy"]
     (tmp_path / "1.csv").write_text("1,2\n")
     with pytest.raises(DmlError, match=r"several formats: \.csv, \.npy") as error:
@@ -117,6 +118,12 @@ def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
     np.save(tmp_path / "y.npy", Y)
     given = load(tmp_path, labels=tmp_path / "y.npy").splits["test"]
     np.testing.assert_array_equal(given.labels, Y)
+    columns = "\n".join(["word\tsort", *(f"w{n}\t{label}" for n, label in enumerate(NAMES))])
+    (tmp_path / "metadata.tsv").write_text(columns)
+    with pytest.raises(DmlError, match="several columns and none called label") as error:
+        load(tmp_path)
+    labels = error.value.fix.partition("--labels ")[2].strip("'")
+    assert len(load(tmp_path, labels=labels).splits["test"].labels) == len(NAMES)
     (tmp_path / "metadata.tsv").write_text("a\nb\n")
     with pytest.raises(DmlError, match="2 labels for 60 vectors"):
         load(tmp_path)
@@ -141,6 +148,7 @@ def test_the_shards_that_were_exported_into_a_run_are_its_embeddings(tmp_path):
     for name in ("config.toml", "best.pt", "last.pt"):
         (tmp_path / name).write_bytes(b"x")
     write(tmp_path / "train.h5", PARTS[5])
+    write(tmp_path / "others-1-of-2.h5", PARTS[5])
     for number in (1, 2):
         attrs = Shard(number, 2, 10, 5, "abc").attribute()
         split = Split(X[PARTS[number]], Y[PARTS[number]])

@@ -24,6 +24,16 @@ def test_a_change_of_any_shard_is_noticed(tmp_path):
         inputs.check_unchanged()
 
 
+def test_a_change_inside_a_store_is_noticed(tmp_path):
+    (tmp_path / "x.zarr" / "c").mkdir(parents=True)
+    for name in (".zgroup", "c/0"):
+        (tmp_path / "x.zarr" / name).write_text("{}")
+    inputs = Inputs(str(tmp_path / "x.zarr"))
+    os.utime(tmp_path / "x.zarr" / "c" / "0", (2**32, 2**32))
+    with pytest.raises(DmlError, match=r"x\.zarr was changed"):
+        inputs.check_unchanged()
+
+
 def test_a_file_that_was_changed_while_it_was_read_is_told_as_such(tmp_path):
     file = tmp_path / "x.npz"
     np.savez(file, embeddings=np.ones((4, 2), np.float32), labels=np.arange(4))

@@ -38,6 +38,20 @@ def test_a_gallery_makes_the_source_the_queries(files):
     assert found.source == files / "q.npz"
 
 
+def test_queries_and_a_gallery_of_different_models_get_a_note(files):
+    told = []
+    for name, model in (("q", "1"), ("g", "1"), ("g2", "2")):
+        save(files / f"{name}.h5", Split(X, Y), attrs={"model_sha256": model})
+    for gallery in ("g.h5", "g2.h5", "g.npz"):
+        told.append(load(files / "q.h5", gallery=files / gallery).notes)
+    assert told == [(), ("queries and gallery were embedded by different models",), ()]
+
+
+def test_labels_of_another_file_have_no_names_of_the_first(files):
+    save(files / "named.h5", Split(X, Y), label_names=np.array(list("abcdef")))
+    assert load(files / "named.h5", labels=files / "y.npy").label_names is None
+
+
 def test_keys_work_for_every_argument(files):
     np.savez(files / "all.npz", a=X[:2], b=X[2:], qy=Y[:2], gy=Y[2:])
     name = f"{files / 'all.npz'}::"

@@ -23,4 +23,21 @@ def test_folders_below_are_taken_by_two_stars_only(tmp_path):
     np.save(tmp_path / "a" / "2.npy", np.ones((1, 2)))
     np.save(tmp_path / "1.npy", np.ones((1, 2)))
     assert named(locate(tmp_path)) == ["1.npy"]
-    assert named(locate(tmp_path / "**" / "*.npy")) == ["1.npy", "2.npy"]
+    for stars in ("**", "**/**"):  # glob gives 2.npy twice for the latter
+        assert named(locate(f"{tmp_path}/{stars}/*.npy")) == ["1.npy", "2.npy"]
+
+
+def test_links_that_lead_in_a_circle_are_an_error(tmp_path, monkeypatch):
+    np.save(tmp_path / "1.npy", np.ones((1, 2)))
+    for name in ("a", "b"):  # glob would find 2 ** 40 files
+        (tmp_path / name).symlink_to(".")
+    with pytest.raises(DmlError, match="leads in a circle") as error:
+        locate(tmp_path / "**" / "*.npy")
+    assert error.value.why.startswith(f"{tmp_path}/")
+    for name in ("a", "b"):
+        (tmp_path / name).unlink()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    np.save("2.npy", np.ones((1, 2)))
+    for pattern in ("../other/*.npy", "../other/**/*.npy", "../other/../other/**"):
+        assert named(locate(pattern)) == ["2.npy"]

@@ -1,6 +1,7 @@
 """Copies of files behind addresses: when they are made, and when they are made again."""
 
 import gzip
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,13 @@ def test_a_file_is_downloaded_again_only_if_it_has_changed(server, downloads):
     assert downloads == ["x.npy"]
     server.pipe("/b/x.npy", npy(np.zeros((2, 2))))
     assert not load("memory://b/x.npy").splits["test"].vectors.any()
+    assert downloads == ["x.npy"] * 2
+
+
+def test_a_copy_that_was_cut_short_is_downloaded_again(server, downloads):
+    server.pipe("/b/x.npy", npy(np.ones((2, 2))))
+    os.truncate(locate("memory://b/x.npy").files[0], 100)
+    assert load("memory://b/x.npy").splits["test"].vectors.all()
     assert downloads == ["x.npy"] * 2
 
 

@@ -1,6 +1,7 @@
 """How copies of files behind addresses are kept within a limit."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,16 @@ def test_copies_in_use_are_kept_and_what_does_not_fit_beside_them_is_an_error(se
     with pytest.raises(DmlError) as error:
         locate("memory://b/*.npy")
     assert f"{cache_limit.SIZE}=2GB" in error.value.fix
+
+
+def test_nothing_is_downloaded_to_a_disk_without_room(server, folder, monkeypatch):
+    serve(server, "a")
+    usage = shutil.disk_usage(folder.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    with pytest.raises(DmlError, match="needs 240 KB in the cache") as error:
+        locate("memory://b/a.npy")
+    assert error.value.why == "Its disk has 100 KB left."
+    assert not list(folder.rglob("*.npy"))
 
 
 def test_a_wrong_limit_and_a_folder_that_cannot_be_written_are_named(server, monkeypatch, tmp_path):

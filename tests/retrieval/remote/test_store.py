@@ -134,6 +134,12 @@ def served(tmp_path_factory):
                 self.send_error(403)
             elif "failing" in self.path:
                 self.send_error(503)
+            elif "busy" in self.path:
+                self.send_error(429)
+            elif "moved" in self.path:
+                self.send_response(302)
+                self.send_header("Location", "file:///etc/hostname")
+                self.end_headers()
             elif "short" in self.path:
                 self.send_response(200)
                 self.send_header("Content-Length", "1000")
@@ -147,6 +153,8 @@ def served(tmp_path_factory):
                 self.send_error(403)
             elif "failing" in self.path:
                 self.send_error(503)
+            elif "busy" in self.path or "moved" in self.path:
+                self.do_GET()
             else:
                 super().do_HEAD()
 
@@ -241,12 +249,15 @@ def test_a_query_is_in_no_error(served):
         ("secret.npy", "Access to .*secret.npy was refused"),
         ("short.npy", "The download of .*short.npy broke off"),
         ("failing.npy", "The server of .*failing.npy fails"),
+        ("busy.npy", "The server of .*busy.npy fails"),
+        ("moved.npy", "moved.npy cannot be read"),
     ],
 )
 def test_what_a_server_refuses_is_named(served, tmp_path, name, what):
     address, _ = served
     with pytest.raises(DmlError, match=what) as error:
         load(f"{address}/{name}")
+    assert "FileNotFoundError" not in error.value.why
     assert str(tmp_path) not in str(error.value)
     assert not list(tmp_path.rglob("*.npy"))
 
@@ -256,6 +267,7 @@ def test_a_server_that_is_not_there_is_named():
     with pytest.raises(DmlError, match=r"http://127\.0\.0\.1:9/x\.npy cannot be reached") as error:
         load("http://127.0.0.1:9/x.npy")
     assert "network" in error.value.fix
+    assert "Cannot connect to host" in error.value.why
 
 
 # boto's own use of what Python deprecates is not ours to mend.
@@ -271,13 +283,15 @@ def bucket():
                 out = io.BytesIO()
                 np.save(out, array)
                 fs.pipe(f"bucket/{kind}/part-{n}.npy", out.getvalue())
+        for name in ("x/", "x/more/"):  # as the web pages of Amazon make a folder
+            fs.pipe(f"bucket/{name}", b"")
         yield fs
 
 
 @boto
-@pytest.mark.parametrize("name", ["s3://bucket/x/*.npy", "s3://bucket/x", "s3://bucket/x/"])
+@pytest.mark.parametrize("name", ["x/*.npy", "x/**", "x", "x/"])
 def test_patterns_and_folders_are_read_with_labels(bucket, name):
-    found = load(name, labels="s3://bucket/y/part-*.npy").splits["test"]
+    found = load(f"s3://bucket/{name}", labels="s3://bucket/y/part-*.npy").splits["test"]
     assert found.vectors[:, 0].tolist() == [2, 2, 10, 10]
     assert found.labels.tolist() == [0, 1, 0, 1]
 
@@ -343,6 +357,19 @@ def test_an_s3_server_that_is_not_there_is_named(bucket, monkeypatch):
     with pytest.raises(DmlError, match=r"s3://bucket/x\.npy cannot be reached"):
         load("s3://bucket/x.npy")
     type(bucket).clear_instance_cache()
+
+
+@boto
+def test_a_profile_that_is_not_there_is_named(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    type(bucket).clear_instance_cache()
+    try:
+        with pytest.raises(DmlError, match="was refused") as error:
+            load("s3://bucket/x")
+    finally:
+        type(bucket).clear_instance_cache()
+    assert "nobody" in error.value.why
+    assert "AWS_PROFILE" in error.value.fix
 
 
 @boto
