@@ -91,6 +91,15 @@ def test_memory_of_products_is_free_when_all_is_counted(rng):
     assert backend() is None
 
 
+def test_the_pairs_in_doubt_of_any_query_have_room(monkeypatch):
+    # Otherwise the negatives kept for a query could never be added, and counting would not end.
+    monkeypatch.setattr(tiles, "_PAIRS", 4)
+    problem = from_arrays(*vectors())
+    counter = TileCounter(prepare(problem, ("cos",), 1 << 20, 1), True, block=2)
+    most = counter.positions["cos"].kept.room.max()
+    assert len(counter._room_for_positives()) >= most > 4
+
+
 def test_every_tile_is_counted_by_one_rank(monkeypatch):
     problem, seen = from_arrays(*vectors()), {}
     honest = TileCounter._column

@@ -56,6 +56,12 @@ def test_rows_of_nearly_one_length_may_rank_differently_by_each_distance(sign):
     assert_exact(gallery, np.array([0, 1]), np.array([[1.0, 0.0]]), np.array([0]), block=1)
 
 
+def test_a_query_near_zero_beside_long_rows_gives_no_warning_of_numpy():
+    gallery = np.array([[100, 0], [0, 100], [60, 80]], np.float32)
+    queries = np.array([[1e-45, 0], [1, 0]], np.float32)
+    assert_exact(gallery, np.array([0, 1, 0]), queries, np.array([0, 1]))
+
+
 def test_rows_of_different_lengths_are_counted_by_each_distance(rng):
     X = rng.standard_normal((20, 4))
     problem = from_arrays(X, np.arange(20) % 4)
