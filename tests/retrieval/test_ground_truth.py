@@ -110,7 +110,9 @@ def test_eval_of_an_ann_benchmarks_file(tmp_path):
     assert "100.00" in found.stdout
     assert "vectors from test" in found.stderr
     found = CliRunner().invoke(main, ["eval", str(path), "--json", "--queries", "7"])
-    assert json.loads(found.stdout)["queries"] == 7
+    result = json.loads(found.stdout)
+    assert result["queries"] == 7
+    assert set(result["distances"]["cos"]["recall"].values()) == {1.0}  # of their own lists
     lists = nearest("cosine")[1][:, ::-1]
     save(path, lists)
     found = CliRunner().invoke(main, ["eval", str(path)])
