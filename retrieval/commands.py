@@ -119,7 +119,7 @@ def eval_command(
             lists = data.has_only_neighbours
             problem = None if lists else from_embeddings(data, drop_nonfinite=drop_nonfinite)
     if problem is None:
-        _compare_lists(data, settings, inputs, output, world)
+        _compare_lists(data, settings, drop_nonfinite, inputs, output, world)
     elif _evaluate(problem, data, settings.of(data), inputs, output, world) and not as_json:
         given = given_options(**beside, drop_nonfinite=drop_nonfinite)
         next_step("report", file, *given)
@@ -205,7 +205,12 @@ def _with_nmi(
 
 
 def _compare_lists(
-    data: Embeddings, settings: Settings, inputs: Inputs, output: Output, world: World
+    data: Embeddings,
+    settings: Settings,
+    drop_nonfinite: bool,
+    inputs: Inputs,
+    output: Output,
+    world: World,
 ) -> None:
     """Evaluate a file that lists neighbours and has no labels."""
     from retrieval.embeddings import provenance
@@ -217,7 +222,7 @@ def _compare_lists(
     if world.rank:  # the first process does everything
         return
     with ProgressBar() as report:
-        result = agreement(data, settings, report)
+        result = agreement(data, settings, report, drop_nonfinite=drop_nonfinite)
     inputs.check_unchanged()
     output.write(result | {"source": provenance(data)})
     if output.as_json:

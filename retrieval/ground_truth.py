@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 import numpy as np
 
+from retrieval.checks import MESSAGES
 from retrieval.distances import largest_equal
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
@@ -28,9 +29,17 @@ OWN = {"angular": "cos", "euclidean": "l2", "hamming": "l2"}  # how ann-benchmar
 
 
 def agreement(
-    data: Embeddings, settings: Settings, progress: StageProgress | None = None
+    data: Embeddings,
+    settings: Settings,
+    progress: StageProgress | None = None,
+    *,
+    drop_nonfinite: bool = False,
 ) -> Agreement:
-    """Recall@K of the listed neighbours, by each distance, as a JSON-able dict (docs/json.md)."""
+    """Recall@K of the listed neighbours, by each distance, as a JSON-able dict (docs/json.md).
+
+    With `drop_nonfinite`, rows with NaN or infinity are left out: as queries, and as neighbours,
+    where a list that names them misses.
+    """
     queries, gallery = (data.splits[name].vectors for name in ("query", "gallery"))
     assert data.neighbours is not None
     settings = settings.of(data)
@@ -43,25 +52,30 @@ def agreement(
         )
     # Without labels, every item is a positive of every query.
     one, other = np.zeros(len(queries), np.int64), np.zeros(len(gallery), np.int64)
-    problem = from_arrays(queries, one, gallery, other)
+    problem = from_arrays(
+        queries, one, gallery, other, drop_nonfinite=drop_nonfinite, source=str(data.source)
+    )
     if settings.queries is not None:
         problem = sample(problem, settings.queries, settings.seed)
-    listed = listed[problem.query_rows, :most]
+    kept = np.full(len(gallery), -1)
+    kept[problem.gallery_rows] = np.arange(len(problem.gallery))
+    listed = kept[listed[problem.query_rows, :most]]
     distances = {}
     for d in settings.distances:
         report = stage(progress, f"neighbours ({d})")
-        found = nearest(problem, min(most, len(gallery)), d, report)
+        found = nearest(problem, min(most, len(problem.gallery)), d, report)
         hits = _hits(problem, listed, found, settings.recall_at)
         distances[d] = {"recall": {str(n): float(share.mean()) for n, share in hits.items()}}
     return {
         "version": VERSION,
         "protocol": "listed-neighbours",
         "queries": len(problem.query_codes),
-        "gallery": len(gallery),
+        "gallery": len(problem.gallery),
         "dim": int(gallery.shape[1]),
         "listed": int(data.neighbours.shape[1]),
         "distance": OWN.get(str(data.attrs.get("distance"))),
         "distances": distances,
+        "checks": {"nonfinite_rows": problem.nonfinite},
         "settings": {
             "distances": list(settings.distances),
             "recall_at": list(settings.recall_at),
@@ -75,14 +89,17 @@ def agreement(
 def _hits(
     problem: Problem, listed: np.ndarray, found: Neighbours, recall_at: tuple[int, ...]
 ) -> dict[int, np.ndarray]:
-    """K -> (Q,) share of the first K listed that are no further than the K-th nearest."""
+    """K -> (Q,) share of the first K listed that are no further than the K-th nearest.
+
+    listed: gallery items, -1 for a row that was left out.
+    """
     nearest, space = found.squared[:, POSITIVE], found.space
     out = {k: np.empty(len(listed)) for k in recall_at}
     for part in slices(len(listed), max(1, (1 << 23) // (space.width * listed.shape[1]))):
         items = space.points(problem.gallery, listed[part].ravel())
         queries = space.points(problem.query_vectors, part, query=True)[:, None]
         theirs = np.square(queries - items.reshape(*listed[part].shape, -1)).sum(axis=-1)
-        theirs[_repeated(listed[part])] = np.inf
+        theirs[_repeated(listed[part]) | (listed[part] < 0)] = np.inf
         for k in recall_at:
             last = nearest[part, min(k, nearest.shape[1]) - 1, None]
             out[k][part] = (theirs[:, :k] <= largest_equal(last, SINGLE)).sum(axis=1) / k
@@ -99,15 +116,17 @@ def _repeated(listed: np.ndarray) -> np.ndarray:
 
 
 def warnings(result: Agreement) -> list[str]:
-    """Warn if the lists differ from exact search by the distance that the file names."""
-    own = result["distance"]
+    """Warn if rows are left out, or the lists differ from exact search by the file's distance."""
+    own, left_out = result["distance"], result["checks"]["nonfinite_rows"]
+    found = [MESSAGES["nonfinite_rows"].format(n=left_out)] if left_out else []
     if own not in result["distances"]:
-        return []
+        return found
     recall = result["distances"][own]["recall"]
     k, worst = min(recall.items(), key=lambda pair: pair[1])
     if worst > 1 - 1e-4:
-        return []
+        return found
     return [
+        *found,
         f"the listed neighbours are not those of exact search by {own}, the file's own distance: "
-        f"{title_of(f'recall@{k}')} {percent(worst)} %"
+        f"{title_of(f'recall@{k}')} {percent(worst)} %",
     ]

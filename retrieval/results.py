@@ -48,6 +48,7 @@ class Agreement(TypedDict):
     listed: int
     distance: str | None
     distances: dict[str, Scores]
+    checks: dict[str, int]
     settings: dict[str, Any]
 
 

@@ -140,10 +140,8 @@ def _in_runs(
     """Rank the queries run by run: classes of thousands have millions of positives."""
     found = []
     for n, run in enumerate(runs):
-        part = problem.select(run)
         tell = progress and partial(_tell, progress, n, len(runs))
-        room = max(how.memory, 4 * int(memory_of(part.positive_counts).sum()))
-        found.append(_ranked(part, replace(how, memory=room, sort=False), tell))
+        found.append(_ranked(problem.select(run), replace(how, sort=False), tell))
     return {d: _joined([part[d] for part in found]) for d in found[0]}
 
 

@@ -162,8 +162,9 @@ class TileCounter:
             self._postpone(d, q, positions.credit_rest(q, pairs), pairs)
 
     def _room_for_positives(self) -> np.ndarray:
-        """Room for pairs in doubt, as `Backend.credit` lists them."""
-        return np.empty((max(_PAIRS, self.block), 4), np.int64)
+        """Room for pairs in doubt, as `Backend.credit` lists them: at least all of one query."""
+        most = max((int(each.kept.room.max()) for each in self.positions.values()), default=0)
+        return np.empty((max(_PAIRS, most), 4), np.int64)
 
     def _postpone(self, d: str, q: slice, found: Iterator[int], pairs: np.ndarray) -> None:
         """Postpone the pairs in doubt that are found, run by run."""

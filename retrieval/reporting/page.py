@@ -74,10 +74,9 @@ def sentence(result: Result) -> str:
     """Explain the protocol in a sentence."""
     queries, gallery = result["queries"], result["gallery"]
     if result["protocol"] == LEAVE_ONE_OUT:
-        who = "each item" if queries == gallery else f"each of {queries:,} items drawn at random"
         return (
-            f"Leave-one-out: {who} is a query against the {gallery - 1:,} "
-            "others, and right when the nearest one is of its class."
+            f"Leave-one-out: each item is a query against the {gallery - 1:,} others, and right "
+            "when the nearest one is of its class."
         )
     return (
         f"Query to gallery: {queries:,} queries each search a gallery of {gallery:,} items, and "
@@ -132,8 +131,6 @@ def _lead(result: Result, distance: str) -> dict[str, Any]:
 def _facts(result: Result) -> list[tuple[str, int]]:
     if result["protocol"] == LEAVE_ONE_OUT:
         sides = [("items", result["gallery"])]
-        if result["queries"] != result["gallery"]:
-            sides.append(("queries", result["queries"]))
     else:
         sides = [("queries", result["queries"]), ("gallery", result["gallery"])]
     return [*sides, ("classes", result["classes"]), ("dimensions", result["dim"])]

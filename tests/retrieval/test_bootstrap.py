@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from retrieval import bootstrap
 
@@ -176,6 +177,15 @@ def test_differences_of_paired_runs_stay_within_a_hundred_percent():
     gain = np.array([[9.0, 1.0, 2.0], [1.0, 9.0, 8.0]])  # of 10 queries each
     _, (low, high), _ = bootstrap.paired_runs(gain, np.full(3, 10))
     assert -1 <= low < 0 < high == 1
+
+
+@pytest.mark.parametrize("differ", ["classes", "seeds"])
+def test_few_classes_or_seeds_widen_the_interval_by_students_t(differ):
+    gain = np.tile(np.arange(5.0), (3, 1))  # five classes, the same for three seeds
+    if differ == "seeds":
+        gain = gain.T
+    found = bootstrap._widening(gain, np.full(gain.shape[1], 10.0), 0.95)
+    assert found == pytest.approx(stats.t.ppf(0.975, 4) / stats.norm.ppf(0.975))
 
 
 def test_paired_runs_see_the_spread_of_seeds():

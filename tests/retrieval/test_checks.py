@@ -35,6 +35,11 @@ def test_checks_of_queries_and_gallery_look_at_both():
     assert checks["lone_queries"] == 2
 
 
+def test_a_query_identical_to_rows_of_two_labels_is_a_conflict_too():
+    checks = evaluate(np.ones((1, 2)), [0], np.ones((2, 2)), [0, 1], nmi=False)["checks"]
+    assert checks["conflicting_duplicates"] == 3
+
+
 def test_a_tie_under_either_distance_is_counted():
     # Parallel to the positive: tied for cos alone.
     X = np.array([[1.0, 0], [2, 0], [3, 0], [0, 1], [0, 1.5]])

@@ -35,6 +35,18 @@ def squares(x: np.ndarray, assignment: np.ndarray) -> float:
     return sum(((group - group.mean(axis=0)) ** 2).sum() for group in groups)
 
 
+@pytest.mark.parametrize("longer", [1, 3])  # than the unit vectors of the gallery
+def test_queries_are_clustered_together_with_the_gallery(clustered, longer):
+    X, labels = clustered
+    X = X / np.linalg.norm(X, axis=1, keepdims=True)
+    X[:20] *= longer
+    joined = evaluate(X, labels, seeds=1)["distances"]
+    apart = evaluate(X[:20], labels[:20], X[20:], labels[20:], seeds=1)["distances"]
+    for d in ("l2", "cos"):
+        assert apart[d]["nmi"] == joined[d]["nmi"]
+    assert (joined["l2"]["nmi"] == joined["cos"]["nmi"]) == (longer == 1)
+
+
 def test_means_over_seeds_are_those_of_scikit_learn():
     x, labels = blobs(C=30, N=900, noise=0.7)
     theirs = [

@@ -137,11 +137,15 @@ def test_scaling_all_vectors_changes_nothing(clustered):
     assert before == after
 
 
-def test_sampling_queries_changes_neither_checks_nor_clusters(clustered):
+@pytest.mark.parametrize("gallery", [False, True])
+def test_sampling_queries_changes_neither_checks_nor_clusters(clustered, gallery):
     X, labels = clustered
-    full = evaluate(X, labels, seeds=1)
-    some = evaluate(X, labels, seeds=1, queries=5)
+    X[:10] = 0
+    data = (X[:20], labels[:20], X[20:], labels[20:]) if gallery else (X, labels)
+    full = evaluate(*data, seeds=1)
+    some = evaluate(*data, seeds=1, queries=5)
     assert some["distances"]["cos"]["nmi"] == full["distances"]["cos"]["nmi"]
+    assert full["checks"]["zero_norm_rows"] == 10
     for name in ("single_item_classes", "zero_norm_rows", "conflicting_duplicates"):
         assert some["checks"][name] == full["checks"][name]
 

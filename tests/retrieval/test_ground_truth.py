@@ -84,6 +84,24 @@ def test_the_cosine_of_a_row_of_zeros_is_0(tmp_path):
     assert recall["distances"]["cos"] == {"recall": {"1": 0.0}}
 
 
+def test_rows_with_nan_are_left_out_of_queries_and_lists_on_request(tmp_path):
+    lists, train = nearest("cosine")[1], TRAIN.copy()
+    train[lists[5, 0]] = np.nan  # the file lists it first for query 5
+    path = save(tmp_path / "x.hdf5", lists, train=train)
+    with h5py.File(path, "r+") as file:
+        file["test"][3, 0] = np.inf
+    found = CliRunner().invoke(main, ["eval", str(path)])
+    assert "x.hdf5: 1 of 40 embeddings hold NaN or Inf (rows 3)" in found.stderr
+    arguments = ["eval", str(path), "--drop-nonfinite", "--recall-at", "1"]
+    found = CliRunner().invoke(main, arguments)
+    assert "rows with NaN or Inf, left out: 2" in found.stderr
+    result = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
+    assert (result["queries"], result["gallery"]) == (39, 499)
+    assert result["checks"] == {"nonfinite_rows": 2}
+    left = np.delete(lists[:, 0], 3) != lists[5, 0]  # first of its list, and still there
+    assert result["distances"]["cos"]["recall"]["1"] == pytest.approx(left.mean())
+
+
 def test_eval_of_an_ann_benchmarks_file(tmp_path):
     path = save(tmp_path / "x.hdf5", nearest("cosine")[1])
     found = CliRunner().invoke(main, ["eval", str(path), "--recall-at", "1,10"])
@@ -92,7 +110,9 @@ def test_eval_of_an_ann_benchmarks_file(tmp_path):
     assert "100.00" in found.stdout
     assert "vectors from test" in found.stderr
     found = CliRunner().invoke(main, ["eval", str(path), "--json", "--queries", "7"])
-    assert json.loads(found.stdout)["queries"] == 7
+    result = json.loads(found.stdout)
+    assert result["queries"] == 7
+    assert set(result["distances"]["cos"]["recall"].values()) == {1.0}  # of their own lists
     lists = nearest("cosine")[1][:, ::-1]
     save(path, lists)
     found = CliRunner().invoke(main, ["eval", str(path)])
@@ -110,8 +130,8 @@ def test_neighbours_that_are_no_rows_are_an_error(tmp_path, bad):
 def test_a_file_that_changes_while_its_lists_are_compared_is_an_error(tmp_path, monkeypatch):
     path = save(tmp_path / "x.hdf5", nearest("cosine")[1])
 
-    def change(*args):
-        found = agreement(*args)
+    def change(*args, **options):
+        found = agreement(*args, **options)
         with path.open("ab") as file:
             file.write(b"more")
         return found

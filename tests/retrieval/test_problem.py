@@ -133,4 +133,5 @@ def test_the_checksum_covers_every_number(rng):
     assert known != from_arrays(changed, labels).checksum()
     pair = from_arrays(X[:9], labels[:9], X, labels).checksum()
     assert pair != from_arrays(X[:9], labels[:9], changed, labels).checksum()
+    assert pair != from_arrays(X[:9], labels[:9], X, labels[::-1]).checksum()
     assert pair != from_arrays(changed[:9] + 1, labels[:9], X, labels).checksum()

@@ -137,12 +137,12 @@ def joint_thresholds(limits: Thresholds) -> np.ndarray | None:
         return None
     joint = limits.thresholds.copy()
     twice, sure, possible = joint[2:].astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         high = norms[1].max() - sure
         low = norms[2].min() - possible
         high = np.maximum(high / (twice * least), high / (twice * most)) + limits.margin
         low = np.minimum(low / (twice * least), low / (twice * most)) - limits.margin
-    joint[0] = np.nextafter(np.maximum(joint[0], high).astype(np.float32), np.float32(np.inf))
-    joint[1] = np.nextafter(np.minimum(joint[1], low).astype(np.float32), np.float32(-np.inf))
+        joint[0] = np.nextafter(np.maximum(joint[0], high).astype(np.float32), np.float32(np.inf))
+        joint[1] = np.nextafter(np.minimum(joint[1], low).astype(np.float32), np.float32(-np.inf))
     joint[0, twice == 0], joint[1, twice == 0] = np.inf, -np.inf  # a zero row decides nothing
     return joint

@@ -36,6 +36,16 @@ def test_the_nearest_of_tiny_rows_is_found_for_a_huge_query(size, monkeypatch, r
     assert (found == (huge.astype(np.float64) @ X.T.astype(np.float64)).argmax(axis=1)).all()
 
 
+def test_the_nearest_of_rows_of_nearly_one_length_is_found_for_a_short_query(monkeypatch, rng):
+    monkeypatch.setattr(nearest_positive, "_LARGE", 0)
+    X, short = rng.standard_normal((500, 8)), 1e-6 * rng.standard_normal((20, 8))
+    X *= (1 + 1e-7 * rng.random((500, 1))) / np.linalg.norm(X, axis=1, keepdims=True)
+    labels = np.zeros(500, int)
+    found = ranks_of(X, labels, short, labels[:20], distances=("l2",))["l2"].nearest
+    wanted = ((short[:, None] - X) ** 2).sum(axis=-1).argmin(axis=1)
+    assert found.tolist() == wanted.tolist()
+
+
 def test_parts_of_a_large_class_share_its_members(monkeypatch, rng):
     calls = []
     two_of_each = nearest_positive._two_of_each

@@ -39,6 +39,13 @@ def test_two_items_far_from_the_query_are_compared_by_their_difference(monkeypat
     assert pair_distance._compare(*rows, "l2").tolist() == expected
 
 
+def test_whole_numbers_whose_sums_float64_rounds_are_compared_exactly(rng):
+    best = rng.integers(-(2**26), 2**26, (200, 4)).astype(np.float64)
+    item = rng.permuted(best, axis=1)  # the same terms, added up in another order
+    for distance, query in (("l2", np.zeros_like(best)), ("cos", np.ones_like(best))):
+        assert not pair_distance._compare(query, item, best, distance).any()
+
+
 @pytest.mark.parametrize("kind", ["float32", "lattice", "with a zero row"])
 def test_a_class_is_measured_as_its_pairs_are(kind, rng):
     X = rng.standard_normal((9, 40)).astype(np.float32)

@@ -180,14 +180,19 @@ def test_lists_that_do_not_fit_the_memory_are_shared_run_by_run(small_chunks):
         assert_same(found, wanted)
 
 
-def test_leave_one_out_is_counted_in_one_run_if_the_lists_fit_half_the_memory(rng, monkeypatch):
-    problem = from_arrays(rng.standard_normal((60, 8)).astype(np.float32), np.arange(60) % 20)
+@pytest.mark.parametrize(("gallery", "share"), [(False, 2), (True, 4)])
+def test_lists_that_fit_their_share_of_the_memory_are_counted_in_one_run(
+    gallery, share, rng, monkeypatch
+):
+    given = rng.standard_normal((60, 8)).astype(np.float32), np.arange(60) % 20
+    problem = from_arrays(*given, *given) if gallery else from_arrays(*given)
     lists = int(memory_of(problem.positive_counts).sum())
     counted, real = [], ranks._counted
     monkeypatch.setattr(
         ranks, "_counted", lambda part, how, tell: counted.append(part) or real(part, how, tell)
     )
-    wanted = count_ranks(problem, positions=True, sort=False, memory=2 * lists)
+    wanted = count_ranks(problem, positions=True, sort=False, memory=share * lists)
     assert [len(part.query_codes) for part in counted] == [60]
-    assert_same(count_ranks(problem, positions=True, sort=False, memory=2 * lists - 2), wanted)
+    few = share * (lists - 1)
+    assert_same(count_ranks(problem, positions=True, sort=False, memory=few), wanted)
     assert len(counted) > 2

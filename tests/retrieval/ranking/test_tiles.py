@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from retrieval.problem import from_arrays
-from retrieval.ranking import tiles
+from retrieval.ranking import position_kernels, tiles
 from retrieval.ranking.ranks import count_ranks
 from retrieval.ranking.tiles import TileCounter
 from retrieval.ranking.vectors import prepare
-from tests.golden.cases import vectors
+from tests.golden.cases import vectors, whole
 from tests.ranks import in_threads
 from tests.retrieval.ranking.references import HARD, assert_exact, ranks_of
 
@@ -89,6 +89,40 @@ def test_memory_of_products_is_free_when_all_is_counted(rng):
     backend = weakref.ref(counter.backend)
     counter.count(None)
     assert backend() is None
+
+
+def test_the_pairs_in_doubt_of_any_query_have_room(monkeypatch):
+    # Otherwise the negatives kept for a query could never be added, and counting would not end.
+    monkeypatch.setattr(tiles, "_PAIRS", 4)
+    problem = from_arrays(*vectors())
+    counter = TileCounter(prepare(problem, ("cos",), 1 << 20, 1), True, block=2)
+    most = counter.positions["cos"].kept.room.max()
+    assert len(counter._room_for_positives()) >= most > 4
+
+
+def test_what_threads_share_is_changed_under_its_lock(monkeypatch):
+    problem, locked = from_arrays(*whole()), {}
+    counter = TileCounter(prepare(problem, ("l2", "cos"), 1 << 20, 1), True, block=1000)
+    assert len(counter.query_locks) == 1
+
+    class Watched(np.ndarray):
+        def __iadd__(self, other):
+            locked.setdefault("counts", []).append(counter.lock.locked())
+            return super().__iadd__(other)
+
+    for shared in (counter.counts, counter.ties):
+        shared.update({d: numbers.view(Watched) for d, numbers in shared.items()})
+    for name in ("keep_tile", "credit_rest", "credit_pairs"):
+        real = getattr(position_kernels, name)
+
+        def watched(*arguments, name=name, real=real):
+            locked.setdefault(name, []).append(counter.query_locks[0].locked())
+            return real(*arguments)
+
+        monkeypatch.setattr(position_kernels, name, watched)
+    counter.count(None)
+    assert set(locked) == {"counts", "keep_tile", "credit_rest", "credit_pairs"}
+    assert all(all(each) for each in locked.values())
 
 
 def test_every_tile_is_counted_by_one_rank(monkeypatch):

@@ -9,7 +9,7 @@ from retrieval import DmlError, clustering
 from retrieval.reporting import gather, sampling, thumbs
 from retrieval.reporting.gather import Options, shown
 from tests.retrieval.made import file, names
-from tests.retrieval.reporting.views import QUICK, SOURCE, noise, view_of
+from tests.retrieval.reporting.views import QUICK, SOURCE, noise, shop, view_of
 
 
 @pytest.mark.parametrize("noise", [0, 10])
@@ -59,17 +59,22 @@ def test_degenerate_vectors_are_shown(vectors, distance):
     assert ((points >= 0) & (points <= 1)).all()
 
 
-def test_items_keep_their_rows_and_paths_where_others_are_left_out(clustered, rng):
+@pytest.mark.parametrize("queries", [60, 30])
+def test_items_keep_their_rows_and_paths_where_others_are_left_out(clustered, rng, queries):
     X, labels = clustered
-    other = rng.permuted(X, axis=0)
-    X[[0, 7]], other[20] = np.nan, np.inf
-    data, theirs = file(X, labels, names(60)), file(other, labels, names(60))
-    view = view_of(data, theirs, options=replace(QUICK, drop_nonfinite=True))
+    second, third = (rng.permuted(X, axis=0) for _ in range(2))
+    X[[0, 7]], second[20], third[33] = np.nan, np.inf, np.nan
+    data, *others = (
+        file(each, labels, names(60)) if queries == 60 else shop(each, labels, queries, names(60))
+        for each in (X, second, third)
+    )
+    view = view_of(data, *others, options=replace(QUICK, drop_nonfinite=True))
     assert view["result"]["checks"]["nonfinite_rows"] == 2
     assert view["warnings"][0] == "rows with NaN or Inf, left out: 2"
-    assert "items with NaN or Inf in another file only, left out: 1" in view["warnings"]
-    rows, items = view["items"]["row"], view["items"]
-    assert sorted(rows) == [n for n in range(60) if n not in (0, 7, 20)]
+    assert "items with NaN or Inf in another file only, left out: 2" in view["warnings"]
+    items = view["items"]
+    rows = [row + queries * side for row, side in zip(items["row"], items["side"], strict=True)]
+    assert sorted(rows) == [n for n in range(60) if n not in (0, 7, 20, 33)]
     assert items["path"] == [names(60)[n] for n in rows]
     assert items["class"] == [labels[n] for n in rows]
 

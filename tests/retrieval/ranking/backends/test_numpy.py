@@ -48,12 +48,19 @@ def test_rows_of_one_length_are_counted_once_for_both_distances(kind, rng, monke
         assert twice < once / 2
 
 
+@pytest.mark.parametrize("sideways", [3e-6, 7.9e-6])  # l2 finds both equally near at 8e-6
 @pytest.mark.parametrize("sign", [1, -1])
-def test_rows_of_nearly_one_length_may_rank_differently_by_each_distance(sign):
+def test_rows_of_nearly_one_length_may_rank_differently_by_each_distance(sign, sideways):
     # The negative is nearer by one distance alone: l2 sees its length, cos its angle.
-    negative = np.array([sign * 3e-6, 1 + sign * 8e-6])
+    negative = np.array([sign * sideways, 1 + sign * 8e-6])
     gallery = np.array([[0, 1], negative])
     assert_exact(gallery, np.array([0, 1]), np.array([[1.0, 0.0]]), np.array([0]), block=1)
+
+
+def test_a_query_near_zero_beside_long_rows_gives_no_warning_of_numpy():
+    gallery = np.array([[100, 0], [0, 100], [60, 80]], np.float32)
+    queries = np.array([[1e-45, 0], [1, 0]], np.float32)
+    assert_exact(gallery, np.array([0, 1, 0]), queries, np.array([0, 1]))
 
 
 def test_rows_of_different_lengths_are_counted_by_each_distance(rng):
