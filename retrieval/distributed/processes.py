@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 JOIN = timedelta(seconds=50)
 """All ranks start within this time, or the others stop."""
-GRACE = timedelta(seconds=5)
+GRACE = timedelta(seconds=4)
 """How long after that torch may take to say so itself."""
 LAST = timedelta(seconds=1)
 """How long the last attempt takes, which finds the reason."""
