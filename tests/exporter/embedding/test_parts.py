@@ -181,8 +181,8 @@ def test_a_batch_that_a_disk_has_kept_only_in_part_is_not_read(folder, tmp_path)
         EmbedSettings(),
     )
     part = parts.PartFile(out, 1, 8)
-    for start in (0, 4):
-        part.write("test", np.arange(start, start + 4), np.ones((4, D), np.float32))
+    for first in (0, 4):
+        part.write("test", np.arange(first, first + 4), np.ones((4, D), np.float32))
     part.close()
     with part.path.open("r+b") as file:  # zeros, as after a power failure
         file.seek(-4, os.SEEK_END)
