@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from retrieval import signals
 from retrieval.distributed.interfaces import interface_of
 from retrieval.distributed.world import SLURM, START, World, from_environment
 from retrieval.errors import DmlError
@@ -193,7 +194,7 @@ def _give_up(world: World) -> None:
     ]
     if reports_fully():
         lines += [f"  {_why_silent(world)}", f"  Fix: {HOW_TO_JOIN}"]
-    os.write(2, "\n".join([*lines, ""]).encode())
+    signals.say("\n".join([*lines, ""]))
     os._exit(1)
 
 
