@@ -139,14 +139,11 @@ def _readers() -> list[Check]:
     built_in = [suffix for format in FORMATS if not format.needs for suffix in format.suffixes]
     found = [Check("read", "built in", OK, " ".join(built_in))]
     for format in FORMATS:
-        suffixes = " ".join(format.suffixes)
-        if format.needs == "torch":  # it has a line of its own, under what trains
-            check = _module("read", "torch", CPU, optional=True)
-            text = f"torch {check.found}"
-            found.append(replace(check, name=suffixes, found=text, size=None))
-        elif format.needs:
-            more = lambda _, text=suffixes: text  # noqa: E731
-            found.append(_module("read", format.needs, install(format.extra), more, optional=True))
+        if format.needs:
+            check = _module("read", format.needs, install(format.extra), optional=True)
+            room = None if format.needs == "torch" else check.size  # torch has a line of its own
+            text = f"{format.needs} {check.found}"
+            found.append(replace(check, name=" ".join(format.suffixes), found=text, size=room))
     return found
 
 

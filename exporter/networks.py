@@ -68,10 +68,10 @@ def load_member(run: Path) -> Member:
     path = run / checkpoint.BEST if run.is_dir() else run
     if run.is_dir() and not path.exists() and (run / checkpoint.LAST).exists():
         raise DmlError(
-            f"{run} has no {checkpoint.BEST} yet.",
-            "Its first epoch is not finished.",
-            f"Continue it: {command('train', '--resume', run)}, "
-            f"or name a checkpoint: {run / checkpoint.LAST}",
+            f"{run} has no {checkpoint.BEST}.",
+            "Its first epoch is not finished, or the file was removed.",
+            f"Name the last checkpoint: {command('export', run / checkpoint.LAST)}, "
+            f"or continue the training: {command('train', '--resume', run)}",
         )
     state = checkpoint.load(path)
     config = from_dict(state["config"], f"The configuration in {path}")

@@ -23,6 +23,7 @@ else:
 INTERRUPTED = 130  # exit code, as of a shell
 NOTHING = "nothing was written"
 STEP = "DMLTOOL_STEP"  # set in the environment of commands that another one runs
+STDERR = 2  # the descriptor
 AGAIN = 1.0  # seconds within which a second signal is taken for the first: launchers send it too
 
 EVERY = 0.1  # seconds between looks whether an import is over
@@ -32,6 +33,7 @@ _waiting = False  # for the end of an import
 _looking = False  # the signal is our own, to see whether the import is over
 _ended = False  # the command has
 _patience = AGAIN  # seconds that Ctrl-C waits for the end of an import
+_stderr = STDERR  # where the last words go
 _main = _thread.get_ident()  # of the thread that runs commands
 
 
@@ -87,6 +89,23 @@ class patient:
         _patience = AGAIN
 
 
+class captured:
+    """Inside, descriptor 2 leads elsewhere, and `stderr` is a copy of what it was."""
+
+    def __init__(self, stderr: int) -> None:
+        self.stderr = stderr
+
+    def __enter__(self) -> None:
+        global _stderr
+        self.before = _stderr
+        if _stderr == STDERR:  # else it is captured already
+            _stderr = self.stderr
+
+    def __exit__(self, *_: object) -> None:
+        global _stderr
+        _stderr = self.before
+
+
 def happened() -> bool:
     """Whether Ctrl-C was pressed: it is then the cause of later failures, such as of an import."""
     return _when > 0
@@ -106,11 +125,17 @@ def interrupt() -> None:
         _thread.interrupt_main()
 
 
+def say(text: str) -> None:
+    """Write the last words of this process; they are shown also inside `captured`."""
+    # Straight to the descriptor: another thread may hold the lock of sys.stderr.
+    os.write(_stderr, text.encode("utf-8", "surrogateescape"))
+
+
 def end(told: bool = False) -> NoReturn:
     """End this process as Ctrl-C does, at once; told: another process says how to continue."""
     try:
         if not told:
-            os.write(2, f"\nInterrupted: {left()}.\n".encode())
+            say(f"\nInterrupted: {left()}.\n")
     finally:
         os._exit(INTERRUPTED)
 
@@ -243,7 +268,6 @@ def _tell_cut_file(_: int) -> None:
             "  Another program wrote to the file in place, or its disk is at fault.\n"
             "  Fix: Run the command again once the file is complete.\n"
         )
-        # Straight to the descriptor: another thread may hold the lock of sys.stderr.
-        os.write(2, message.encode("utf-8", "surrogateescape"))
+        say(message)
     finally:
         os._exit(1)

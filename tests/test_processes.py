@@ -210,5 +210,6 @@ def test_commands_of_one_process_refuse_several(command, monkeypatch):
     assert done.exit_code == 1
     assert f"`dmltool {command}` runs in one process." in done.stderr
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
     told = call(command, "x").stderr.strip()
     assert told.count("\n") == 0

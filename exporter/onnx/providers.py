@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from exporter.onnx import PROVIDERS
+from retrieval import signals
 from retrieval.errors import DmlError, install
 from retrieval.registry import unknown
 from retrieval.resources import gpu_fault
@@ -123,8 +124,9 @@ def quiet() -> Iterator[list[str]]:
                 with suppress(OSError):  # closed, as in a daemon
                     saved.append((os.dup(descriptor), descriptor))
                     os.dup2(file.fileno(), descriptor)
+            shown = next((copy for copy, descriptor in saved if descriptor == 2), signals.STDERR)
             # Python's streams may have been replaced and lead elsewhere.
-            with redirect_stdout(text), redirect_stderr(text):
+            with redirect_stdout(text), redirect_stderr(text), signals.captured(shown):
                 yield said
         finally:
             for copy, descriptor in saved:

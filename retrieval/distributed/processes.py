@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from retrieval import signals
 from retrieval.distributed.interfaces import interface_of
-from retrieval.distributed.world import START, World, from_environment
+from retrieval.distributed.world import SLURM, START, World, from_environment
 from retrieval.errors import DmlError
 
 if TYPE_CHECKING:
@@ -27,12 +29,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 JOIN = timedelta(seconds=50)
 """All ranks start within this time, or the others stop."""
-GRACE = timedelta(seconds=5)
+GRACE = timedelta(seconds=4)
 """How long after that torch may take to say so itself."""
+LAST = timedelta(seconds=1)
+"""How long the last attempt takes, which finds the reason."""
 TIMEOUT = timedelta(days=1)
 """How long ranks wait for one another; the watchdog ends them if one dies."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """The variable that names the network interface of torch's gloo."""
+HOW_TO_JOIN = f"Start all of them, with a reachable MASTER_ADDR and a free MASTER_PORT: {START}"
+HOW_TO_CONNECT = (
+    f"Set {INTERFACE} on every machine to the interface that connects it with the others, such as "
+    f"eth0: export {INTERFACE}=eth0"
+)
 LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
 
 _joined = itertools.count()
@@ -42,12 +51,15 @@ _stores: dict[tuple[str, int], Store] = {}  # kept: who comes back meets the oth
 def reports_fully() -> bool:
     """Whether this process reports an error in full: rank 0, or one that had joined the others.
 
-    An error before that, such as a wrong option, is the same on every rank.
+    An error before that, such as a wrong option, is the same on every rank that one command
+    started: torchrun is started on each machine, and srun once.
     """
     try:
-        return bool(_stores) or from_environment().rank == 0
+        world = from_environment()
     except DmlError:
-        return os.environ.get("RANK", "0") == "0"
+        return (os.environ.get("RANK") or os.environ.get(SLURM[0], "0")) == "0"
+    first = world.rank if world.by_slurm else world.local_rank
+    return bool(_stores) or first == 0
 
 
 # Join and leave
@@ -157,7 +169,7 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
             f"Rank {world.rank} cannot join the {world.size} processes at "
             f"{world.host}:{world.port}.",
             str(error).split("\n")[0],
-            _how_to_join(str(error)),
+            HOW_TO_CONNECT if "gloo" in str(error).lower() else HOW_TO_JOIN,
         ) from error
     finally:
         late.cancel()
@@ -174,25 +186,25 @@ def _choose_interface(dog: Watchdog, store: Store, world: World) -> None:
             os.environ[INTERFACE] = name
 
 
-def _how_to_join(error: str) -> str:
-    if "gloo" in error.lower():
-        return (
-            f"Set {INTERFACE} on every machine to the interface that connects it with the "
-            f"others, such as eth0: export {INTERFACE}=eth0"
-        )
-    return f"Start all of them, with a reachable address and a free port: {START}"
-
-
 def _give_up(world: World) -> None:
     """End this process, whose main thread waits in torch for an answer."""
-    lines = (
+    lines = [
         f"Error: Rank {world.rank} cannot join the {world.size} processes at "
-        f"{world.host}:{world.port}.",
-        "  What listens there does not answer: another program, or a rank that has ended.",
-        f"  Fix: Start all of them, with a free port as MASTER_PORT: {START}",
-    )
-    os.write(2, "\n".join([*lines, ""]).encode())
+        f"{world.host}:{world.port}."
+    ]
+    if reports_fully():
+        lines += [f"  {_why_silent(world)}", f"  Fix: {HOW_TO_JOIN}"]
+    signals.say("\n".join([*lines, ""]))
     os._exit(1)
+
+
+def _why_silent(world: World) -> str:
+    """What is wrong with the place where the ranks meet, after a last attempt."""
+    try:
+        socket.create_connection((world.host, world.port), LAST.total_seconds()).close()
+    except OSError as error:
+        return f"It cannot be reached: {error.strerror or error}."
+    return "What listens there does not answer: another program, or a rank that has ended."
 
 
 def meet(store: Store, world: World) -> None:

@@ -127,8 +127,7 @@ class Watchdog:
             self._say(self.ended)
             if self.ended == INTERRUPTED:
                 signals.end(told=self.rank > 0)
-            line = f"Error: Rank {self.rank} stops, because {self.ended} has ended.\n"
-            os.write(2, line.encode())
+            signals.say(f"Error: Rank {self.rank} stops, because {self.ended} has ended.\n")
             os._exit(1)  # the main thread may be in a product, or wait for the rank that ended
 
     def stop(self, done: bool = False, failed: bool = False) -> str:

@@ -98,7 +98,7 @@ def test_gpus_are_tried_for_counting_ranks(monkeypatch):
     assert doctor._ranks_on(2) == "does not count ranks (cuda:1: is off)"
 
 
-@pytest.mark.parametrize("module", ["faiss", "pyarrow", "timm"])
+@pytest.mark.parametrize("module", ["faiss", "timm"])
 def test_what_can_be_done_without_is_said_and_no_more(module, without, tmp_path):
     without(module)
     checks = doctor.examine(tmp_path)
@@ -106,6 +106,14 @@ def test_what_can_be_done_without_is_said_and_no_more(module, without, tmp_path)
     check = by_name(checks)[module]
     assert check.found == "not installed"
     assert "pip install" in check.fix
+
+
+def test_a_missing_reader_is_shown_with_the_files_that_need_it(without, tmp_path):
+    without("pyarrow")
+    found = by_name(doctor.examine(tmp_path))
+    for files in (".parquet .pq .arrow .feather", ".zst"):
+        assert found[files].found == "pyarrow not installed"
+        assert "[readers]" in found[files].fix
 
 
 def test_two_builds_of_one_module_are_a_fault(monkeypatch, tmp_path):

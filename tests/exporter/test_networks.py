@@ -192,6 +192,14 @@ def test_an_ensemble_is_not_resumed_with_the_model_of_other_runs(trained, tmp_pa
     assert again["model"]["precisions"]  # as found when the model was made
 
 
+def test_a_run_without_its_best_network_names_the_last_one(run):
+    (run / checkpoint.BEST).unlink()
+    done = call("export", run)
+    assert done.exit_code == 1
+    assert "is not finished, or the file was removed" in done.stderr
+    assert f"dmltool export {run / checkpoint.LAST}" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [

@@ -97,9 +97,11 @@ def _requested(device: str, dim: int) -> Choice:
     """Take the requested GPU, or all for `cuda`; an error if one does not work."""
     fix = "Count on the CPU: --device cpu"
     if missing := _missing():
-        raise DmlError(
-            f"The device {device} cannot be used.", f"{_sentence(missing)}.", install("gpu")
-        )
+        if fault := gpu_fault():  # another build of torch would not help
+            missing = fault
+        else:
+            fix = f"{install('gpu')}, in an environment of its own"
+        raise DmlError(f"The device {device} cannot be used.", f"{_sentence(missing)}.", fix)
     from retrieval.ranking.backends.trial import cuda_devices, fault_of
 
     devices = cuda_devices()

@@ -172,6 +172,25 @@ def test_part_files_of_another_model_are_not_used(folder):
     assert not part.path.exists()
 
 
+def test_a_batch_that_a_disk_has_kept_only_in_part_is_not_read(folder, tmp_path):
+    out = writing._writer(
+        Engine(quarters, D, PREPARED, ATTRS),
+        images_of(folder),
+        {"test": np.arange(N)},
+        tmp_path / "x.h5",
+        EmbedSettings(),
+    )
+    part = parts.PartFile(out, 1, 8)
+    for first in (0, 4):
+        part.write("test", np.arange(first, first + 4), np.ones((4, D), np.float32))
+    part.close()
+    with part.path.open("r+b") as file:  # zeros, as after a power failure
+        file.seek(-4, os.SEEK_END)
+        file.write(bytes(4))
+    (batch,) = parts.batches(part.path, out)
+    assert batch[1].tolist() == [0, 1, 2, 3]
+
+
 def test_shards_together_hold_the_rows_of_one_file(folder, tmp_path):
     shards = tmp_path / "shards"
     shards.mkdir()

@@ -117,10 +117,11 @@ def test_resumed_batches_are_those_of_an_uninterrupted_run(data, tmp_path):
     assert contents(tmp_path / "x.h5") == contents(tmp_path / "whole.h5")
 
 
-def test_another_model_does_not_resume(data, tmp_path):
+def test_another_model_or_preprocessing_does_not_resume(data, tmp_path):
     with pytest.raises(Killed):
         call(data, tmp_path / "x.h5", stop_after(8)[0])
-    for attrs in ({"model_sha256": "other"}, {"normalized": True}):
+    darker = replace(PREPARED, mean=(0.5, 0.5, 0.5)).to_dict()  # as --mean of a foreign model
+    for attrs in ({"model_sha256": "other"}, {"normalized": True}, {"preprocessing": darker}):
         with pytest.raises(DmlError, match=next(iter(attrs))):
             call(data, tmp_path / "x.h5", resume=True, attrs=ATTRS | attrs)
 

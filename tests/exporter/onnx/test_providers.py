@@ -11,6 +11,7 @@ from onnx import save
 from exporter.onnx import PROVIDERS, providers
 from exporter.onnx.model import describe
 from exporter.onnx.session import Session
+from retrieval import signals
 from retrieval.errors import DmlError, install
 from tests.exporter.models import PROPERTIES, mean_model
 
@@ -202,3 +203,12 @@ def test_auto_takes_the_gpu_where_cuda_starts(model):
 def test_the_option_and_the_names_of_providers_list_the_same():
     assert ("auto", *providers.NAMES) == PROVIDERS
     assert providers.TITLES.keys() == providers.NAMES.keys()
+
+
+def test_last_words_are_shown_while_output_is_captured(capfd):
+    """Another rank may end, or Ctrl-C be pressed, while a model is traced or started."""
+    with providers.quiet(), providers.quiet():
+        os.write(2, b"a remark of C code\n")
+        signals.say("Error: Rank 1 stops.\n")
+    signals.say("After it.\n")
+    assert capfd.readouterr().err == "Error: Rank 1 stops.\nAfter it.\n"

@@ -184,7 +184,14 @@ def test_a_port_that_is_taken_is_named(environment):
             join()
 
 
-def test_a_port_where_nobody_answers_ends_the_rank():
+@pytest.mark.parametrize(
+    ("local_rank", "why"),
+    [
+        ("0", ["  What listens there does not answer: another program, or a rank that has ended."]),
+        ("1", []),  # the first rank of the machine gives the reason
+    ],
+)
+def test_a_port_where_nobody_answers_ends_the_rank(local_rank, why):
     program = (
         "from datetime import timedelta; from retrieval.distributed import processes\n"
         "processes.JOIN, processes.GRACE = timedelta(seconds=1), timedelta(seconds=1)\n"
@@ -193,11 +200,8 @@ def test_a_port_where_nobody_answers_ends_the_rank():
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
-        given = FITTING | {
-            "RANK": "1",
-            "LOCAL_RANK": "1",
-            "MASTER_PORT": str(mute.getsockname()[1]),
-        }
+        port = str(mute.getsockname()[1])
+        given = FITTING | {"LOCAL_RANK": local_rank, "MASTER_PORT": port}
         done = subprocess.run(
             [sys.executable, "-c", program],
             env=os.environ | given,
@@ -208,8 +212,34 @@ def test_a_port_where_nobody_answers_ends_the_rank():
             check=False,
         )
     assert done.returncode == 1
-    assert "Error: Rank 1 cannot join the 2 processes at 127.0.0.1" in done.stderr
-    assert "Traceback" not in done.stderr
+    told, *rest = done.stderr.splitlines()
+    assert told.startswith("Error: Rank 1 cannot join the 2 processes at 127.0.0.1")
+    assert rest[:1] == why
+
+
+def test_a_machine_that_cannot_be_reached_is_not_taken_for_a_mute_one():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = World(1, 2, host="127.0.0.1", port=closed.getsockname()[1])
+        assert processes._why_silent(place) == "It cannot be reached: Connection refused."
+
+
+@pytest.mark.parametrize(
+    ("variables", "fully"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, True),  # first of its machine
+        ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, False),
+        ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}, False),  # one srun starts all machines
+        ({"WORLD_SIZE": "9", "SLURM_PROCID": "0"}, True),  # contradictory
+        ({"WORLD_SIZE": "9", "SLURM_PROCID": "1"}, False),
+    ],
+)
+def test_one_rank_of_each_command_tells_an_early_error(variables, fully, environment, monkeypatch):
+    monkeypatch.setattr(processes, "_stores", {})
+    slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-2]"}
+    torchrun = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    environment(**(torchrun if "RANK" in variables else slurm), **variables)
+    assert processes.reports_fully() is fully
 
 
 def test_who_cannot_connect_is_not_watched_any_longer(environment, monkeypatch):

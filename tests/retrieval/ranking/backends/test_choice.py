@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retrieval import Settings
-from retrieval.errors import DmlError
+from retrieval.errors import DmlError, install
 from retrieval.ranking.backends import choice, trial
 from retrieval.ranking.backends.choice import SMALL, choose
 from tests.commands import call
@@ -124,13 +124,23 @@ def test_the_build_of_torch_is_found_without_importing_it(version, why, tmp_path
     origin = str(tmp_path / "__init__.py")
     spec = type("Spec", (), {"origin": origin})() if version else None
     monkeypatch.setattr(choice, "find_spec", lambda name: spec)
+    monkeypatch.setattr(choice, "gpu_fault", lambda: None)
     if why is None:
         assert choice._missing() is None
         return
     with pytest.raises(DmlError, match="cuda cannot be used") as found:
         choose("cuda", *LARGE)
     assert found.value.why == why
-    assert "[gpu]" in found.value.fix
+    assert found.value.fix == f"{install('gpu')}, in an environment of its own"
+
+
+def test_a_machine_without_gpu_is_not_told_to_install_another_torch(monkeypatch):
+    monkeypatch.setattr(choice, "_missing", lambda: "the installed torch is a build for CPUs")
+    monkeypatch.setattr(choice, "gpu_fault", lambda: "no NVIDIA driver was found (libcuda.so.1)")
+    with pytest.raises(DmlError) as found:
+        choose("cuda", *LARGE)
+    assert found.value.why == "No NVIDIA driver was found (libcuda.so.1)."
+    assert found.value.fix == "Count on the CPU: --device cpu"
 
 
 def test_unknown_devices_are_refused_with_those_there_are(files):
