@@ -29,14 +29,33 @@ def test_another_number_of_threads_is_told(change, tmp_path, monkeypatch):
     assert environment["resumed"][0]["threads"] == 2
 
 
-@pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe",
+        b"[1, 2]",
+        b'{"epoch": "x"}',
+        b'{"epoch": 1}',
+        b'{"epoch": 1, "loss": 0.5, "parts": [], "monitor": {}, "scores_of": "val", "scores": {}}',
+        b'{"epoch": 1, "loss": "x", "parts": {}, "monitor": {}, "scores_of": "val", "scores": {}}',
+        b'{"epoch": 0, "loss": 1, "parts": {}, "monitor": {}, "scores_of": "val", "scores": {}}',
+        b"[" * 100_000,
+    ],
+)
 def test_a_run_whose_metrics_are_damaged_goes_on(line, config, trained, finished):
     metrics = finished / "metrics.jsonl"
     sound = metrics.read_bytes()
-    metrics.write_bytes(sound + line + b"\n")
+    metrics.write_bytes(line + b"\n" + sound)
     found = fit(config, finished, resume=True)
     assert found == trained[1] | {"run": str(finished), "test": None}
     assert metrics.read_bytes() == sound
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", '{"resumed": 5}', "{"])
+def test_a_run_whose_environment_is_damaged_goes_on(text, config, trained, finished):
+    (finished / "environment.json").write_text(text)
+    found = fit(config, finished, resume=True)
+    assert found["scores"] == trained[1]["scores"]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ def test_values_of_a_grid_are_those_of_set(text, values):
         ["optimizer.lr=1,1"],
         ["optimizer.lr=1", "optimizer.lr=2"],
         ["run.seed=0,1"],
+        ["run.select=val,test"],
+        ["data.val_seed=0,1"],
+        ["data.val_fraction=0.1,0.2"],
+        ["data.min_images=1,4"],
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused(texts):

@@ -38,3 +38,10 @@ def test_a_sweep_of_other_settings_is_another_sweep(plan, tmp_path):
     with pytest.raises(DmlError, match="another sweep") as error:
         Trials(plan(LR, settings=(*plan(LR).settings, "run.train_recall=9")), folder, None)
     assert "run.train_recall" in error.value.why
+
+
+def test_a_grid_that_is_continued_in_another_order_trains_every_cell_once(plan, tmp_path):
+    grid = (LR, "loss.options.smoothing=0.0,0.1")
+    began = Trials(plan(*grid), tmp_path, None)
+    again = Trials(plan(*reversed(grid)), tmp_path, None)
+    assert again.cells == began.cells
