@@ -126,15 +126,16 @@ def _settings(
 
 def _run(config: Config, folder: Path | None, name: str, resume: bool) -> RunResult | None:
     """Train and show it on stderr. Without a folder, the run gets a new one called `name`."""
+    from retrieval.run_files import LAST
     from trainer.tables import Display, how_to_continue
 
     target = folder or new_folder(Path("runs"), name)
-    watch = Display(safe_console(stderr=True))
+    of_another = not resume and (target / LAST).exists()  # which train refuses to overwrite
 
     def left() -> str:
-        return how_to_continue(target) if resume or watch.epochs else signals.NOTHING
+        return signals.NOTHING if of_another else how_to_continue(target)
 
-    with on_interrupt(left), watch:
+    with on_interrupt(left), Display(safe_console(stderr=True)) as watch:
         from trainer.run.folder import FolderTaken
         from trainer.run.train import train
 

@@ -51,7 +51,6 @@ class Display(OnStderr, Watch):
         super().__init__(console, quiet)
         self.width = console.width if console.is_terminal else LOG
         self.titles: list[str] = []
-        self.epochs = 0  # none: the run has not begun
         self.began = (0.0, 0)  # when the first epoch began, and how many steps were done then
 
     def note(self, text: str) -> None:

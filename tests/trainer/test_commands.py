@@ -35,6 +35,19 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
     assert "Recall@1 (test)" in again.stdout
 
 
+def test_an_interrupt_before_the_first_epoch_tells_what_is_there(dmltool, photos, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    command = ("train", "--data", photos, *SMALL, "--out", "run")
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.run.train.fit", interrupted)
+        done = dmltool(*command)
+    assert (done.exit_code, "`dmltool train --resume run` continues" in done.stderr) == (130, True)
+    monkeypatch.setattr("trainer.run.train.train_job", interrupted)  # the run there is another one
+    assert "nothing was written" in dmltool(*command).stderr
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
