@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--resume", metavar="RUN", help="Continue a run; with --epochs N, up to N epochs in total."
 )
-@click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
+@click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop; with --json, as JSON.")
 @json_option
 def train(
     seeds: int | None,
@@ -83,7 +83,10 @@ def train(
         from trainer.validate import check_names
 
         check_names(config)
-        click.echo(config.to_toml(), nl=False)
+        if as_json:
+            print_json(config.to_dict())
+        else:
+            click.echo(config.to_toml(), nl=False)
         return
     if seeds:
         _run_seeds(start, seeds, folder or Path("runs") / f"{name}-seeds", as_json)

@@ -148,7 +148,7 @@ def result_table(result: RunResult) -> Group:
     if result["test"]:
         tested = score_rows(result["test"]["distances"])
         rows += [(f"{title} (test)", [score.value for score in each]) for title, each in tested]
-    return Group(*lines, by_distance(DISTANCES, rows))
+    return Group(*lines, *([by_distance(DISTANCES, rows)] if rows else []))
 
 
 def by_distance(distances: Iterable[str], rows: Iterable[tuple[str, list[str]]]) -> Table:

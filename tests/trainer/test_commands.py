@@ -110,6 +110,13 @@ def test_a_dry_run_finds_names_and_options_that_do_not_exist(args, dmltool):
     assert "Error: " in done.stderr
 
 
+def test_a_dry_run_prints_the_same_settings_as_toml_and_as_json(dmltool):
+    command = ("train", "--preset", "glyphs-ce", "--lr", "0.5", "--dry-run")
+    shown = tomllib.loads(dmltool(*command).stdout)
+    assert shown["optimizer"]["lr"] == 0.5
+    assert json.loads(dmltool(*command, "--json").stdout) == shown
+
+
 def test_a_finished_run_can_be_given_more_epochs(dmltool, photos, tmp_path):
     args = ("train", "--data", photos, *SMALL)
     assert dmltool(*args, "--out", "run").exit_code == 0

@@ -5,6 +5,7 @@ import os
 import random
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,17 @@ LOSSES = {
     "proxy_nca": Loss("proxy_nca"),  # parameters of its own
     "margin": Loss("margin", miner="distance_weighted"),  # negatives are drawn
 }
+
+
+@pytest.mark.parametrize(
+    ("select", "score", "better"),
+    [("val", 0.6, True), ("val", 0.5, True), ("val", 0.4, False), ("last", 0.4, True)],
+)
+def test_the_best_epoch_is_the_last_of_those_with_the_highest_score(select, score, better, change):
+    training = SimpleNamespace(
+        config=change(run={"select": select}), best={"epoch": 1, "scores": {"l2": 0.9, "cos": 0.5}}
+    )
+    assert train.is_better(training, {"l2": 0.1, "cos": score}) == better
 
 
 def test_a_run_leaves_a_complete_folder(trained):
