@@ -52,7 +52,9 @@ if TYPE_CHECKING:
 @click.option(
     "--resume", metavar="RUN", help="Continue a run; with --epochs N, up to N epochs in total."
 )
-@click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop; with --json, as JSON.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the settings as TOML, with --json as JSON, and stop."
+)
 @json_option
 def train(
     seeds: int | None,

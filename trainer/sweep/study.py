@@ -64,7 +64,9 @@ class Trials:
                 f"The storage {without_secrets(url)} cannot be opened.",
                 without_secrets(f"{type(error).__name__}: {str(error).splitlines()[0]}."),
                 "Name a database that Optuna takes, such as postgresql://user@host/name, and "
-                "install its driver.",
+                "install its driver."
+                if storage
+                else "Choose another --out, where a new sweep has its own.",
             ) from error
         self.place = f"{socket.gethostname()}:{folder.resolve()}"
         order = self._defined()  # a continued sweep numbers the cells of a grid as it began

@@ -14,6 +14,7 @@ from retrieval.errors import DmlError
 from retrieval.files import make_folder, waited_lock, write_text
 from trainer.results import Outcome, SettingResult, SweepResult
 from trainer.run.checkpoint import causes
+from trainer.run.setup import check_place
 from trainer.run.watch import Watch
 from trainer.sweep import page, results
 from trainer.sweep.plan import Plan
@@ -39,6 +40,7 @@ def sweep(
     watch = watch or SweepWatch()
     check_alone()
     plan.check()
+    check_place(plan.config(), folder)
     make_folder(folder)
     trials = Trials(plan, folder, storage)
     with helpers(trials, workers - 1, make_watch):

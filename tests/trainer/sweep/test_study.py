@@ -45,3 +45,13 @@ def test_a_grid_that_is_continued_in_another_order_trains_every_cell_once(plan, 
     began = Trials(plan(*grid), tmp_path, None)
     again = Trials(plan(*reversed(grid)), tmp_path, None)
     assert again.cells == began.cells
+
+
+@pytest.mark.parametrize(
+    ("storage", "fix"), [(None, "Choose another --out"), ("foo://x", "install its driver")]
+)
+def test_a_storage_that_cannot_be_opened_is_told(storage, fix, plan, tmp_path):
+    (tmp_path / "study.db").write_bytes(b"no database" * 100)
+    with pytest.raises(DmlError, match="cannot be opened") as error:
+        Trials(plan(LR), tmp_path, storage)
+    assert fix in error.value.fix

@@ -228,3 +228,9 @@ def until(happened, process, polls=15_000):
         assert process.running()
         time.sleep(0.02)
     raise AssertionError("it has not happened")
+
+
+def test_a_sweep_inside_its_data_set_is_refused_before_its_folder_is_made(plan, pictures):
+    with pytest.raises(DmlError, match="would lie inside its data set"):
+        sweep(plan(LR), pictures / "sweep")
+    assert not (pictures / "sweep").exists()
