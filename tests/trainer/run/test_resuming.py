@@ -85,6 +85,17 @@ def test_a_damaged_state_of_the_optimiser_is_told(damage, change, finished):
     assert "state of the optimiser" in caught.value.why
 
 
+def test_the_settings_of_the_optimiser_are_those_of_the_run_not_of_its_state(change, finished):
+    saved = checkpoint.load(finished)
+    saved["optimizer"]["param_groups"][0] |= {"base_lr": 1e9, "weight_decay": 5.0}
+    torch.save(saved, finished / "last.pt")
+    config = change(schedule={"epochs": 4})
+    fit(config, finished, resume=True)
+    group = checkpoint.load(finished)["optimizer"]["param_groups"][0]
+    spec = config.optimizer
+    assert (group["base_lr"], group["weight_decay"]) == (spec.lr, spec.weight_decay)
+
+
 def test_a_checkpoint_of_an_older_version_is_resumed(change, finished):
     saved = checkpoint.load(finished)
     saved["optimizer"].pop("entries")

@@ -18,6 +18,7 @@ from tests.kills import Killed
 from tests.trainer.small import SMALL
 from tests.trainer.sweep.killed import LR, KilledAt
 from trainer.run.checkpoint import load
+from trainer.run.folder import locked
 from trainer.sweep.space import Range
 from trainer.sweep.study import GRACE, Trials
 from trainer.sweep.sweep import sweep
@@ -144,6 +145,24 @@ def test_a_setting_that_diverges_is_the_last_of_the_table(plan, tmp_path):
     assert good["values"]["optimizer.lr"] == "0.003"
     assert bad["error"]
     assert bad["runs"] == []
+
+
+def test_a_setting_without_room_or_whose_run_another_process_trains_is_left_for_later(
+    plan, tmp_path, monkeypatch
+):
+    made, folder = plan(LR, seeds=1), tmp_path / "sweep"
+    with monkeypatch.context() as patched:
+        usage = shutil.disk_usage("/")._replace(free=1000)
+        patched.setattr("trainer.run.folder.shutil.disk_usage", lambda _: usage)
+        with pytest.raises(DmlError, match="too little room"):
+            sweep(made, folder)
+    (folder / "trial-000" / "seed-0").mkdir(exist_ok=True)
+    with (
+        locked(folder / "trial-000" / "seed-0"),
+        pytest.raises(DmlError, match="being trained by another process"),
+    ):
+        sweep(made, folder)
+    assert [row["error"] for row in sweep(made, folder)["rows"]] == [None, None]
 
 
 def test_a_sweep_whose_settings_all_fail_ends_with_the_reason(plan, tmp_path):
