@@ -72,22 +72,26 @@ def split_values(text: str) -> list[Any]:
     return [toml.parse_value(part.strip()) for part in text.split(",") if part.strip()]
 
 
-def from_file(path: Path) -> Space:
-    """The ranges and choices of a TOML file, whose keys are those of a configuration."""
-    space: Space = {}
-    for key, value in _leaves(toml.read(path, "file of parameters", EXAMPLE)):
-        _add(space, key, _parameter(key, value, path), str(path))
-    if not space:
+def from_file(path: Path, grid: Space | None = None) -> Space:
+    """The ranges and choices of a TOML file, whose keys are those of a configuration.
+
+    grid: parameters that the result has in addition, ahead of those of the file.
+    """
+    space = dict(grid or {})
+    leaves = list(_leaves(toml.read(path, "file of parameters", EXAMPLE)))
+    if not leaves:
         raise DmlError(f"{path} names no parameters.", f"{FORMS}.", EXAMPLE)
+    for key, value in leaves:
+        _add(space, key, _parameter(key, value, path), str(path))
     return space
 
 
 def _add(space: Space, key: str, parameter: Choices | Range, source: str) -> None:
     if key in space:
         raise DmlError(
-            f"{source} names {key} twice.",
+            f"{source} names {key}, which was named before.",
             "All values of a parameter belong together.",
-            "Write them as one list.",
+            "Name it once, with a list of its values.",
         )
     if isinstance(parameter, tuple) and len(set(parameter)) < len(parameter):
         raise DmlError(

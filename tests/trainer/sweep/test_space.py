@@ -109,3 +109,12 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path, text):
     (tmp_path / "space.toml").write_text(text)
     with pytest.raises(DmlError):
         from_file(tmp_path / "space.toml")
+
+
+def test_a_file_adds_to_a_grid_and_names_none_of_its_parameters(tmp_path):
+    file, grid = tmp_path / "space.toml", from_grid(["optimizer.lr=0.1,0.2"])
+    file.write_text("optimizer.momentum = [0.5, 0.9]\n")
+    assert list(from_file(file, grid)) == ["optimizer.lr", "optimizer.momentum"]
+    file.write_text("optimizer.lr = {low = 1e-3, high = 1e-1}\n")
+    with pytest.raises(DmlError, match=r"optimizer\.lr, which was named before"):
+        from_file(file, grid)
