@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     metavar="RUN",
     help="Continue a run; with --epochs N, up to N epochs in total.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the settings as TOML and stop.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the settings as TOML, with --json as JSON, and stop."
+)
 @json_option
 def train(
     seeds: int | None,
@@ -87,7 +89,10 @@ def train(
         from trainer.validate import check_names
 
         check_names(config)
-        click.echo(config.to_toml(), nl=False)
+        if as_json:
+            print_json(config.to_dict())
+        else:
+            click.echo(config.to_toml(), nl=False)
         return
     if seeds:
         _run_seeds(start, seeds, folder or Path("runs") / f"{name}-seeds", as_json)
@@ -130,15 +135,16 @@ def _settings(
 
 def _run(config: Config, folder: Path | None, name: str, resume: bool) -> RunResult | None:
     """Train and show it on stderr. Without a folder, the run gets a new one called `name`."""
+    from retrieval.run_files import LAST
     from trainer.tables import Display, how_to_continue
 
     target = folder or new_folder(Path("runs"), name)
-    watch = Display(safe_console(stderr=True))
+    of_another = not resume and (target / LAST).exists()  # which train refuses to overwrite
 
     def left() -> str:
-        return how_to_continue(target) if resume or watch.epochs else signals.NOTHING
+        return signals.NOTHING if of_another else how_to_continue(target)
 
-    with on_interrupt(left), watch:
+    with on_interrupt(left), Display(safe_console(stderr=True)) as watch:
         from trainer.run.folder import FolderTaken
         from trainer.run.train import train
 

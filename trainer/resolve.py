@@ -201,8 +201,9 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
         if not equals or not all(path):
             raise _wrong_setting(setting, "It takes the form table.key=value.")
         if len(path) == 1:
-            why = f"It names no table: {unknown_key(key, get_type_hints(Config)).text}."
-            raise _wrong_setting(setting, why)
+            tables = get_type_hints(Config)
+            why = f"{key} is a table, and --set changes one of its keys."
+            raise _wrong_setting(setting, why if key in tables else unknown_key(key, tables).text)
         found.pop(key, None)  # the last one counts, and comes last
         found[key] = toml.parse_value(text)
     return found

@@ -51,7 +51,6 @@ class Display(OnStderr, Watch):
         super().__init__(console, quiet)
         self.width = console.width if console.is_terminal else LOG
         self.titles: list[str] = []
-        self.epochs = 0  # none: the run has not begun
         self.began = (0.0, 0)  # when the first epoch began, and how many steps were done then
 
     def note(self, text: str) -> None:
@@ -149,7 +148,7 @@ def result_table(result: RunResult) -> Group:
     if result["test"]:
         tested = score_rows(result["test"]["distances"])
         rows += [(f"{title} (test)", [score.value for score in each]) for title, each in tested]
-    return Group(*lines, by_distance(DISTANCES, rows))
+    return Group(*lines, *([by_distance(DISTANCES, rows)] if rows else []))
 
 
 def by_distance(distances: Iterable[str], rows: Iterable[tuple[str, list[str]]]) -> Table:

@@ -35,6 +35,19 @@ def test_training_own_photos_prints_only_the_result_on_stdout(dmltool, photos, t
     assert "Recall@1 (test)" in again.stdout
 
 
+def test_an_interrupt_before_the_first_epoch_tells_what_is_there(dmltool, photos, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    command = ("train", "--data", photos, *SMALL, "--out", "run")
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.run.train.fit", interrupted)
+        done = dmltool(*command)
+    assert (done.exit_code, "`dmltool train --resume run` continues" in done.stderr) == (130, True)
+    monkeypatch.setattr("trainer.run.train.train_job", interrupted)  # the run there is another one
+    assert "nothing was written" in dmltool(*command).stderr
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -95,6 +108,13 @@ def test_a_dry_run_finds_names_and_options_that_do_not_exist(args, dmltool):
     assert done.exit_code == 1
     assert done.stdout == ""
     assert "Error: " in done.stderr
+
+
+def test_a_dry_run_prints_the_same_settings_as_toml_and_as_json(dmltool):
+    command = ("train", "--preset", "glyphs-ce", "--lr", "0.5", "--dry-run")
+    shown = tomllib.loads(dmltool(*command).stdout)
+    assert shown["optimizer"]["lr"] == 0.5
+    assert json.loads(dmltool(*command, "--json").stdout) == shown
 
 
 def test_a_finished_run_can_be_given_more_epochs(dmltool, photos, tmp_path):

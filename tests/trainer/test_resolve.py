@@ -144,6 +144,19 @@ def test_a_value_in_place_of_a_table_is_told_as_such(tmp_path, given):
         resolve(None, tmp_path / "my.toml", *given)
 
 
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("optimizer=5", "optimizer is a table, and --set changes one of its keys."),
+        ("optimiser=5", "There is no key optimiser. Did you mean optimizer?"),
+    ],
+)
+def test_a_setting_without_a_table_is_told_as_such(setting, why):
+    with pytest.raises(DmlError, match="is not understood") as caught:
+        resolve("glyphs-ce", None, {}, [setting])
+    assert caught.value.why == why
+
+
 def test_settings_take_bare_words_numbers_and_nested_keys():
     tables = changed(
         {}, parsed(["data.root=a b", "loss.options.temperature=3", "run.compile=true"])

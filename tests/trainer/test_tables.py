@@ -140,6 +140,13 @@ def test_the_result_says_of_how_many_classes_its_scores_are():
     assert re.search(r"raw pixels\) +75.00 +25.00", file.getvalue())
 
 
+def test_a_result_without_scores_has_no_table():
+    result = {"run": "runs/mine", "best_epoch": 3, "epochs": 3, "select": "last", "test": None}
+    file = io.StringIO()
+    Console(file=file).print(result_table(result | {"scores": {}, "baselines": {}}))
+    assert file.getvalue() == "runs/mine: epoch 3 of 3\n"
+
+
 def test_notes_are_broken_between_words_on_a_terminal_and_whole_elsewhere():
     text = "folder: 69 train images of 10 classes, 11 val images of 2 classes, 30 test images of 4"
     shown = {}

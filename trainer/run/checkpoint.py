@@ -95,12 +95,12 @@ def load(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises nearly anything for a damaged or hostile file
-        why = str(error).split("\n", 1)[0]
+        why, fix = str(error).split("\n", 1)[0], "Use one written by `dmltool train`."
         if "weights_only" in str(error) or "Unsupported" in str(error):
             why = "It holds objects other than tensors and plain values; code in it is never run."
-        raise DmlError(
-            f"{path} cannot be read as a checkpoint.", why, "Use one written by `dmltool train`."
-        ) from error
+        elif path.name in (BEST, LAST):
+            fix = _way_out(path)
+        raise DmlError(f"{path} cannot be read as a checkpoint.", why, fix) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise DmlError(
             f"{path} is not a checkpoint of dmltool.",

@@ -1,5 +1,6 @@
 """Create, lock and fill a run folder. `resuming` continues the run in one."""
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -111,7 +112,7 @@ def check_room(training: Training) -> None:
             f"There is too little room for checkpoints in {training.folder}.",
             f"Two of them take {size(2 * each)}; {size(free)} are free.",
             "Make room there, or choose another --out.",
-        )
+        ) from OSError(errno.ENOSPC, "No space left on device")
 
 
 def write_environment(training: Training, before: dict[str, Any]) -> None:

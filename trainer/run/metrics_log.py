@@ -6,13 +6,14 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from retrieval.distances import DISTANCES
 from retrieval.errors import DmlError, command
 from retrieval.files import whole_file, write_text
 from retrieval.remote.address import without_secrets
@@ -23,7 +24,7 @@ PACKAGES = ("dmltool", "torch", "torchvision", "timm", "pytorch-metric-learning"
 
 
 def read_metrics(folder: Path) -> list[EpochRecord]:
-    """One record an epoch; a last line that was cut off by a kill is left out."""
+    """One record an epoch; a line that a kill cut off, or that is damaged, is left out."""
     try:
         text = (folder / METRICS).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -33,11 +34,32 @@ def read_metrics(folder: Path) -> list[EpochRecord]:
         try:
             record: EpochRecord = json.loads(line)
         except (ValueError, RecursionError):
-            break
-        if not isinstance(record, dict):
-            break
-        records.append(record)
+            continue
+        if isinstance(record, dict):
+            records.append(record)
     return records
+
+
+def is_complete(record: Mapping[str, Any]) -> bool:
+    """Whether a record is one that a run can have written."""
+    losses = [record.get("parts"), record.get("monitor")]
+    recalls = [record.get("scores"), record.get("pixels", {}), record.get("train_scores", {})]
+    return (
+        isinstance(record.get("epoch"), int)
+        and isinstance(record.get("scores_of"), str)
+        and isinstance(record.get("loss", ""), int | float | None)
+        and _hold(losses, int | float | None)
+        and _hold(recalls, int | float)
+        and all(recall.keys() in (set(), set(DISTANCES)) for recall in recalls)
+        and (record["epoch"] > 0 or all(recalls[:2]))
+    )
+
+
+def _hold(tables: Iterable[object], kind: Any) -> bool:
+    return all(
+        isinstance(table, dict) and all(isinstance(value, kind) for value in table.values())
+        for table in tables
+    )
 
 
 def write_metrics(folder: Path, records: Sequence[EpochRecord]) -> None:

@@ -30,16 +30,16 @@ def resume(training: Training, saved: dict[str, Any]) -> None:
     path = training.folder
     _restore(training, saved)
     # A killed run may have recorded an epoch whose checkpoint it did not finish.
-    found = metrics_log.read_metrics(path)
-    known = (record for record in found if isinstance(record.get("epoch"), int))
+    known = filter(metrics_log.is_complete, metrics_log.read_metrics(path))
     training.records = [record for record in known if record["epoch"] <= training.epoch]
     if training.world.rank == 0:
         files.remove_leftovers(path)
         (path / STARTING).unlink(missing_ok=True)
         metrics_log.write_metrics(path, training.records)
-        with suppress(OSError, ValueError):
-            before = json.loads((path / ENVIRONMENT).read_text())
-            folder.write_environment(training, before)
+        with suppress(OSError, ValueError):  # what describes the run, but no part of it
+            before = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
+            if isinstance(before, dict) and isinstance(before.get("resumed", []), list):
+                folder.write_environment(training, before)
     _tell_epochs(training, from_dict(saved["config"], f"The checkpoint in {path}").schedule)
 
 

@@ -91,11 +91,16 @@ def tell_unused(config: Config, watch: Watch) -> None:
 def check_names(config: Config, folder: Path) -> None:
     """Raise for errors that can be found before any image is read."""
     validate.check_names(config)
+    check_place(config, folder)
+
+
+def check_place(config: Config, folder: Path) -> None:
+    """Raise if the folder of a run or sweep would become a part of the data set."""
     if config.data.root and datasets.DATASETS.find(config.data.dataset).takes_all_images:
         root = Path(config.data.root).expanduser().resolve()
         if folder.resolve().is_relative_to(root):
             raise DmlError(
-                f"The run {folder} would lie inside its data set {root}.",
+                f"{folder} would lie inside its data set {root}.",
                 "Its pictures would be taken for images of one more class.",
                 "Choose another --out.",
             )

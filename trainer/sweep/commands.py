@@ -122,7 +122,9 @@ def _plan(
     from trainer.sweep import space as spaces
     from trainer.sweep.plan import GRID, RANDOM, TPE, Plan
 
-    parameters = spaces.from_grid(grid) | (spaces.from_file(Path(space)) if space else {})
+    parameters = spaces.from_grid(grid)
+    if space:
+        parameters = spaces.from_file(Path(space), parameters)
     return Plan(
         **vars(start),
         space=parameters,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrieval.errors import DmlError
+from retrieval.settings import BadSettings
 from trainer.config import Config
 from trainer.options import OPTION_OF, Start
 from trainer.resolve import ANY_TIME, resolve
@@ -43,7 +44,10 @@ class Plan(Start):
         }
 
     def check(self) -> None:
-        """Raise for settings that no run can have; of a grid, for those of every cell."""
+        """Raise for settings that no run can have; of a grid, for those of every cell.
+
+        Of settings that are drawn, each parameter is checked alone.
+        """
         from trainer.run.setup import check_splits, load_data
         from trainer.validate import check_names
 
@@ -56,8 +60,20 @@ class Plan(Start):
                     "It holds out no classes to compare them on.",
                     "Leave it out: --select val is the default.",
                 )
+        if self.method != GRID:
+            self._check_parameters()
         config = self.config()
         check_splits(load_data(config), config.run.select)
+
+    def _check_parameters(self) -> None:
+        """Raise for keys that do not exist, and for values that are wrong with any others."""
+        for key, parameter in self.space.items():
+            for text in parameter if isinstance(parameter, tuple) else parameter.ends:
+                try:
+                    self.config({key: text})
+                except BadSettings as error:
+                    if any(problem.keys == (key,) for problem in error.problems):
+                        raise
 
     def definition(self) -> dict[str, Any]:
         """The settings that a continued sweep must share with its start."""

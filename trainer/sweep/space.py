@@ -3,13 +3,14 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from retrieval.errors import DmlError
 from trainer import toml
 from trainer.config import Config
+from trainer.data.datasets.splitting import Division
 from trainer.validate import unknown_key
 
 EXAMPLE = "Write lines such as: optimizer.lr = {low = 1e-4, high = 0.1, log = true}"
@@ -17,7 +18,8 @@ FORMS = (
     "A parameter is a list of choices such as [5, 10], or a range such as "
     "{low = 1e-4, high = 0.1, log = true}; a range of whole numbers has whole ends"
 )
-
+VALIDATION = ("run.select", *(f"data.{each.name}" for each in fields(Division)))
+"""The settings that say which images choose the best epoch, and here the best setting."""
 
 Choices = tuple[str, ...]
 """Some values, each as the text of TOML that --set takes."""
@@ -35,6 +37,12 @@ class Range:
     def whole(self) -> bool:
         """Whether only whole numbers are meant: both ends are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
+
+    @property
+    def ends(self) -> Choices:
+        """Both ends, as text."""
+        kind = int if self.whole else float
+        return repr(kind(self.low)), repr(kind(self.high))
 
 
 Space = dict[str, Choices | Range]
@@ -64,22 +72,26 @@ def split_values(text: str) -> list[Any]:
     return [toml.parse_value(part.strip()) for part in text.split(",") if part.strip()]
 
 
-def from_file(path: Path) -> Space:
-    """The ranges and choices of a TOML file, whose keys are those of a configuration."""
-    space: Space = {}
-    for key, value in _leaves(toml.read(path, "file of parameters", EXAMPLE)):
-        _add(space, key, _parameter(key, value, path), str(path))
-    if not space:
+def from_file(path: Path, grid: Space | None = None) -> Space:
+    """The ranges and choices of a TOML file, whose keys are those of a configuration.
+
+    grid: parameters that the result has in addition, ahead of those of the file.
+    """
+    space = dict(grid or {})
+    leaves = list(_leaves(toml.read(path, "file of parameters", EXAMPLE)))
+    if not leaves:
         raise DmlError(f"{path} names no parameters.", f"{FORMS}.", EXAMPLE)
+    for key, value in leaves:
+        _add(space, key, _parameter(key, value, path), str(path))
     return space
 
 
 def _add(space: Space, key: str, parameter: Choices | Range, source: str) -> None:
     if key in space:
         raise DmlError(
-            f"{source} names {key} twice.",
+            f"{source} names {key}, which was named before.",
             "All values of a parameter belong together.",
-            "Write them as one list.",
+            "Name it once, with a list of its values.",
         )
     if isinstance(parameter, tuple) and len(set(parameter)) < len(parameter):
         raise DmlError(
@@ -92,6 +104,12 @@ def _add(space: Space, key: str, parameter: Choices | Range, source: str) -> Non
             "The setting run.seed cannot be swept.",
             "Every setting has the same seeds.",
             "Use --seeds N.",
+        )
+    if key in VALIDATION:
+        raise DmlError(
+            f"The setting {key} cannot be swept.",
+            "It chooses the images that settings are compared on, which must be the same for all.",
+            f"Give all settings one value: --set {key}=VALUE",
         )
     space[key] = parameter
 

@@ -64,18 +64,24 @@ class Trials:
                 f"The storage {without_secrets(url)} cannot be opened.",
                 without_secrets(f"{type(error).__name__}: {str(error).splitlines()[0]}."),
                 "Name a database that Optuna takes, such as postgresql://user@host/name, and "
-                "install its driver.",
+                "install its driver."
+                if storage
+                else "Choose another --out, where a new sweep has its own.",
             ) from error
         self.place = f"{socket.gethostname()}:{folder.resolve()}"
-        self.cells = spaces.cells(plan.space) if plan.method == GRID else []
-        self._check_definition()
+        order = self._defined()  # a continued sweep numbers the cells of a grid as it began
+        in_order = {key: plan.space[key] for key in order}
+        self.cells = spaces.cells(in_order) if plan.method == GRID else []
 
-    def _check_definition(self) -> None:
-        """Store the definition of this sweep; raise if the storage holds another of this name."""
+    def _defined(self) -> list[str]:
+        """The parameters in the order of the stored definition of this sweep, which is made here.
+
+        Raise if the storage holds another sweep of this name.
+        """
         definition, saved = self.plan.definition(), self.study.user_attrs.get(DEFINITION)
         if saved is None:
             self.study.set_user_attr(DEFINITION, definition)
-            return
+            return list(self.plan.space)
         ours = definition.pop("settings") | definition
         theirs = saved.pop("settings") | saved
         ours, theirs = json.loads(json.dumps([ours, theirs]))
@@ -86,6 +92,7 @@ class Trials:
                 f"It differs in: {', '.join(names)}.",
                 "Choose another --out, or repeat the command that began it.",
             )
+        return list(saved["space"])
 
     @contextmanager
     def claimed(self) -> Iterator[Claim | None]:

@@ -14,6 +14,8 @@ from retrieval.errors import DmlError
 from retrieval.files import make_folder, waited_lock, write_text
 from trainer.results import Outcome, SettingResult, SweepResult
 from trainer.run.checkpoint import causes
+from trainer.run.folder import FolderTaken
+from trainer.run.setup import check_place
 from trainer.run.watch import Watch
 from trainer.sweep import page, results
 from trainer.sweep.plan import Plan
@@ -39,6 +41,7 @@ def sweep(
     watch = watch or SweepWatch()
     check_alone()
     plan.check()
+    check_place(plan.config(), folder)
     make_folder(folder)
     trials = Trials(plan, folder, storage)
     with helpers(trials, workers - 1, make_watch):
@@ -60,8 +63,8 @@ def work(trials: Trials, watch: SweepWatch) -> None:
                 runs, folder = trials.plan.runs(claim.values), trials.folder_of(claim.number)
                 outcomes = train_seeds(runs, folder, watch, trials.plan.test_all)
             except (DmlError, torch.OutOfMemoryError) as error:
-                if any(isinstance(each, OSError) for each in causes(error)):
-                    raise  # a file or the disk is at fault, not the settings
+                if any(isinstance(each, OSError | FolderTaken) for each in causes(error)):
+                    raise  # a file, a folder or the disk is at fault, not the settings
                 why = "Out of GPU memory."
                 if isinstance(error, DmlError):
                     why = " ".join(f"{error.what} {error.why}".split())

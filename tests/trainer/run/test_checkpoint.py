@@ -40,6 +40,16 @@ def test_a_damaged_checkpoint_names_the_other_one_of_the_run(finished):
         assert str(best) not in caught.value.fix
 
 
+def test_a_truncated_checkpoint_names_the_other_one_of_the_run(finished):
+    best, last = finished / "best.pt", finished / "last.pt"
+    content = best.read_bytes()
+    best.unlink()  # it may be another name of last.pt
+    best.write_bytes(content[:3000])
+    with pytest.raises(DmlError, match="cannot be read") as caught:
+        checkpoint.load(best)
+    assert f"dmltool export {last}" in caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

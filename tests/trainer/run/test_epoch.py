@@ -137,6 +137,49 @@ def test_the_first_epochs_of_a_two_phase_run_are_classification(phases, change, 
         train.train(change(loss=Loss("spce"), phase=Phase(1)), tmp_path / "other")
 
 
+def test_each_step_has_its_rate_and_each_epoch_its_random_numbers(change, tmp_path, monkeypatch):
+    rates, changes, seeds = [], [], []
+    loaded, set_rate = Loader.epoch, optimizers.set_rate
+
+    def epoch(self, plan, keys):
+        changes.append(set(keys.ravel().tolist()))
+        seeds.append(torch.initial_seed())  # of dropout and anchors
+        return loaded(self, plan, keys)
+
+    def noted(optimizer, factor):
+        rates.append(factor)
+        set_rate(optimizer, factor)
+
+    monkeypatch.setattr(Loader, "epoch", epoch)
+    monkeypatch.setattr(optimizers, "set_rate", noted)
+    fit(change(schedule={"epochs": 2, "name": "cosine", "warmup": 0}), tmp_path / "run")
+    assert rates == pytest.approx([(1 + np.cos(np.pi * step / 6)) / 2 for step in range(6)])
+    assert seeds[0] != seeds[1]
+    assert [len(each) for each in changes] == [48, 48]
+    assert not changes[0] & changes[1]
+
+
+def test_gradients_are_clipped_to_the_norm_of_the_settings(change, tmp_path, monkeypatch):
+    norms, step = [], torch.optim.SGD.step
+
+    def noted(self, *args):
+        gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        norms.append(torch.nn.utils.get_total_norm(gradients).item())
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", noted)
+    fit(change(optimizer=Optimizer("sgd", clip=0.01), schedule={"epochs": 1}), tmp_path / "run")
+    assert norms == pytest.approx([0.01] * 3, rel=1e-3)
+
+
+def test_a_run_that_ends_in_a_phase_of_another_optimiser_is_resumed(change, tmp_path):
+    config = change(phase=Phase(1, optimizer={"name": "sgd", "momentum": 0.9}))
+    with pytest.raises(Interruption):
+        fit(config, tmp_path / "cut", Interrupting(4))  # the checkpoint is that of epoch 1
+    fit(config, tmp_path / "cut", resume=True)
+    assert checkpoint.load(tmp_path / "cut")["epoch"] == 3
+
+
 def test_a_phase_sees_its_own_batches_and_unchanged_images(phases):
     assert phases[1] == [((6, 8), True)] * 2 + [((3, 16), False)] * 2  # 48 images of 6 classes
 

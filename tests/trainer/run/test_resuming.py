@@ -29,14 +29,33 @@ def test_another_number_of_threads_is_told(change, tmp_path, monkeypatch):
     assert environment["resumed"][0]["threads"] == 2
 
 
-@pytest.mark.parametrize("line", [b"\xff\xfe", b"[1, 2]", b'{"epoch": "x"}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe",
+        b"[1, 2]",
+        b'{"epoch": "x"}',
+        b'{"epoch": 1}',
+        b'{"epoch": 1, "loss": 0.5, "parts": [], "monitor": {}, "scores_of": "val", "scores": {}}',
+        b'{"epoch": 1, "loss": "x", "parts": {}, "monitor": {}, "scores_of": "val", "scores": {}}',
+        b'{"epoch": 0, "loss": 1, "parts": {}, "monitor": {}, "scores_of": "val", "scores": {}}',
+        b"[" * 100_000,
+    ],
+)
 def test_a_run_whose_metrics_are_damaged_goes_on(line, config, trained, finished):
     metrics = finished / "metrics.jsonl"
     sound = metrics.read_bytes()
-    metrics.write_bytes(sound + line + b"\n")
+    metrics.write_bytes(line + b"\n" + sound)
     found = fit(config, finished, resume=True)
     assert found == trained[1] | {"run": str(finished), "test": None}
     assert metrics.read_bytes() == sound
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", '{"resumed": 5}', "{"])
+def test_a_run_whose_environment_is_damaged_goes_on(text, config, trained, finished):
+    (finished / "environment.json").write_text(text)
+    found = fit(config, finished, resume=True)
+    assert found["scores"] == trained[1]["scores"]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +83,17 @@ def test_a_damaged_state_of_the_optimiser_is_told(damage, change, finished):
     with pytest.raises(DmlError, match="is damaged") as caught:
         fit(change(schedule={"epochs": 4}), finished, resume=True)
     assert "state of the optimiser" in caught.value.why
+
+
+def test_the_settings_of_the_optimiser_are_those_of_the_run_not_of_its_state(change, finished):
+    saved = checkpoint.load(finished)
+    saved["optimizer"]["param_groups"][0] |= {"base_lr": 1e9, "weight_decay": 5.0}
+    torch.save(saved, finished / "last.pt")
+    config = change(schedule={"epochs": 4})
+    fit(config, finished, resume=True)
+    group = checkpoint.load(finished)["optimizer"]["param_groups"][0]
+    spec = config.optimizer
+    assert (group["base_lr"], group["weight_decay"]) == (spec.lr, spec.weight_decay)
 
 
 def test_a_checkpoint_of_an_older_version_is_resumed(change, finished):

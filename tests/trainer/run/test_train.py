@@ -5,6 +5,7 @@ import os
 import random
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,29 @@ LOSSES = {
     "proxy_nca": Loss("proxy_nca"),  # parameters of its own
     "margin": Loss("margin", miner="distance_weighted"),  # negatives are drawn
 }
+
+
+@pytest.mark.parametrize(
+    ("select", "score", "better"),
+    [("val", 0.6, True), ("val", 0.5, True), ("val", 0.4, False), ("last", 0.4, True)],
+)
+def test_the_best_epoch_is_the_last_of_those_with_the_highest_score(select, score, better, change):
+    training = SimpleNamespace(
+        config=change(run={"select": select}), best={"epoch": 1, "scores": {"l2": 0.9, "cos": 0.5}}
+    )
+    assert train.is_better(training, {"l2": 0.1, "cos": score}) == better
+
+
+def test_the_test_set_is_scored_with_the_best_epoch(change, tmp_path, monkeypatch):
+    scored = []
+    monkeypatch.setattr(train, "is_better", lambda training, _: training.best is None)
+    monkeypatch.setattr(
+        train.validation, "score_test", lambda job: scored.append(job.embedder.state_dict())
+    )
+    train.train(change(schedule={"epochs": 2}), tmp_path / "run")
+    best, last = (checkpoint.load(tmp_path / "run" / name) for name in ("best.pt", "last.pt"))
+    assert (best["epoch"], last["epoch"]) == (1, 2)
+    assert_same_bits(scored[0], best["embedder"])
 
 
 def test_a_run_leaves_a_complete_folder(trained):

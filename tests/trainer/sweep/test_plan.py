@@ -6,6 +6,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from tests.trainer.sweep.killed import LR
+from trainer.sweep.space import Range
 
 
 def test_the_runs_of_a_setting_differ_in_their_seed_alone(plan):
@@ -22,6 +23,24 @@ def test_every_cell_of_a_grid_is_checked_before_anything_is_trained(plan):
     plan("loss.options.smoothing=0.1,0.2").check()
     with pytest.raises(DmlError, match="smoothing"):
         plan("loss.options.smoothing=0.1,7").check()
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("optimizer.lrr", ("0.1", "0.2")),
+        ("optimizer.name", ("'adam'", "'adamm'")),
+        ("schedule.epochs", Range(1.0, 3.0)),
+        ("optimizer.momentum", Range(0.5, 1.5)),
+    ],
+)
+def test_parameters_that_are_drawn_are_checked_before_anything_is_trained(plan, key, values):
+    with pytest.raises(DmlError, match=key):
+        plan(space={key: values}, method="random").check()
+
+
+def test_parameters_that_fit_only_together_may_be_drawn(plan):
+    plan(space={"batches.classes": ("2",), "batches.images": ("2", "4")}, method="random").check()
 
 
 def test_a_sweep_that_holds_out_no_classes_is_refused(plan):

@@ -39,6 +39,10 @@ def test_values_of_a_grid_are_those_of_set(text, values):
         ["optimizer.lr=1,1"],
         ["optimizer.lr=1", "optimizer.lr=2"],
         ["run.seed=0,1"],
+        ["run.select=val,test"],
+        ["data.val_seed=0,1"],
+        ["data.val_fraction=0.1,0.2"],
+        ["data.min_images=1,4"],
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused(texts):
@@ -105,3 +109,12 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path, text):
     (tmp_path / "space.toml").write_text(text)
     with pytest.raises(DmlError):
         from_file(tmp_path / "space.toml")
+
+
+def test_a_file_adds_to_a_grid_and_names_none_of_its_parameters(tmp_path):
+    file, grid = tmp_path / "space.toml", from_grid(["optimizer.lr=0.1,0.2"])
+    file.write_text("optimizer.momentum = [0.5, 0.9]\n")
+    assert list(from_file(file, grid)) == ["optimizer.lr", "optimizer.momentum"]
+    file.write_text("optimizer.lr = {low = 1e-3, high = 1e-1}\n")
+    with pytest.raises(DmlError, match=r"optimizer\.lr, which was named before"):
+        from_file(file, grid)

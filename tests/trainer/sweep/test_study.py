@@ -38,3 +38,20 @@ def test_a_sweep_of_other_settings_is_another_sweep(plan, tmp_path):
     with pytest.raises(DmlError, match="another sweep") as error:
         Trials(plan(LR, settings=(*plan(LR).settings, "run.train_recall=9")), folder, None)
     assert "run.train_recall" in error.value.why
+
+
+def test_a_grid_that_is_continued_in_another_order_trains_every_cell_once(plan, tmp_path):
+    grid = (LR, "loss.options.smoothing=0.0,0.1")
+    began = Trials(plan(*grid), tmp_path, None)
+    again = Trials(plan(*reversed(grid)), tmp_path, None)
+    assert again.cells == began.cells
+
+
+@pytest.mark.parametrize(
+    ("storage", "fix"), [(None, "Choose another --out"), ("foo://x", "install its driver")]
+)
+def test_a_storage_that_cannot_be_opened_is_told(storage, fix, plan, tmp_path):
+    (tmp_path / "study.db").write_bytes(b"no database" * 100)
+    with pytest.raises(DmlError, match="cannot be opened") as error:
+        Trials(plan(LR), tmp_path, storage)
+    assert fix in error.value.fix

@@ -18,6 +18,7 @@ from tests.kills import Killed
 from tests.trainer.small import SMALL
 from tests.trainer.sweep.killed import LR, KilledAt
 from trainer.run.checkpoint import load
+from trainer.run.folder import locked
 from trainer.sweep.space import Range
 from trainer.sweep.study import GRACE, Trials
 from trainer.sweep.sweep import sweep
@@ -146,6 +147,24 @@ def test_a_setting_that_diverges_is_the_last_of_the_table(plan, tmp_path):
     assert bad["runs"] == []
 
 
+def test_a_setting_without_room_or_whose_run_another_process_trains_is_left_for_later(
+    plan, tmp_path, monkeypatch
+):
+    made, folder = plan(LR, seeds=1), tmp_path / "sweep"
+    with monkeypatch.context() as patched:
+        usage = shutil.disk_usage("/")._replace(free=1000)
+        patched.setattr("trainer.run.folder.shutil.disk_usage", lambda _: usage)
+        with pytest.raises(DmlError, match="too little room"):
+            sweep(made, folder)
+    (folder / "trial-000" / "seed-0").mkdir(exist_ok=True)
+    with (
+        locked(folder / "trial-000" / "seed-0"),
+        pytest.raises(DmlError, match="being trained by another process"),
+    ):
+        sweep(made, folder)
+    assert [row["error"] for row in sweep(made, folder)["rows"]] == [None, None]
+
+
 def test_a_sweep_whose_settings_all_fail_ends_with_the_reason(plan, tmp_path):
     space = {"batches.images": Range(2, 3)}  # without a number of classes in a batch
     with pytest.raises(DmlError, match="No setting") as caught:
@@ -228,3 +247,9 @@ def until(happened, process, polls=15_000):
         assert process.running()
         time.sleep(0.02)
     raise AssertionError("it has not happened")
+
+
+def test_a_sweep_inside_its_data_set_is_refused_before_its_folder_is_made(plan, pictures):
+    with pytest.raises(DmlError, match="would lie inside its data set"):
+        sweep(plan(LR), pictures / "sweep")
+    assert not (pictures / "sweep").exists()
