@@ -28,7 +28,7 @@ def test_the_extras_that_errors_advise_to_install_exist():
     advised = {
         extra
         for path in [*sources, ROOT / "cli.py"]
-        for extra in re.findall(r'\binstall\("(\w+)"\)', path.read_text())
+        for extra in re.findall(r"""\binstall\(["'](\w+)["']\)""", path.read_text())
     }
     assert {"cpu", "gpu"} <= advised <= project["optional-dependencies"].keys()
     for extra in advised:

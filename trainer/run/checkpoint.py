@@ -124,7 +124,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _instead(given: Path) -> str:
-    """What to give instead of a path without a checkpoint: a run in that folder, or a like name."""
+    """What to give instead of a path without a checkpoint: another of the run, or a like name."""
+    if (last := given.with_name(LAST)).exists() and given.name == BEST:
+        return f"Use the last one of the run, {last}; to export it: {command('export', last)}"
     folder = given.parent if given.name in (BEST, LAST) else given
     if folder.is_dir():
         runs = [found.parent for found in sorted(folder.glob(f"*/{LAST}"))]

@@ -58,7 +58,7 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise DmlError(
             f"The device {name!r} cannot be used.",
-            f"torch says: {str(error).splitlines()[0].rstrip('.')}.",
+            f"The reason that torch gives: {str(error).splitlines()[0].rstrip('.')}.",
             "Leave --device out: the best one is picked.",
         ) from error
 

@@ -154,7 +154,9 @@ def test_a_missing_checkpoint_names_a_run_of_the_folder_or_one_of_a_like_name(tm
     assert instead_of(runs / "glyphs cee") == f"Did you mean '{runs}/glyphs ce'?"
     assert instead_of(runs / "best.pt") == f"Name a run in it: '{runs}/glyphs ce'"  # as export
     assert instead_of(runs / "glyphs cee" / "best.pt") == f"Did you mean '{runs}/glyphs ce'?"
-    assert instead_of(runs / "other" / "best.pt") == f"Did you mean '{runs}/other/last.pt'?"
+    last = runs / "other" / "last.pt"  # of a finished run that has lost best.pt
+    told = f"Use the last one of the run, {last}; to export it: dmltool export '{last}'"
+    assert instead_of(runs / "other" / "best.pt") == told
     assert instead_of(runs / "other" / "lst.pt") == f"Did you mean '{runs}/other/last.pt'?"
     assert instead_of(runs / "cub") == usual
     assert instead_of(tmp_path / "no folder" / "glyphs ce") == usual
