@@ -180,7 +180,7 @@ def is_lattice(queries: Vectors, gallery: Vectors) -> bool:
     unit = lattice_step(top, gallery.dim)
     return all(
         integers_of(side.vectors[part].astype(np.float64), unit) is not None
-        for size in (64, len(gallery) + len(queries))  # a few rows usually settle it
+        for size in (1, 64, len(gallery) + len(queries))  # a few rows usually settle it
         for side in both
         for part in blocks(side.vectors[:size])
     )
@@ -198,7 +198,8 @@ def whole_multiples(arrays: list[np.ndarray]) -> list[np.ndarray]:
     # A power of two is a lattice already; what is tiny has digits below the least float.
     if not 1e-250 < unit < np.inf or np.frexp(unit)[0] == 0.5:
         return arrays
-    if any(_multiples(array[:64], unit) is None for array in arrays):  # usually settles it
+    some_rows = (array[:rows] for rows in (1, 64) for array in arrays)  # they usually settle it
+    if any(_multiples(rows, unit) is None for rows in some_rows):
         return arrays
     whole = [found for array in arrays if (found := _multiples(array, unit)) is not None]
     return whole if len(whole) == len(arrays) else arrays
