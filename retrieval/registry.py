@@ -111,7 +111,7 @@ def _require_typed(kind: str, name: str) -> None:
     # Values of these options only: the name of a folder is not chosen by who types it.
     for option, value in [*pairwise(words), *(word.split("=", 1) for word in words if "=" in word)]:
         if option in NAMING:
-            allowed += re.split("[=,]", value)
+            allowed += re.split(r"[=,\s\[\]'\"]", value)  # "..." and lists in TOML as well
     if name in allowed:
         return
     raise DmlError(

@@ -11,6 +11,7 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 
 import click
 import numpy as np
@@ -336,6 +337,11 @@ def named_files(text):
     return re.findall(r"`([\w/.-]+\.py)`", BLOCK.sub("", text))
 
 
+def named_objects(text):
+    """Dotted names of our modules, and of what is in them, that stand alone between backticks."""
+    return re.findall(r"`((?:retrieval|trainer|exporter)(?:\.\w+)+)`", BLOCK.sub("", text))
+
+
 def is_there(name):
     """A path from the root, or the bare name of a file of the packages."""
     if "/" in name:
@@ -350,6 +356,12 @@ def test_source_files_named_in_the_text_exist(page):
     shown = re.findall(r"^```python\n# (\S+)/(\w+\.py)$", text, re.M)  # files to be written
     tests = {f"tests/{folder}/test_{name}" for folder, name in shown}
     assert [name for name in named_files(text) if name not in tests and not is_there(name)] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_modules_and_classes_named_in_the_text_exist(page):
+    for name in named_objects(page.read_text()):
+        resolve_name(name)
 
 
 def test_a_source_file_that_does_not_exist_would_be_noticed():

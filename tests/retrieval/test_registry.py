@@ -100,10 +100,13 @@ def test_errors_name_the_command_that_lists_the_names():
         (["train", "--loss=mine:Loss"], True),
         (["train", "--log", "tensorboard,mine:Loss"], True),
         (["train", "--set", "loss.name=mine:Loss"], True),
+        (["train", "--set", 'loss.name = "mine:Loss"'], True),
+        (["train", "--set", "loss.monitor=['ce', 'mine:Loss']"], True),
         (["sweep", "--grid", "loss.name=ce,mine:Loss"], True),
         (["train", "--resume", "runs"], False),
         (["train", "--resume", "mine:Loss"], False),  # a folder may have any name
         (["train", "--resume=mine:Loss"], False),
+        (["train", "--set", "data.root=photos/mine:Loss"], False),
         (["train", "--loss", "mine:Losses"], False),
     ],
 )

@@ -141,7 +141,8 @@ LOSSES = Registry(
 def build(name: str, num_classes: int, dim: int, **options: Any) -> "Loss":
     """Build a loss by its name, `pml:CLASS` of pytorch-metric-learning, or `module:CLASS`."""
     entry = LOSSES.find(name)
-    loss = _load_own(entry) if entry.path == name else entry.load()
+    own = entry.path == name
+    loss = _load_own(entry) if own else entry.load()
     if entry.path == PML:
         from trainer.losses.pml import parameters_of
 
@@ -149,7 +150,18 @@ def build(name: str, num_classes: int, dim: int, **options: Any) -> "Loss":
     else:
         parameters = options_of(loss)
     check_options(f"The loss {name!r}", options, parameters, entry.defaults, "loss.options")
-    return loss(num_classes=num_classes, dim=dim, **{**entry.defaults, **options})
+    try:
+        return loss(num_classes=num_classes, dim=dim, **{**entry.defaults, **options})
+    except DmlError:
+        raise
+    except Exception as error:
+        if not own:
+            raise
+        raise DmlError(
+            f"The loss {name!r} cannot be built.",
+            f"Its code raises {type(error).__name__}: {str(error).rstrip('.')}.",
+            "Correct the class. The page docs/extending.md shows how to write one.",
+        ) from error
 
 
 def _load_own(entry: Entry) -> type:

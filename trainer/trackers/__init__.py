@@ -144,7 +144,7 @@ def _load(name: str) -> type[Tracker]:
     if not (isinstance(found, type) and Tracker in found.__mro__):
         raise DmlError(
             f"{name} is no tracker.",
-            "A tracker is a class that inherits from trainer.run.watch.Tracker.",
+            f"A tracker is a class that inherits from {Tracker.__module__}.{Tracker.__name__}.",
             "Inherit from it; its docstring says what the class needs.",
         )
     return found

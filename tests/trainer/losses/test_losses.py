@@ -13,6 +13,7 @@ from retrieval.errors import DmlError
 from tests.trainer.losses.batches import CLASSES, DIM, batch, fixed, step
 from tests.trainer.losses.references import made
 from trainer.losses import LOSSES, build
+from trainer.losses.base import Loss
 
 pytestmark = pytest.mark.usefixtures("quiet")
 OURS = ["ce", "spce", "pce", "group", "center"]
@@ -253,6 +254,17 @@ def test_a_loss_of_ones_own_is_named_by_its_path():
 def test_a_path_that_leads_to_no_loss_is_refused_before_it_is_called(path):
     with pytest.raises(DmlError, match=r"is not a loss|cannot be imported"):
         build(path, CLASSES, DIM)
+
+
+class Unfinished(Loss):
+    """A loss that does not define `split`."""
+
+
+def test_a_loss_of_ones_own_that_cannot_be_built_is_not_a_bug_of_dmltool():
+    with pytest.raises(DmlError) as caught:
+        build(f"{__name__}:Unfinished", CLASSES, DIM)
+    assert caught.value.what.endswith("cannot be built.")
+    assert "split" in caught.value.why
 
 
 VARIANTS = [
