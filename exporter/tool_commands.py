@@ -73,11 +73,11 @@ def inspect(
       dmltool inspect embeddings.h5 --entropy --run runs/mine
       dmltool inspect runs/mine/model.onnx --run runs/mine
     """
-    if device != "auto" and not runs:
-        raise click.UsageError("--device is for the comparison of a model with its --run.")
+    if (data or device != "auto") and not runs:
+        raise click.UsageError("--data and --device are for comparing a model with its --run.")
     if file.lower().endswith(".onnx"):
-        if entropy:
-            raise click.UsageError("--entropy is for embedding files.")
+        if entropy or labels:
+            raise click.UsageError("--entropy and --labels are for embedding files.")
         if not _inspect_model(file, bool(check or runs), runs, data, device, as_json):
             ctx.exit(1)
         return

@@ -18,9 +18,16 @@ def test_inspect_tells_what_is_inside(files):
 
 
 @pytest.mark.parametrize(
-    "given", [("a.h5", "--run", "x"), ("a.h5", "--entropy", "--run=x", "--run=y")]
+    "given",
+    [
+        ("a.h5", "--run", "x"),
+        ("a.h5", "--entropy", "--run=x", "--run=y"),
+        ("model.onnx", "--labels", "x.txt"),
+        ("model.onnx", "--check", "--data", "photos"),
+        ("model.onnx", "--check", "--device", "cpu"),
+    ],
 )
-def test_inspect_refuses_runs_that_it_has_no_use_for(files, given):
+def test_inspect_refuses_options_that_it_has_no_use_for(files, given):
     assert call("inspect", files / given[0], *given[1:]).exit_code == 2
 
 
