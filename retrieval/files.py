@@ -389,6 +389,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dmltool"
 
 
+def temporary_folder() -> str:
+    """The folder for temporary files; raise if there is none, as on a read-only system."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise DmlError(
+            "There is no folder for temporary files.",
+            f"The system says: {error.strerror}.",
+            "Set TMPDIR to a folder on a disk with room.",
+        ) from error
+
+
 def relative(path: Path, folder: Path) -> str | None:
     """The path as seen from a folder; None if it is on another drive of Windows."""
     with suppress(ValueError):

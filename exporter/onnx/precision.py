@@ -26,6 +26,7 @@ from exporter.onnx.trace import save
 from exporter.parity import retrieved
 from exporter.results import PrecisionResult
 from retrieval.errors import DmlError
+from retrieval.files import temporary_folder
 from retrieval.resources import StageProgress, slices
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def to_int8(
     model = source.load()
     spared = [node.name for node in (*head(model), *last(model))]
     reader = SimpleNamespace(get_next=partial(next, feeds(), None))
-    with tempfile.TemporaryDirectory(prefix="dmltool-") as folder, _calm_logging():
+    place = tempfile.TemporaryDirectory(prefix="dmltool-", dir=temporary_folder())
+    with place as folder, _calm_logging():
         written = Path(folder) / "int8.onnx"
         tools.quantize_static(
             model,

@@ -22,6 +22,7 @@ import numpy as np
 from exporter.onnx import PROVIDERS
 from retrieval import signals
 from retrieval.errors import DmlError, install
+from retrieval.files import temporary_folder
 from retrieval.registry import unknown
 from retrieval.resources import gpu_fault
 
@@ -114,7 +115,7 @@ def quiet() -> Iterator[list[str]]:
     """
     said: list[str] = []
     text = io.StringIO()
-    with _quiet_lock, tempfile.TemporaryFile() as file:
+    with _quiet_lock, tempfile.TemporaryFile(dir=temporary_folder()) as file:
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):  # none, or closed
                 stream.flush()

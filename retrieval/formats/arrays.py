@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike
 
 from retrieval.embeddings import setting
 from retrieval.errors import DmlError, damaged
+from retrieval.files import temporary_folder
 from retrieval.number_format import size
 from retrieval.resources import available_memory, slices
 
@@ -90,18 +91,6 @@ def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
             return np.memmap(file, dtype, "w+", shape=shape)
     except OSError as error:
         raise _no_room(shape, dtype, error) from error
-
-
-def temporary_folder() -> str:
-    """The folder for temporary files; raise if there is none, as on a read-only system."""
-    try:
-        return tempfile.gettempdir()
-    except FileNotFoundError as error:
-        raise DmlError(
-            "There is no folder for temporary files.",
-            f"The system says: {error.strerror}.",
-            "Set TMPDIR to a folder on a disk with room.",
-        ) from error
 
 
 def _no_room(shape: tuple[int, ...], dtype: np.dtype, error: OSError) -> DmlError:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from retrieval.embeddings import Embeddings, Wanted, renamed
 from retrieval.errors import DmlError, damaged
-from retrieval.formats.arrays import refuse_bomb, temporary_folder
+from retrieval.files import temporary_folder
+from retrieval.formats.arrays import refuse_bomb
 from retrieval.formats.refused import labels_only
 
 if TYPE_CHECKING:

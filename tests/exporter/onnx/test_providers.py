@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import types
 
 import numpy as np
@@ -174,6 +175,15 @@ def test_quiet_gives_the_streams_back_after_an_error(capfd):
         raise KeyError
     print("after")
     assert capfd.readouterr().out == "after\n"
+
+
+def test_a_system_without_a_folder_for_temporary_files_is_told(monkeypatch):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    with pytest.raises(DmlError, match="no folder for temporary files"), providers.quiet():
+        pass
 
 
 # Where there is a GPU
