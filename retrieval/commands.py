@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,6 +27,7 @@ from retrieval.options import (
     Output,
     force_option,
     gallery_options,
+    help_with,
     labels_option,
     nonfinite_option,
     output_options,
@@ -42,12 +42,6 @@ if TYPE_CHECKING:
     from retrieval.evaluation import Evaluation, Settings
     from retrieval.loading.inputs import Inputs
     from retrieval.problem import Problem
-
-
-def _naming_formats(command: Callable[..., None]) -> Callable[..., None]:
-    """Name the formats of the table where the help of a command has SUFFIXES."""
-    command.__doc__ = (command.__doc__ or "").replace("SUFFIXES", main_suffixes())
-    return command
 
 
 @click.command("eval")
@@ -75,7 +69,7 @@ def _naming_formats(command: Callable[..., None]) -> Callable[..., None]:
 )
 @output_options
 @several_processes
-@_naming_formats
+@help_with(SUFFIXES=main_suffixes())
 def eval_command(
     file: str,
     gallery: str | None,

@@ -180,18 +180,9 @@ def evaluate(
     return run(problem, chosen, progress).result
 
 
-def run(
-    problem: Problem,
-    settings: Settings,
-    progress: StageProgress | None = None,
-    world: World = ALONE,
-) -> Evaluation:
-    """Evaluate the problem; `progress(stage, done, total)` is called during long stages.
-
-    Of several processes, each counts its share of the ranks; the first one clusters.
-    """
-    found = score(problem, settings, progress, world)
-    return with_nmi(found, problem, settings, progress, world)
+def run(problem: Problem, settings: Settings, progress: StageProgress | None = None) -> Evaluation:
+    """Evaluate the problem; `progress(stage, done, total)` is called during long stages."""
+    return with_nmi(score(problem, settings, progress), problem, settings, progress)
 
 
 def with_nmi(

@@ -70,11 +70,11 @@ def reciprocal_ranks(ranks: np.ndarray) -> np.ndarray:
 
 
 def per_class_recall(
-    ranks: np.ndarray, labels: np.ndarray, k: int = 1
+    ranks: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Classes (C,) in ascending order, Recall@k of each (C,), queries of each (C,)."""
+    """Classes (C,) in ascending order, Recall@1 of each (C,), queries of each (C,)."""
     classes, member, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    found = np.bincount(member[hits(ranks, k)], minlength=len(classes))
+    found = np.bincount(member[hits(ranks, 1)], minlength=len(classes))
     return classes, found / counts, counts
 
 

@@ -86,6 +86,17 @@ def options(*decorators: Callable) -> Callable:
     return apply
 
 
+def help_with(**texts: str) -> Callable[[Callable], Callable]:
+    """Put texts into the docstring of a command, which is its help, in place of their names."""
+
+    def fill(command: Callable) -> Callable:
+        for name, text in texts.items():
+            command.__doc__ = (command.__doc__ or "").replace(name, text)
+        return command
+
+    return fill
+
+
 PATH = click.Path(readable=False)
 """A path, pattern or address. The shell completes paths; commands check what they name."""
 

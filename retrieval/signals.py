@@ -196,7 +196,7 @@ def _unraisable(args: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(args)
 
 
-def run_child(command: list[str], patience: float = 1.2) -> int:
+def run_child(command: list[str]) -> int:
     """Run a command as a child process and return its exit code.
 
     After Ctrl-C it is killed if it does not end soon. Ctrl-C waits while Python starts in it, until
@@ -218,7 +218,7 @@ def run_child(command: list[str], patience: float = 1.2) -> int:
         code = child.wait()
         return code if code >= 0 else 128 - code
     except KeyboardInterrupt:
-        for seconds in (0.2, patience):  # a terminal has sent Ctrl-C to the child as well
+        for seconds in (0.2, 1.2):  # a terminal has sent Ctrl-C to the child as well
             try:
                 child.wait(seconds)
                 return INTERRUPTED

@@ -31,6 +31,7 @@ from retrieval.options import (
     device_option,
     force_option,
     gallery_options,
+    help_with,
     json_option,
     nonfinite_option,
     whole_option,
@@ -193,8 +194,6 @@ TABLES = {
     "backbones": "trainer.networks.backbones:BACKBONES",
     "trackers": "trainer.trackers:TRACKERS",
 }
-
-
 KINDS = ("presets", *TABLES, "formats")
 
 
@@ -211,21 +210,19 @@ def listing(kind: str) -> dict[str, str]:
     return Entry(kind, TABLES[kind], "").load().summaries()
 
 
-LIST_HELP = f"""List the presets, losses, miners and others that there are.
-
-KIND is {either(KINDS)} (of files).
-
-\b
-Example:
-  dmltool list losses
-"""
-
-
-@click.command("list", help=LIST_HELP)
+@click.command("list")
 @click.argument("kind", type=click.Choice(KINDS), metavar="KIND")
 @json_option
+@help_with(KINDS=either(KINDS))
 def list_command(kind: str, as_json: bool) -> None:
-    """List the entries of a table."""
+    """List the presets, losses, miners and others that there are.
+
+    KIND is KINDS (of files).
+
+    \b
+    Example:
+      dmltool list losses
+    """
     found = listing(kind)
     if as_json:
         print_json(found)

@@ -109,10 +109,10 @@ class _Told(ValueError):
     """An error whose text says what is wrong with the file."""
 
 
-def count_parts(data: bytes, most: int = MAX_PARTS) -> int:
+def count_parts(data: bytes) -> int:
     """Count the values and messages that parsing would create, without creating any.
 
-    Raises ValueError if there are more than `most`, if the data is broken, or if a text is not
+    Raises ValueError if there are more than MAX_PARTS, if the data is broken, or if a text is not
     UTF-8, which protobuf would return as bytes.
     """
     from onnx import ModelProto
@@ -123,8 +123,10 @@ def count_parts(data: bytes, most: int = MAX_PARTS) -> int:
         inner = _inner(kind)
         while at < end:
             seen += 1
-            if seen > most:
-                raise _Told(f"It has more than {most:,} parts; networks have some ten thousand.")
+            if seen > MAX_PARTS:
+                raise _Told(
+                    f"It has more than {MAX_PARTS:,} parts; networks have some ten thousand."
+                )
             key, at = _varint(data, at, end)
             wire = key & 7
             if wire == 2:

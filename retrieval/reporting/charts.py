@@ -19,6 +19,7 @@ WIDTH, HEIGHT = 480, 270
 LEFT, RIGHT, TOP, BOTTOM = 48, 466, 12, 222
 LABEL_ROOM = 40  # between the labels of an axis
 SERIES = 6  # how many the style sheet tells apart
+BINS = 20  # of a histogram
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -88,11 +89,11 @@ def histogram(one: Histogram, title: str) -> Markup:
     return svg(parts, f"Pairs of one class and of two classes by {title}")
 
 
-def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
+def recall_of_classes(recall: Iterable[float | None]) -> Markup:
     """Histogram of the recall of the classes."""
-    counts = [0] * bins
+    counts = [0] * BINS
     for value in _known(recall):
-        counts[min(bins - 1, int(value * bins + 1e-9))] += 1
+        counts[min(BINS - 1, int(value * BINS + 1e-9))] += 1
     x, y = Axis(0, 1, LEFT, RIGHT), upward(0, max(counts) * 1.05)
     whole = [mark for mark in within(0, max(counts), 4) if mark == int(mark)]
     parts = [
@@ -101,10 +102,10 @@ def recall_of_classes(recall: Iterable[float | None], bins: int = 20) -> Markup:
         )
     ]
     for n, count in enumerate(counts):
-        left, right, low = x(n / bins) + 1, x((n + 1) / bins) - 1, 100 * n / bins
+        left, right, low = x(n / BINS) + 1, x((n + 1) / BINS) - 1, 100 * n / BINS
         parts.append(
             f'<path class="column" d="M{left:.1f} {BOTTOM}V{y(count):.1f}H{right:.1f}V{BOTTOM}">'
-            f"<title>{low:g} to {low + 100 / bins:g}%: {count:,}</title></path>"
+            f"<title>{low:g} to {low + 100 / BINS:g}%: {count:,}</title></path>"
         )
     return svg(parts, f"Number of classes by {title_of('recall@1')}")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrieval import DmlError, Embeddings, Split, evaluate, load, save
-from retrieval.evaluation import Settings, run, score
+from retrieval.evaluation import Settings, score, with_nmi
 from retrieval.problem import from_arrays
 from tests.golden.cases import vectors
 from tests.ranks import in_threads
@@ -263,6 +263,10 @@ def test_processes_that_read_different_files_are_told():
 
 
 def test_of_several_processes_only_the_first_clusters():
-    problem = from_arrays(*vectors())
-    found = in_threads(2, lambda world: run(problem, Settings(distances=("cos",)), world=world))
+    problem, settings = from_arrays(*vectors()), Settings(distances=("cos",))
+
+    def work(world):
+        return with_nmi(score(problem, settings, world=world), problem, settings, world=world)
+
+    found = in_threads(2, work)
     assert ["nmi" in each.result["distances"]["cos"] for each in found] == [True, False]

@@ -53,17 +53,17 @@ def test_scores_of_no_queries_are_nan():
 
 
 def test_per_class_recall_by_hand():
-    classes, recall, counts = metrics.per_class_recall(RANKS, np.array([7, 7, 7, 2, 2, 9]), k=2)
+    classes, recall, counts = metrics.per_class_recall(RANKS, np.array([7, 7, 7, 2, 2, 9]))
     assert classes.tolist() == [2, 7, 9]
-    assert recall.tolist() == [1.0, 1 / 3, 0.0]
+    assert recall.tolist() == [0.5, 1 / 3, 0.0]
     assert counts.tolist() == [2, 3, 1]
 
 
 def test_per_class_recall_weighted_by_counts_is_recall():
     rng = np.random.default_rng(1)
     ranks, labels = rng.integers(0, 6, 200), rng.integers(0, 9, 200)
-    _, recall, counts = metrics.per_class_recall(ranks, labels, k=3)
-    assert recall @ counts / counts.sum() == pytest.approx(metrics.recall_at(ranks, [3])[3])
+    _, recall, counts = metrics.per_class_recall(ranks, labels)
+    assert recall @ counts / counts.sum() == pytest.approx(metrics.recall_at(ranks, [1])[1])
 
 
 def test_r_precision_and_map_at_r_by_hand():
