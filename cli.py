@@ -20,7 +20,7 @@ import click
 from retrieval import console
 from retrieval.distributed.world import refuse_several
 from retrieval.errors import FULL, DmlError, install, remedy
-from retrieval.registry import ARGUMENTS
+from retrieval.registry import ARGUMENTS, own_code_of
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 EXTRAS = ("torch", "torchvision", "PIL", "matplotlib", "onnx", "onnxruntime", "onnxscript")
@@ -152,8 +152,12 @@ def explained(error: Exception, options: Collection[str] = ()) -> DmlError:
         return DmlError("There is not enough memory.", str(error), fix)
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return DmlError(f"This command needs {error.name}.", "It is not installed.", install("cpu"))
+    what = f"Unexpected {type(error).__name__}: {str(error).rstrip('.')}."
+    if module := own_code_of(error):
+        why = f"The module {module} raised it, which is not a part of dmltool."
+        return DmlError(what, why, "Correct the module; `dmltool --debug ...` shows the traceback.")
     return DmlError(
-        f"Unexpected {type(error).__name__}: {str(error).rstrip('.')}.",
+        what,
         "This is a bug in dmltool, not in your data.",
         "Run `dmltool --debug ...` and report the traceback.",
     )

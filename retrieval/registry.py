@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 import click
@@ -39,6 +40,7 @@ class Entry:
 ARGUMENTS = "dmltool.arguments"  # key of the context of click: what was typed
 OWN = "DMLTOOL_OWN"  # environment variable: paths of your own code, separated by commas
 NAMING = ("--loss", "--log", "--monitor", "--set", "--grid")  # options whose values name code
+_own_modules: set[str] = set()  # code outside dmltool that this process was told to use
 E = TypeVar("E", bound=Entry)
 
 
@@ -95,6 +97,7 @@ class Registry(Collection[E]):
             return self.families[prefix](rest)
         if colon and rest and self.own:
             _require_typed(self.kind, name)
+            _own_modules.add(prefix)
             return self.own(name)
         also = [f"{prefix}:NAME" for prefix in self.families]
         also += ["package.module:NAME for your own"] if self.own else []
@@ -119,6 +122,12 @@ def _require_typed(kind: str, name: str) -> None:
         "Files never choose which code runs; the command line has to name it.",
         f"If you trust that code, set an environment variable: {OWN}={name} dmltool ...",
     )
+
+
+def own_code_of(error: Exception) -> str:
+    """The module of the user's own code in which an error was raised; empty if in none."""
+    names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
+    return next((name for name in names if name in _own_modules), "")
 
 
 def unknown(

@@ -20,6 +20,7 @@ from cli import main
 from retrieval.console import warn
 from retrieval.errors import DmlError
 from tests.commands import call
+from tests.trainer.small import SMALL, draw_pictures
 
 pytestmark = pytest.mark.usefixtures("tried")
 
@@ -52,6 +53,22 @@ def test_mistakes_get_a_clear_message_and_exit_code_1(files, args, message, monk
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+def test_an_error_in_code_of_the_users_own_is_not_called_a_bug_of_dmltool(tmp_path, monkeypatch):
+    (tmp_path / "my_losses.py").write_text(
+        "from trainer.losses.base import Loss\n"
+        "class Broken(Loss):\n"
+        "    def split(self, embeddings, labels):\n"
+        "        return {'x': embeddings.no_such_thing}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    draw_pictures(tmp_path / "photos")
+    given = (*SMALL, "--loss=my_losses:Broken", "--data", tmp_path / "photos")
+    result = call("train", *given, "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert "no_such_thing" in result.stderr
+    assert "The module my_losses raised it" in result.stderr
 
 
 @pytest.mark.parametrize(
