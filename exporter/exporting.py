@@ -51,6 +51,7 @@ from trainer.data.datasets import DataSet
 from trainer.data.datasets.splitting import chosen_splits
 from trainer.run.device import use_threads
 
+FORM = ("precision", "normalize", "input")  # settings that say what the model is like
 SCRATCH = ".export-"  # how the names of folders begin that an export works in
 
 
@@ -236,7 +237,7 @@ def export_model(job: Job) -> tuple[Model, ModelResult]:
     settings, target = job.settings, (job.folder / MODEL).resolve()
     if settings.resume and target.exists():
         remove_scratch_folders(job.folder, SCRATCH)  # killed just after the model got its name
-        wanted = {name: getattr(settings, name) for name in ("precision", "normalize", "input")}
+        wanted = {name: getattr(settings, name) for name in FORM}
         model = networks.existing_model(target, job.members, **wanted)
         return model, networks.earlier_result(model, target.with_name(EXPORT)) or _summary(model)
     images = comparison_images(job.data, job.preprocessing, settings.precision, settings.skip_bad)
@@ -333,7 +334,8 @@ def export_embeddings(job: Job, model: Model | None) -> EmbeddingsResult:
         engine = torch_engine(job)
     else:
         if model is None:
-            wanted = {"normalize": True} if settings.normalize else {}
+            chosen = {name: getattr(settings, name) for name in FORM}  # unlike the defaults
+            wanted = {name: v for name, v in chosen.items() if v != getattr(Settings, name)}
             model = networks.existing_model(job.folder / MODEL, members, **wanted)
         engine = onnx_engine(model, settings.provider, settings.threads)
     attrs = engine.attrs | {

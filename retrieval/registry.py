@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
-from traceback import walk_tb
 from typing import Any, TypeVar
 
 import click
@@ -126,6 +125,8 @@ def _require_typed(kind: str, name: str) -> None:
 
 def own_code_of(error: Exception) -> str:
     """The module of the user's own code in which an error was raised; empty if in none."""
+    from traceback import walk_tb
+
     names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
     return next((name for name in names if name in _own_modules), "")
 

@@ -220,9 +220,16 @@ def test_what_is_said_of_lengths_is_true(trained, run, tmp_path):
         assert {bool(data.attrs["normalized"]), *said} == {normalize}
         lengths = np.linalg.norm(data.splits["test"].vectors, axis=1)
         np.testing.assert_allclose(lengths, 1 if normalize else 2**0.5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"normalize": True}, {"precision": "int8"}, {"input": "float-nchw"}]
+)
+def test_an_earlier_model_of_another_form_is_refused(run, asked):
     export([run], settings=Settings(embeddings=False))
-    with pytest.raises(DmlError, match="not the model of this export"):
-        export([run], settings=Settings(onnx=False, normalize=True))
+    with pytest.raises(DmlError, match="not the model of this export") as caught:
+        export([run], settings=Settings(onnx=False, **asked))
+    assert f"--{next(iter(asked))}" in caught.value.why
 
 
 def test_a_file_written_with_an_earlier_model_says_how_that_took_its_images(run):
