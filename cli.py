@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pkgutil import resolve_name
+from typing import Any
 
 import click
 
@@ -77,11 +78,11 @@ class LazyCommands(Mapping[str, click.Command]):
 class Cli(click.Group):
     """Renders every failure: message on stderr, exit code 1; a traceback only with --debug."""
 
-    def main(self, *args, **kwargs) -> object:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         console.use_safe_encodings()
         return super().main(*args, **kwargs)
 
-    def make_context(self, *args, **extra) -> click.Context:
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
         if os.environ.get("NO_COLOR"):  # rich looks for it, click does not
             extra.setdefault("color", False)
         typed = list(args[1])

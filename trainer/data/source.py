@@ -5,13 +5,14 @@ from random import Random
 
 import numpy as np
 
+from retrieval.embeddings import SPLITS
 from retrieval.errors import DmlError, listed
 from retrieval.number_format import counted
+from retrieval.resources import Progress
 from trainer.config import Input
 from trainer.data import image_cache, images, transforms
-from trainer.data.datasets.records import SPLITS, DataSet
+from trainer.data.datasets.records import DataSet
 from trainer.data.image_cache import Store
-from trainer.data.images import Progress
 
 
 @dataclass(frozen=True, eq=False)

@@ -170,7 +170,7 @@ def _load_own(entry: Entry) -> type:
 
     try:
         found = entry.load()
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise DmlError(
             f"The loss {entry.name!r} cannot be imported.",
             f"{error}.",

@@ -256,6 +256,14 @@ def test_a_path_that_leads_to_no_loss_is_refused_before_it_is_called(path):
         build(path, CLASSES, DIM)
 
 
+def test_a_module_with_a_mistake_in_its_syntax_is_named(tmp_path, monkeypatch):
+    (tmp_path / "mistaken.py").write_text("class Loss(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DmlError, match="cannot be imported") as caught:
+        build("mistaken:Loss", CLASSES, DIM)
+    assert "mistaken.py, line 1" in caught.value.why
+
+
 class Unfinished(Loss):
     """A loss that does not define `split`."""
 

@@ -11,11 +11,10 @@ from retrieval import registry
 from retrieval.errors import DmlError
 from retrieval.registry import Registry
 from trainer import parameters
-from trainer.data.datasets.records import SPLITS, DataSet
+from trainer.data.datasets.records import DataSet
 
 __all__ = [
     "DATASETS",
-    "SPLITS",
     "DataSet",
     "Entry",
     "check",

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.embeddings import HELD_OUT
+from retrieval.embeddings import HELD_OUT, SPLITS
 from retrieval.errors import DmlError, listed
 from retrieval.number_format import counted
 from retrieval.settings import Checked, within
-from trainer.data.datasets.records import SPLITS, DataSet, Row
+from trainer.data.datasets.records import DataSet, Row
 
 # With a single class every answer is right, and with a single training class nothing is learnt.
 FEWEST = 2

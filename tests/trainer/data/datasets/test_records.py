@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retrieval.embeddings import SPLITS
 from retrieval.errors import DmlError
 from tests.trainer.data.datasets.trees import made, records
-from trainer.data.datasets.records import SPLITS, build
+from trainer.data.datasets.records import build
 
 
 def test_rows_classes_and_targets_agree_with_the_records():

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from PIL import Image
 
+from retrieval.embeddings import SPLITS
 from trainer.data.datasets import DataSet
-from trainer.data.datasets.records import SPLITS, build
+from trainer.data.datasets.records import build
 
 
 def picture(path: Path, colour: int = 0) -> None:
