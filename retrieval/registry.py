@@ -119,7 +119,8 @@ def _require_typed(kind: str, name: str) -> None:
     raise DmlError(
         f"A file names the {kind} {name}, which is code outside dmltool.",
         "Files never choose which code runs; the command line has to name it.",
-        f"If you trust that code, set an environment variable: {OWN}={name} dmltool ...",
+        f"If you trust that code, set a variable (commas between several names): {OWN}={name} "
+        "dmltool ...",
     )
 
 

@@ -1,4 +1,4 @@
-"""Names of the files that runs and sweeps leave in their folders; `trainer` writes them."""
+"""Names of the files that trainings, exports and sweeps leave in their folders."""
 
 BEST, LAST = "best.pt", "last.pt"
 CONFIG, ENVIRONMENT, RESULT = "config.toml", "environment.json", "result.json"
