@@ -213,4 +213,4 @@ def _scores(result: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from exporter.results import (
     ParityResult,
     PrecisionResult,
 )
+from retrieval.console import to_json
 from retrieval.distributed.processes import agree
 from retrieval.distributed.world import ALONE, World
 from retrieval.errors import DmlError
@@ -144,7 +144,7 @@ def export(
     finally:
         torch.set_num_threads(before)
     if world.rank == 0:
-        write_text(job.folder / EXPORT, json.dumps(result, indent=2) + "\n", force=True)
+        write_text(job.folder / EXPORT, to_json(result), force=True)
     return result
 
 

@@ -202,7 +202,7 @@ def existing_model(path: Path, members: Sequence[Member], **wanted: object) -> M
 def earlier_result(model: Model, path: Path) -> ModelResult | None:
     """The result at `path` of the export that wrote this model; None if there is none."""
     try:
-        found = json.loads(path.read_text())["model"]
+        found = json.loads(path.read_text(encoding="utf-8"))["model"]
         return found if found["sha256"] == model.sha256 else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

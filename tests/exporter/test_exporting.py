@@ -54,16 +54,19 @@ def test_train_export_eval_is_one_chain(run):
 @pytest.mark.parametrize("size", [2, 3])
 def test_several_processes_export_the_rows_of_one(size, run, tmp_path):
     export(run, tmp_path / "one", threads=1)
-    command = ["export", run, "--out", tmp_path / "two", "--batch-size", 32, "--json"]
+    folder = tmp_path / "Größe"
+    command = ["export", run, "--out", folder, "--batch-size", 32, "--json"]
     [[first, *others]] = run_commands(size, [command], tmp_path)
     assert first.code == 0, first.stderr
     assert all((rank.code, rank.stdout) == (0, "") for rank in others), others
-    told = json.loads((tmp_path / "two" / "export.json").read_text())
+    text = (folder / "export.json").read_text(encoding="utf-8")
+    assert str(folder) in text  # not as escapes
+    told = json.loads(text)
     assert json.loads(first.stdout) == told
-    one, two = (load(tmp_path / name / EMBEDDINGS) for name in ("one", "two"))
+    one, two = (load(each / EMBEDDINGS) for each in (tmp_path / "one", folder))
     assert told["embeddings"]["computed"] == len(two.splits["test"].vectors)
     assert np.array_equal(one.splits["test"].vectors, two.splits["test"].vectors)
-    assert {path.name for path in (tmp_path / "two").iterdir()} == {
+    assert {path.name for path in folder.iterdir()} == {
         MODEL,
         EMBEDDINGS,
         "export.json",

@@ -1,14 +1,14 @@
 """Create, lock and fill a run folder. `resuming` continues the run in one."""
 
 import errno
-import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from retrieval import files
+from retrieval.console import to_json
 from retrieval.errors import DmlError, command
 from retrieval.files import write_text
 from retrieval.number_format import size
@@ -127,8 +127,3 @@ def save(training: Training, best: bool) -> None:
     """Write a checkpoint; of several processes the first does it."""
     if training.world.rank == 0:
         checkpoint.save(training.folder, state.saved(training), best)
-
-
-def to_json(result: Mapping[str, Any]) -> str:
-    """Indented JSON, as the files of a run have it."""
-    return json.dumps(result, indent=2) + "\n"

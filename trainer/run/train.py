@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from retrieval.console import to_json
 from retrieval.distributed import processes
 from retrieval.embeddings import HELD_OUT
 from retrieval.files import write_text
@@ -273,7 +274,7 @@ def finish(training: Training, test: bool) -> RunResult:
     if training.world.rank == 0:
         if found:
             write_text(folder / VALIDATION, json.dumps(found) + "\n", force=True)
-        write_text(folder / RESULT, run_folder.to_json(result), force=True)
+        write_text(folder / RESULT, to_json(result), force=True)
     if training.trackers and result["test"]:
         training.trackers.add_test(flat(result["test"]["distances"]), chosen["epoch"])
     return result
