@@ -59,7 +59,7 @@ def training_step(name: str, images: torch.Tensor, labels: torch.Tensor) -> Call
     """A step that gives its seconds, and those of the loss and its gradient in it."""
     network = torchvision.models.resnet18().to(memory_format=torch.channels_last)
     network.fc = nn.Identity()
-    loss = build(name, num_classes=100, dim=D)
+    loss = build(name, 100, D)
     settings = Optimizer(name="sgd", lr=1e-3, momentum=0.9, weight_decay=5e-4)
     optimizer = build_optimizer(settings, network, loss)
 

@@ -83,6 +83,12 @@ def test_an_option_of_the_class_is_checked_by_the_default_of_the_table():
         check("ranked_list", {"Tn": "x"})  # the class has no default
 
 
+@pytest.mark.parametrize("option", ["name", "num_classes", "dim"])
+def test_what_a_loss_is_built_with_is_no_option_of_it(option):
+    with pytest.raises(DmlError, match=f"The loss 'ce' has no option '{option}'"):
+        check("ce", {option: 3})
+
+
 def test_an_unknown_option_names_the_miner_as_typed():
     with pytest.raises(DmlError, match="The miner 'semihard' has no option 'marginn'"):
         check("triplet", {}, "semihard", {"marginn": 1})

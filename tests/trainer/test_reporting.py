@@ -86,6 +86,14 @@ def test_a_run_written_by_others_shows_what_can_be_shown(run):
         assert "images are not shown" in note
 
 
+@pytest.mark.parametrize("option", ["root", "name", "no_such"])
+def test_options_that_a_data_set_does_not_have_are_told(option):
+    said = {"dataset": "glyphs", "images": json.dumps({"options": {option: "x"}})}
+    read, note = pictures_of(file(X, Y, np.arange(len(X)).astype(str), attrs=said), None, None)
+    assert read is None
+    assert f"has no option '{option}'" in note
+
+
 @pytest.mark.parametrize("variant", ["test", "query"])
 def test_letters_are_drawn_again(variant, tmp_path, run):
     data = datasets.load("glyphs", variant=variant)

@@ -138,7 +138,7 @@ LOSSES = Registry(
 )
 
 
-def build(name: str, num_classes: int, dim: int, **options: Any) -> "Loss":
+def build(name: str, num_classes: int, dim: int, /, **options: Any) -> "Loss":
     """Build a loss by its name, `pml:CLASS` of pytorch-metric-learning, or `module:CLASS`."""
     entry = LOSSES.find(name)
     own = entry.path == name
@@ -192,7 +192,7 @@ def described(name: str, options: Mapping[str, Any]) -> Entry:
         return entry
     from torch import nn
 
-    loss = build(name, num_classes=4, dim=8, **options)
+    loss = build(name, 4, 8, **options)
     has_head = isinstance(getattr(loss, "head", None), nn.Linear)
     own_weights = any(True for _ in loss.parameters()) and not has_head
     return replace(entry, has_head=has_head, own_weights=own_weights)

@@ -67,7 +67,7 @@ def check(
     if not (options or miner or ":" in name):
         LOSSES.find(name)
         return
-    loss = build(name, num_classes=4, dim=8, **options)
+    loss = build(name, 4, 8, **options)
     if miner:
         add_miner(loss, name, miner, miner_options or {})
 

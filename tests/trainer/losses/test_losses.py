@@ -38,7 +38,7 @@ def test_importing_the_table_loads_no_torch():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_entry_builds_and_trains(name):
-    loss = build(name, num_classes=CLASSES, dim=DIM)
+    loss = build(name, CLASSES, DIM)
     z, labels = batch()
     for _ in range(2):  # the second step shows what the first left behind
         value, by_embedding, by_parameters = step(loss, z, labels)

@@ -107,7 +107,7 @@ def kind_of(place: str | Path) -> str:
     return "csv" if Path(place).expanduser().is_file() else "folder"
 
 
-def load(name: str, root: str | Path | None = None, **options: object) -> DataSet:
+def load(name: str, root: str | Path | None = None, /, **options: object) -> DataSet:
     """Load the named data set from root, with the options of its reader."""
     entry = DATASETS.find(name)
     if root is None and entry.needs_root:
