@@ -76,7 +76,7 @@ def add_miner(loss: "nn.Module", loss_name: str, name: str, options: Mapping[str
     """Let a loss see only what the miner of that name chooses; the miner is tried once."""
     import torch
 
-    from trainer.losses.pml import MetricLearning, parameters_of
+    from trainer.losses.pml import MetricLearning, parameters_of, refused
 
     entry = MINERS.find(name)
     if not isinstance(loss, MetricLearning):
@@ -90,6 +90,9 @@ def add_miner(loss: "nn.Module", loss_name: str, name: str, options: Mapping[str
             loss.parts(*batch)
         except (ValueError, TypeError, AssertionError) as error:
             raise takes_no_miner(loss_name, f"{error}.") from error
+        except Exception as error:  # such as of an empty list, whatever the library made of it
+            given = {f"loss.miner_options.{key}": value for key, value in options.items()}
+            raise refused(f"The miner {name!r}", given, error) from error
 
 
 def takes_no_miner(loss: str, why: str) -> DmlError:

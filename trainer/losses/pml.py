@@ -32,6 +32,8 @@ KINDS = {  # the module, the base of its classes, and what `dmltool list` calls 
     "loss": (losses, losses.BaseMetricLossFunction, "losses"),
     "miner": (miners, miners.BaseMiner, "miners"),
 }
+REFUSALS = (AssertionError, TypeError, ValueError)
+"""What the library raises if it has looked at a value; other errors come of using it."""
 WITHOUT = {
     "BaseMetricLossFunction": "It is a base class.",
     "GenericPairLoss": "It is a base class.",
@@ -106,15 +108,22 @@ def called(target: type, values: Mapping[str, Any], given: Mapping[str, Any]) ->
     """An object of a class; DmlError if it refuses the values, which were given as settings."""
     try:
         return target(**values)
-    except (AssertionError, TypeError, ValueError) as error:
-        named = ", ".join(f"{key} = {value!r}" for key, value in given.items())
-        raise DmlError(
-            f"{target.__name__} refuses its options.",
-            " ".join(filter(None, (f"{error}", f"They are: {named or 'the defaults'}."))),
-            f"Give other values, or leave them out: --set {next(iter(given))}=..."
-            if given
-            else "Choose another: dmltool list losses",
-        ) from error
+    except Exception as error:  # the library raises nearly anything
+        raise refused(target.__name__, given, error) from error
+
+
+def refused(what: str, given: Mapping[str, Any], error: Exception) -> DmlError:
+    """The error for a loss or miner that fails with the values that were given as settings."""
+    named = ", ".join(f"{key} = {value!r}" for key, value in given.items())
+    kind = "" if isinstance(error, REFUSALS) else f"{type(error).__name__}: "
+    reason = f"{kind}{str(error).rstrip('.')}. " if str(error) else ""
+    return DmlError(
+        f"{what} refuses its options.",
+        f"{reason}They are: {named or 'the defaults'}.",
+        f"Give other values, or leave them out: --set {next(iter(given))}=..."
+        if given
+        else "Choose another: dmltool list losses",
+    )
 
 
 def classes(kind: str) -> dict[str, type]:
@@ -168,7 +177,7 @@ def instance(option: str, value: Any, table: str) -> Any:
         return value
     own = {"name": value} if isinstance(value, str) else dict(value)
     known = dict(inspect.getmembers(MODULES[option], inspect.isclass))
-    name = own.pop("name", "")
+    name = str(own.pop("name", ""))
     if name not in known:
         raise unknown(option, name, known)
     return called(known[name], own, {f"{table}.{option}": value})

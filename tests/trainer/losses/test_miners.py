@@ -179,3 +179,22 @@ def test_wrong_names_of_miners_and_options_suggest_the_nearest(miner, options, n
     with pytest.raises(DmlError) as caught:
         check("triplet", {}, miner, options)
     assert near in f"{caught.value.why} {caught.value.fix}"
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "miner", "given"),
+    [
+        ("soft_triple", {"gamma": 0}, "", {}),
+        ("triplet", {}, "easy_positive", {"allowed_pos_range": [1]}),
+        ("triplet", {}, "histogram", {"pos_per_bin": 0}),
+    ],
+)
+def test_values_that_the_library_stumbles_over_are_refused(loss, options, miner, given):
+    with pytest.raises(DmlError, match="refuses its options") as caught:
+        check(loss, options, miner, given)
+    assert next(iter({**options, **given})) in caught.value.fix
+
+
+def test_the_name_of_an_object_is_a_text():
+    with pytest.raises(DmlError, match="There is no distance '3'"):
+        check("triplet", {"distance": {"name": 3}})
