@@ -38,15 +38,16 @@ class Inputs:
         self.train, self.progress, self.world = train, progress, world
         found: dict[str, Place] = {}
         located: dict[tuple[str, bool], Place] = {}  # x.h5::a and x.h5::b are downloaded once
-        with addresses_in_errors(*names, *labels):
-            for name in filter(None, (*labels, *names)):
+        given = [name for name in (*labels, *names) if name is not None]
+        with addresses_in_errors(*given):
+            for name in given:
                 bare, key = without_key(name)
                 of_train = SPELLINGS.get(key or "") == "train"
                 with leaving_out_train(not train and name not in labels):
                     place = located.get((bare, of_train)) or locate(name, progress, whole)
                 located[bare, of_train] = place
                 found[name] = replace(place, key=key)
-        self.places = {name: found[name] for name in (*names, *labels) if name}
+        self.places = {name: found[name] for name in (*names, *labels) if name is not None}
         self.files = [file for place in self.places.values() for file in place.files]
         self.files += [place.labels for place in self.places.values() if place.labels]
         for path in self.files:

@@ -125,7 +125,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def _instead(given: Path) -> str:
     """What to give instead of a path without a checkpoint: another of the run, or a like name."""
-    if (last := given.with_name(LAST)).exists() and given.name == BEST:
+    if given.name == BEST and (last := given.with_name(LAST)).exists():
         return f"Use the last one of the run, {last}; to export it: {command('export', last)}"
     folder = given.parent if given.name in (BEST, LAST) else given
     if folder.is_dir():
@@ -136,7 +136,7 @@ def _instead(given: Path) -> str:
         names, place = [file.name for file in sorted(given.parent.glob(f"*{given.suffix}"))], given
     else:
         names, place = [file.parent.name for file in folder.parent.glob(f"*/{LAST}")], folder
-    if near := nearest(place.name, sorted(names)):
+    if place.name and (near := nearest(place.name, sorted(names))):
         return f"Did you mean {quote(str(place.with_name(near)))}?"
     return "Look for last.pt or best.pt: ls runs/*"
 

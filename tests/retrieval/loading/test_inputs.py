@@ -14,6 +14,14 @@ from retrieval.loading import inputs as loading
 from retrieval.loading.inputs import Inputs
 
 
+@pytest.mark.parametrize("given", [{"names": ("",)}, {"names": ("x.npy",), "labels": [""]}])
+def test_an_empty_name_is_told_at_once(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((2, 2)))
+    with pytest.raises(DmlError, match="name of a file is empty"):
+        Inputs(*given["names"], labels=given.get("labels", ()))
+
+
 def test_a_change_of_any_shard_is_noticed(tmp_path):
     for n in range(3):
         np.save(tmp_path / f"{n}.npy", np.ones((1, 2)))

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -143,6 +144,13 @@ def instead_of(path):
     with pytest.raises(DmlError, match="There is no checkpoint") as caught:
         checkpoint.load(path)
     return caught.value.fix
+
+
+@pytest.mark.parametrize("name", [".", "/", "best.pt", "last.pt", "../"])
+def test_a_place_without_a_name_of_its_own_gets_advice_too(name, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path / "runs")
+    assert instead_of(Path(name)) == "Look for last.pt or best.pt: ls runs/*"
 
 
 def test_a_missing_checkpoint_names_a_run_of_the_folder_or_one_of_a_like_name(tmp_path):
