@@ -134,10 +134,22 @@ def say(text: str) -> None:
 def end(told: bool = False) -> NoReturn:
     """End this process as Ctrl-C does, at once; told: another process says how to continue."""
     try:
-        if not told:
+        if not told and _is_first():
             say(f"\nInterrupted: {left()}.\n")
     finally:
         os._exit(INTERRUPTED)
+
+
+def _is_first() -> bool:
+    """Whether this process is not the second or later one of torchrun or srun.
+
+    Without imports, unlike `retrieval.distributed.world`, which knows more.
+    """
+    given = os.environ
+    rank = given.get("RANK") if "WORLD_SIZE" in given else None
+    if not rank and "SLURM_STEP_NUM_TASKS" in given:
+        rank = given.get("SLURM_PROCID")
+    return (rank or "0") == "0"
 
 
 def _end(*_: object) -> None:

@@ -100,7 +100,7 @@ def _different(what: str, why: str, which: str) -> DmlError:
     return DmlError(
         f"The processes have different {what}.",
         why,
-        f"Give all of them the same {which}: copy it to every machine, or share a disk.",
+        f"Give all of them the same {which}, by copies on every machine or a shared disk.",
     )
 
 

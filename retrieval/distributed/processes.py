@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from retrieval import signals
 from retrieval.distributed.interfaces import interface_of
-from retrieval.distributed.world import SLURM, START, World, from_environment
+from retrieval.distributed.world import SLURM, World, from_environment
 from retrieval.errors import DmlError
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ TIMEOUT = timedelta(days=1)
 """How long ranks wait for one another; the watchdog ends them if one dies."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """The variable that names the network interface of torch's gloo."""
-HOW_TO_JOIN = f"Start all of them, with a reachable MASTER_ADDR and a free MASTER_PORT: {START}"
 HOW_TO_CONNECT = (
     f"Set {INTERFACE} on every machine to the interface that connects it with the others, such as "
     f"eth0: export {INTERFACE}=eth0"
@@ -57,7 +56,7 @@ def reports_fully() -> bool:
     try:
         world = from_environment()
     except DmlError:
-        return (os.environ.get("RANK") or os.environ.get(SLURM[0], "0")) == "0"
+        return (os.environ.get("LOCAL_RANK") or os.environ.get(SLURM[0], "0")) == "0"
     first = world.rank if world.by_slurm else world.local_rank
     return bool(_stores) or first == 0
 
@@ -136,12 +135,9 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
 
     if not distributed.is_available():
         raise apart(f"{world.size} processes", "This build of torch has no torch.distributed.")
-    from torch.distributed.rendezvous import rendezvous
-
     from retrieval.distributed.watchdog import Watchdog
 
     backend = backend_for(device_type, world)
-    where = f"tcp://{world.host}:{world.port}" if world.by_slurm else "env://"
     dog = None
     # torch waits longer than its timeout for a machine that does not answer, and in C++.
     late = threading.Timer((JOIN + GRACE).total_seconds(), _give_up, [world])
@@ -149,10 +145,10 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
     late.start()
     try:
         place = world.host, world.port
-        if place not in _stores:
-            _stores[place] = next(rendezvous(where, world.rank, world.size, timeout=JOIN))[0]
-        store = distributed.PrefixStore(f"dmltool/{next(_joined)}", _stores[place])
+        server = _stores.get(place) or _connect(world)
+        store = distributed.PrefixStore(f"dmltool/{next(_joined)}", server)
         meet(store, world)
+        _stores[place] = server
         dog = Watchdog.start(store, world.rank, world.size, world.host)
         late.cancel()
         if backend == "gloo":
@@ -165,15 +161,42 @@ def _join(world: World, device_type: str) -> tuple[Store, Watchdog]:
     except (RuntimeError, ValueError, OSError) as error:
         if dog:  # it would end this process before the error is shown
             dog.stop(failed=True)
-        raise DmlError(
-            f"Rank {world.rank} cannot join the {world.size} processes at "
-            f"{world.host}:{world.port}.",
-            str(error).split("\n")[0],
-            HOW_TO_CONNECT if "gloo" in str(error).lower() else HOW_TO_JOIN,
-        ) from error
+        what, fix = _not_joined(world)
+        why = str(error).split("\n")[0]
+        if "EADDRINUSE" in why:
+            why = f"Another program uses the port {world.port} (EADDRINUSE)."
+        elif "client socket" in why:  # of torch, which does not say why
+            why = _why_silent(world)
+        raise DmlError(what, why, HOW_TO_CONNECT if "gloo" in why.lower() else fix) from error
     finally:
         late.cancel()
     return store, dog
+
+
+def _connect(world: World) -> Store:
+    """The store of this job, which rank 0 or torchrun holds. `meet` waits for the other ranks."""
+    from torch.distributed import TCPStore
+
+    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not world.by_slurm
+    return TCPStore(
+        world.host,
+        world.port,
+        world.size,
+        is_master=world.rank == 0 and not held,
+        timeout=JOIN,
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+def _not_joined(world: World) -> tuple[str, str]:
+    """For errors: what this rank cannot do, and how to mend it."""
+    where = f"{world.host}:{world.port}"
+    return (
+        f"Rank {world.rank} cannot join the {world.size} processes at {where}.",
+        "Start all of them, with a reachable MASTER_ADDR and a free MASTER_PORT: "
+        f"{world.how_to_start}",
+    )
 
 
 def _choose_interface(dog: Watchdog, store: Store, world: World) -> None:
@@ -188,12 +211,10 @@ def _choose_interface(dog: Watchdog, store: Store, world: World) -> None:
 
 def _give_up(world: World) -> None:
     """End this process, whose main thread waits in torch for an answer."""
-    lines = [
-        f"Error: Rank {world.rank} cannot join the {world.size} processes at "
-        f"{world.host}:{world.port}."
-    ]
+    what, fix = _not_joined(world)
+    lines = [f"Error: {what}"]
     if reports_fully():
-        lines += [f"  {_why_silent(world)}", f"  Fix: {HOW_TO_JOIN}"]
+        lines += [f"  {_why_silent(world)}", f"  Fix: {fix}"]
     signals.say("\n".join([*lines, ""]))
     os._exit(1)
 

@@ -13,6 +13,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,12 @@ class Watchdog:
             server.settimeout(WAIT)
             store.set("watchdog", f"{server.getsockname()[1]} {token}")
             while len(peers) < size - 1:
-                peer, _ = server.accept()
+                try:
+                    peer, _ = server.accept()
+                except TimeoutError:
+                    for peer in peers:
+                        peer.close()
+                    raise TimeoutError(_missing(peers.values(), size)) from None
                 peer.settimeout(WAIT)
                 given, _, name = _receive(peer).partition(" ")
                 if secrets.compare_digest(given.encode(), token.encode()):
@@ -169,6 +175,12 @@ class Watchdog:
 
 def _name(rank: int) -> str:
     return f"rank {rank} on {socket.gethostname()}"
+
+
+def _missing(names: Iterable[str], size: int) -> str:
+    there = {name.split()[1] for name in names}
+    missing = [rank for rank in map(str, range(1, size)) if rank not in there]
+    return f"Not connected with rank 0 after {WAIT:.0f} seconds: rank {', '.join(missing)}."
 
 
 def _send(peer: socket.socket, line: str) -> None:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-START = "torchrun --nproc-per-node=2 -m cli COMMAND ..."
+BY_TORCHRUN = "torchrun --nproc-per-node=2 -m cli COMMAND ..."
+BY_SRUN = "srun --ntasks=2 dmltool COMMAND ..."
+WHOLE = "Not all of them are whole numbers."
 MOST = 1 << 26  # numbers in one collective
 
 
@@ -33,6 +35,12 @@ class World:
     port: int = 0
     """Where rank 0 or torchrun listens there."""
     by_slurm: bool = False
+
+    @property
+    def how_to_start(self) -> str:
+        """For errors: a command that starts several processes, and how to start one."""
+        command, variable = (BY_SRUN, SLURM[1]) if self.by_slurm else (BY_TORCHRUN, VARIABLES[1])
+        return f"{command}; or start one process: unset {variable}."
 
     @property
     def processors(self) -> int:
@@ -106,12 +114,13 @@ def from_environment() -> World:
     scripts of Slurm often export WORLD_SIZE, and srun then starts the tasks.
     """
     size = os.environ.get("WORLD_SIZE", "").strip()
-    by_srun = not os.environ.get("RANK") and os.environ.get(SLURM[1]) == size
-    if size not in ("", "1"):
-        return (_of_slurm if by_srun else _of_torchrun)(os.environ)
-    if not size and os.environ.get(SLURM[1], "1") != "1":
+    tasks = os.environ.get(SLURM[1], "1")
+    if tasks != "1" and not (size and os.environ.get("RANK")):
+        if size not in ("", tasks):
+            why = "srun has started another number of tasks."
+            raise inconsistent(("WORLD_SIZE", SLURM[1]), why, "Do not set it: unset WORLD_SIZE")
         return _of_slurm(os.environ)
-    return ALONE
+    return ALONE if size in ("", "1") else _of_torchrun(os.environ)
 
 
 def refuse_several(command: str) -> None:
@@ -125,35 +134,54 @@ def refuse_several(command: str) -> None:
 
 
 def _of_torchrun(given: Mapping[str, str]) -> World:
-    missing = [name for name in VARIABLES if not given.get(name)]
-    if missing:
-        raise inconsistent(VARIABLES, f"Without a value: {', '.join(missing)}.")
+    _require(VARIABLES, given)
     try:
         rank, size, local_rank = (int(given[name]) for name in VARIABLES[:3])
         port = int(given["MASTER_PORT"])
         local_size = int(given.get("LOCAL_WORLD_SIZE") or 1)
     except ValueError:
-        raise inconsistent(VARIABLES, "They are whole numbers.") from None
+        raise inconsistent(VARIABLES, WHOLE) from None
     if not 0 <= local_rank <= rank < size:
         raise inconsistent(VARIABLES, "0 <= LOCAL_RANK <= RANK < WORLD_SIZE does not hold.")
+    if local_size < 1:
+        raise inconsistent(("LOCAL_WORLD_SIZE", *VARIABLES), "LOCAL_WORLD_SIZE is at least 1.")
+    _check_port(port)
     return World(rank, size, local_rank, local_size, given["MASTER_ADDR"], port)
 
 
 def _of_slurm(given: Mapping[str, str]) -> World:
     """Read the variables of a Slurm step; a shell of sbatch or salloc has only some of them."""
+    _require(SLURM, given)
+    others = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "MASTER_PORT")
     try:
-        rank, size, local_rank = (int(given.get(name, "")) for name in SLURM)
-        job, step = (int(given.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-        port = int(given.get("MASTER_PORT") or 20_000 + (job * 7 + step) % 20_000)
+        rank, size, local_rank = (int(given[name]) for name in SLURM)
+        job, step, node, port = (int(given.get(name) or 0) for name in others)
     except ValueError:
-        raise inconsistent(SLURM, "They are whole numbers.") from None
+        raise inconsistent((*SLURM, *others), WHOLE) from None
+    if given.get("MASTER_PORT"):
+        _check_port(port)
+    port = port or 20_000 + (job * 7 + step) % 20_000
     nodes = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_JOB_NODELIST") or ""
     host = given.get("MASTER_ADDR") or first_host(nodes)
     if not host or not 0 <= local_rank <= rank < size:
         raise inconsistent((*SLURM, "SLURM_STEP_NODELIST"), "They do not name rank and machine.")
     each = tasks_per_node(given.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    node = int(given.get("SLURM_NODEID") or 0)
-    return World(rank, size, local_rank, each[node] if node < len(each) else 1, host, port, True)
+    local_size = each[node] if 0 <= node < len(each) else 1
+    return World(rank, size, local_rank, local_size, host, port, True)
+
+
+def _require(names: Sequence[str], given: Mapping[str, str]) -> None:
+    if missing := [name for name in names if not given.get(name)]:
+        raise inconsistent(names, f"Without a value: {', '.join(missing)}.")
+
+
+def _check_port(port: int) -> None:
+    if not 0 < port < 1 << 16:
+        raise DmlError(
+            f"MASTER_PORT={port} is not a port.",
+            "Ports are numbers from 1 to 65535.",
+            "Use a free one on the machine of rank 0: export MASTER_PORT=29500",
+        )
 
 
 def first_host(nodes: str) -> str:
@@ -167,11 +195,13 @@ def tasks_per_node(text: str) -> list[int]:
     return [int(count) for count, times in parts for _ in range(int(times or 1))]
 
 
-def inconsistent(names: Sequence[str], why: str) -> DmlError:
+def inconsistent(names: Sequence[str], why: str, fix: str = "") -> DmlError:
     """The error for variables of a launcher that contradict each other."""
     given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    by_slurm = SLURM[0] in names
+    sets = f"Let {'srun' if by_slurm else 'torchrun'} set them"
     return DmlError(
         f"The variables of several processes do not fit together: {given}.",
         why,
-        f"Let torchrun set them: {START}; or start one process: unset {names[1]}.",
+        fix or f"{sets}: {World(by_slurm=by_slurm).how_to_start}",
     )

@@ -57,6 +57,28 @@ def interrupted(args, seconds, folder):
     return process.returncode, told, time.monotonic() - began
 
 
+@pytest.mark.parametrize(
+    ("given", "tells"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, True),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, False),
+        ({"RANK": "1"}, True),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, False),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "2"}, False),
+        ({"SLURM_PROCID": "1"}, True),
+    ],
+)
+def test_of_several_processes_the_first_tells_of_ctrl_c_also_while_it_starts(
+    given, tells, environment, capfd, monkeypatch
+):
+    environment(**given)
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    signals.end()
+    assert ended == [130]
+    assert capfd.readouterr().err == "\nInterrupted: nothing was written.\n" * tells
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_at_any_moment_is_one_line(name, tmp_path):
     moments = random.Random(name)

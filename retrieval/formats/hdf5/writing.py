@@ -97,7 +97,6 @@ class Writer:
                 self._check_resumable()
                 return old
             self._refuse_losing()
-        self._reserve()
         raw, name = files.create_temporary(self.partial, buffering=0)
         opened.enter_context(raw)
         raw = opened.enter_context(self._create(raw, name, old))
@@ -137,12 +136,15 @@ class Writer:
                 "Add --resume to continue it, or --force to start again.",
             )
 
-    def _reserve(self) -> None:
-        """Raise if the disk lacks room: a full disk would damage the HDF5 file."""
+    def _reserve(self, raw: BinaryIO) -> None:
+        """Raise if the disk or a quota lacks room: HDF5 would crash while it creates the file."""
         needed = self.layout.bytes_needed()
         free = shutil.disk_usage(self.partial.parent).free
         if needed > free:
             raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
+        if hasattr(os, "posix_fallocate"):  # fails where a quota or a limit is reached
+            os.posix_fallocate(raw.fileno(), 0, max(needed, 1))
+            raw.truncate(0)
 
     def _create(self, raw: BinaryIO, name: Path, old: BinaryIO | None) -> BinaryIO:
         """Create the file under another name, so that every .partial file can be resumed.
@@ -151,6 +153,7 @@ class Writer:
         """
         with old or nullcontext():  # ours: its lock keeps others away until it is replaced
             try:
+                self._reserve(raw)
                 self.layout.create(name)
                 if old is not None:
                     files.release(old)

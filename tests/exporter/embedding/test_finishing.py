@@ -96,7 +96,7 @@ def test_a_disk_that_fills_up_at_the_last_step_keeps_what_was_computed(data, tmp
 
     def full(path, *args, **options):
         writer = given(path, *args, **options)
-        writer._reserve = lambda: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        writer._reserve = lambda raw: (_ for _ in ()).throw(OSError(28, "No space left on device"))
         return writer
 
     with pytest.MonkeyPatch.context() as patch:

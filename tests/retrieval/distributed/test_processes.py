@@ -22,7 +22,8 @@ import torch
 from retrieval.distributed import processes, watchdog
 from retrieval.distributed.world import World
 from retrieval.errors import DmlError
-from tests.ranks import FITTING, together
+from tests.forks import Forked
+from tests.ranks import FITTING, finish, slurm_variables, together, variables
 
 SIZE = 3
 
@@ -180,8 +181,33 @@ def test_a_port_that_is_taken_is_named(environment):
         taken.listen()
         port = str(taken.getsockname()[1])
         environment(**FITTING | {"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": port})
-        with pytest.raises(DmlError, match=f"Rank 0 cannot join the 2 processes at .*:{port}"):
+        with pytest.raises(DmlError, match=f"Rank 0 cannot join the 2 processes at .*:{port}") as e:
             join()
+    assert e.value.why == f"Another program uses the port {port} (EADDRINUSE)."
+
+
+SHORT = """
+from datetime import timedelta
+from retrieval.distributed import processes
+from retrieval.errors import DmlError
+from cli import show_error
+processes.JOIN = timedelta(seconds=6)
+try:
+    with processes.joined(): pass
+except DmlError as error:
+    show_error(error)
+"""
+
+
+@pytest.mark.parametrize("of", [variables, slurm_variables])
+def test_a_rank_that_does_not_come_is_named_once(of):
+    """The others wait in the store that rank 0 holds; each says in one line that it ends."""
+    given = of(3)
+    first, last = finish([Forked("-c", SHORT, env=given[rank]) for rank in (0, 2)])
+    assert "Rank 0 cannot join the 3 processes" in first.stderr
+    assert "Not there after 6 seconds: rank 1" in first.stderr
+    assert ("srun --ntasks" in first.stderr) == (of is slurm_variables)
+    assert last.stderr.splitlines()[-1].startswith("Error: Rank 2 cannot join the 3 processes")
 
 
 @pytest.mark.parametrize(
@@ -225,20 +251,21 @@ def test_a_machine_that_cannot_be_reached_is_not_taken_for_a_mute_one():
 
 
 @pytest.mark.parametrize(
-    ("variables", "fully"),
+    ("given", "fully"),
     [
         ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, True),  # first of its machine
         ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, False),
         ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}, False),  # one srun starts all machines
+        ({"RANK": "1", "WORLD_SIZE": "2"}, True),  # contradictory, on this machine alone
         ({"WORLD_SIZE": "9", "SLURM_PROCID": "0"}, True),  # contradictory
         ({"WORLD_SIZE": "9", "SLURM_PROCID": "1"}, False),
     ],
 )
-def test_one_rank_of_each_command_tells_an_early_error(variables, fully, environment, monkeypatch):
+def test_one_rank_of_each_command_tells_an_early_error(given, fully, environment, monkeypatch):
     monkeypatch.setattr(processes, "_stores", {})
     slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-2]"}
     torchrun = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-    environment(**(torchrun if "RANK" in variables else slurm), **variables)
+    environment(**(torchrun if "RANK" in given else slurm), **given)
     assert processes.reports_fully() is fully
 
 

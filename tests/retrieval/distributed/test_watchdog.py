@@ -200,3 +200,15 @@ def test_a_stranger_is_not_taken_for_a_rank(ended):
     assert list(first.peers.values()) == [f"rank 1 on {socket.gethostname()}"]
     assert first.stop(done=True) == second.stop(done=True) == ""
     close([first, second], threads)
+
+
+def test_ranks_that_end_before_they_have_connected_are_named(monkeypatch):
+    monkeypatch.setattr(watchdog, "WAIT", 1.0)
+    board = Board()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(Watchdog.start, board, 0, 4, "localhost")
+        port, token = board.get("watchdog").split()
+        with socket.create_connection(("localhost", int(port)), timeout=20) as peer:
+            peer.sendall(f"{token.decode()} rank 2 on gpu7\n".encode())
+            with pytest.raises(TimeoutError, match="after 1 seconds: rank 1, 3"):
+                waiting.result(20)

@@ -35,6 +35,7 @@ def test_a_rank_without_the_number_of_processes_is_one_process(environment):
         ({"RANK": "2"}, "LOCAL_RANK <= RANK < WORLD_SIZE"),
         ({"LOCAL_RANK": "-1"}, "0 <= LOCAL_RANK"),
         ({"RANK": "one"}, "whole numbers"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "at least 1"),
     ],
 )
 def test_variables_that_do_not_fit_are_shown(environment, changes, why):
@@ -44,6 +45,14 @@ def test_variables_that_do_not_fit_are_shown(environment, changes, why):
     assert "MASTER_PORT=29500" in caught.value.what
     assert why in caught.value.why
     assert "torchrun" in caught.value.fix
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536"])
+@pytest.mark.parametrize("by_slurm", [False, True])
+def test_a_port_that_cannot_be_is_refused_before_anyone_waits(environment, port, by_slurm):
+    environment(**(STEP if by_slurm else FITTING) | {"MASTER_PORT": port})
+    with pytest.raises(DmlError, match=f"MASTER_PORT={port} is not a port"):
+        from_environment()
 
 
 # Slurm
@@ -90,9 +99,15 @@ def test_a_job_script_that_exports_the_number_of_tasks_leaves_them_to_srun(envir
     world = from_environment()
     assert (world.rank, world.size, world.by_slurm) == (5, 7, True)
     assert (world.host, world.port) == ("gpu08", 29500)
-    environment(WORLD_SIZE="14")
-    with pytest.raises(DmlError, match="WORLD_SIZE=14"):
+
+
+@pytest.mark.parametrize("size", ["1", "14"])
+def test_a_job_script_that_exports_another_number_is_told_both(environment, size):
+    """With 1, every task would do the whole work."""
+    environment(**STEP, WORLD_SIZE=size)
+    with pytest.raises(DmlError, match=f"WORLD_SIZE={size}, SLURM_STEP_NUM_TASKS=7") as caught:
         from_environment()
+    assert caught.value.fix.endswith(": unset WORLD_SIZE")
 
 
 def test_torchrun_inside_a_step_of_slurm_comes_first(environment):
@@ -100,11 +115,21 @@ def test_torchrun_inside_a_step_of_slurm_comes_first(environment):
     assert from_environment().size == 2
 
 
-@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_STEP_NODELIST"])
-def test_a_step_without_rank_or_machine_is_refused(environment, name):
-    environment(**STEP | {name: "", "SLURM_JOB_NODELIST": ""})
-    with pytest.raises(DmlError, match="SLURM_STEP_NUM_TASKS=7"):
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"SLURM_PROCID": ""}, "Without a value: SLURM_PROCID."),
+        ({"SLURM_STEP_NODELIST": ""}, "do not name rank and machine"),
+        ({"SLURM_NODEID": "one"}, "whole numbers"),
+    ],
+)
+def test_a_step_without_rank_or_machine_is_refused(environment, changes, why):
+    environment(**STEP | changes | {"SLURM_JOB_NODELIST": ""})
+    with pytest.raises(DmlError, match="SLURM_STEP_NUM_TASKS=7") as caught:
         from_environment()
+    assert why in caught.value.why
+    assert "Let srun set them: srun " in caught.value.fix
+    assert "unset SLURM_STEP_NUM_TASKS" in caught.value.fix
 
 
 @pytest.mark.parametrize(

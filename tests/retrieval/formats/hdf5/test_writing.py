@@ -178,7 +178,32 @@ def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(DmlError, match="100 are free"), writer(tmp_path / "y.h5"):
         pass
-    assert [p.name for p in tmp_path.iterdir()] == ["x.h5.partial"]
+    assert not list(tmp_path.iterdir())
+
+
+LIMITED = """
+import resource, sys
+import numpy as np
+from retrieval.errors import DmlError
+from retrieval.formats.hdf5.writing import Writer
+columns = {"test": (np.arange(1000), [f"{n}.png" for n in range(1000)])}
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+try:
+    with Writer(sys.argv[1], columns, 100):
+        pass
+except DmlError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system takes no blocks ahead")
+@pytest.mark.parametrize("limit", [100, 3_000, 22_000, 100_000])
+def test_a_quota_is_told_instead_of_a_crash_of_hdf5(tmp_path, limit):
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "x.h5"), str(limit)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "x.h5.partial could not be written: the disk is full" in ran.stdout
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert not list(tmp_path.iterdir())
 
 
 ROWS, DIM = 3000, 32
@@ -255,10 +280,10 @@ def test_of_two_writers_that_begin_at_once_one_gives_up(tmp_path, monkeypatch, o
     """The second one begins when the first has found nothing that is in use."""
     reserve, others = hdf5.Writer._reserve, []
 
-    def begin_another(self):
+    def begin_another(self, raw):
         monkeypatch.setattr(hdf5.Writer, "_reserve", reserve)
         others.append(writer(tmp_path / "x.h5", **options).__enter__())
-        reserve(self)
+        reserve(self, raw)
 
     monkeypatch.setattr(hdf5.Writer, "_reserve", begin_another)
     with pytest.raises(DmlError, match="in use"), writer(tmp_path / "x.h5", **options):
