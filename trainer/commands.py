@@ -211,7 +211,7 @@ def listing(kind: str) -> dict[str, str]:
     return Entry(kind, TABLES[kind], "").load().summaries()
 
 
-LIST_HELP = f"""List the presets, losses, miners and others that there are.
+LIST_HELP = f"""List presets, losses, miners, data sets, backbones and others.
 
 KIND is {either(KINDS)} (of files).
 
