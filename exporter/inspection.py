@@ -110,7 +110,8 @@ def check_model(
         own = networks.check_origin(model, members)
         networks.check_same_images(members)
         trained_on = networks.load_training_data(members[0], data)
-        images = comparison_images(trained_on, own.preprocessing, own.precision)
+        # `export` has left them out, or reported them.
+        images = comparison_images(trained_on, own.preprocessing, own.precision, skip_bad=True)
         network = networks.Together([member.embedder for member in members], own.normalized)
         numbers = parity.check(network, session.run, *images, device=device, progress=progress)
         parity.judge(numbers, own.precision)

@@ -384,6 +384,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def nearest_folder(path: Path) -> Path:
+    """The nearest folder above a path that exists."""
+    return next((folder for folder in path.parents if folder.is_dir()), Path())
+
+
 def cache_folder() -> Path:
     """The folder of what dmltool keeps between runs: in XDG_CACHE_HOME, else in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dmltool"

@@ -300,8 +300,10 @@ def _side(
         return _Side(vectors, labels, rows, scanned)
     where = f"{source}: " if source else ""
     if drop is None:
+        hold, numbered = ("holds", "row") if len(bad) == 1 else ("hold", "rows")
         raise DmlError(
-            f"{where}{len(bad)} of {len(good)} {what} hold NaN or Inf (rows {listed(bad)}).",
+            f"{where}{len(bad):,} of {len(good):,} {what} {hold} NaN or Inf "
+            f"({numbered} {listed(bad)}, counted from 0).",
             "Their distances are undefined, so scores would be meaningless.",
             "Embed these items again, or leave them out: drop_nonfinite=True",
         )

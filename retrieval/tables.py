@@ -154,7 +154,8 @@ def comparison_table(result: Comparison, width: int = 80) -> RenderableType:
             table.add_row(*(cells[column] for column in columns))
         flips = result["flipped"][d]
         gained, lost = len(flips["gained"]), len(flips["lost"])
-        parts += [table, Text(f"At rank 1, B gains {gained:,} queries and loses {lost:,}.")]
+        queries = counted(gained, "query", "queries")
+        parts += [table, Text(f"At rank 1, B gains {queries} and loses {lost:,}.")]
     return Group(*parts)
 
 

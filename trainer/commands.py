@@ -215,7 +215,7 @@ def listing(kind: str) -> dict[str, str]:
 @json_option
 @help_with(KINDS=either(KINDS))
 def list_command(kind: str, as_json: bool) -> None:
-    """List the presets, losses, miners and others that there are.
+    """List presets, losses, miners, data sets, backbones and others.
 
     KIND is KINDS (of files).
 

@@ -75,7 +75,7 @@ def blamed(error: BadSettings, options: Mapping[str, str]) -> BadSettings:
     if not all(causes):
         return BadSettings(error.what, found, error.fix)
     what = f"{', '.join(dict.fromkeys(causes))} cannot be used."
-    return BadSettings(what, found, "All settings: dmltool train --dry-run")
+    return BadSettings(what, found, "To see all settings: dmltool train --dry-run")
 
 
 def check_names(config: Config) -> None:

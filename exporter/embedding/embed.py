@@ -22,6 +22,7 @@ from retrieval.files import check_target
 from retrieval.formats.hdf5.writing import KIND
 from retrieval.number_format import counted
 from retrieval.ranking.backends.choice import require_device
+from retrieval.registry import nearest
 from retrieval.resources import StageProgress
 from trainer.data.datasets import DATASETS, DataSet, csv, folder, kind_of, load, options_of
 from trainer.data.datasets.splitting import Division, chosen_splits
@@ -118,6 +119,13 @@ def find_data(text: str, incomplete: bool = False) -> DataSet:
             f"The images of {text} have to be in a folder.",
             "The data set is not part of dmltool.",
             f"Name the folder: {text}:FOLDER",
+        )
+    name, colon, place = text.partition(":")
+    if near := nearest(name, names) if colon else "":
+        raise DmlError(
+            f"There is no data set {name!r}.",
+            f"There are {', '.join(names)}.",
+            f"Did you mean {near}:{place}?",
         )
     raise DmlError(
         f"There is nothing to embed at {text}.",

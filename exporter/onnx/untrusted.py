@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from retrieval.errors import DmlError
 from retrieval.files import sha256
+from retrieval.formats.refused import missing
 from retrieval.number_format import size
 from retrieval.run_files import BEST
 
@@ -58,6 +59,8 @@ def read_bytes(path: Path) -> bytes:
                 "Export it with external data.",
             )
         return path.read_bytes()
+    except FileNotFoundError as error:
+        raise missing(path) from error
     except OSError as error:
         raise DmlError(
             f"{path} cannot be read.", f"{error.strerror or error}.", "Name an .onnx file."

@@ -12,8 +12,9 @@ from pathlib import Path
 from string import Template
 
 from retrieval.errors import DmlError, command, listed
+from retrieval.files import nearest_folder
 from retrieval.registry import nearest
-from retrieval.run_files import BEST, CONFIG, EMBEDDINGS, LAST, METRICS
+from retrieval.run_files import BEST, CONFIG, EMBEDDINGS, LAST, METRICS, MODEL
 
 RUN_FILES = (CONFIG, BEST, LAST, METRICS)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -88,16 +89,29 @@ def unreadable(path: Path) -> DmlError:
             f"It leads to {os.readlink(path)}.",
             "Restore that file, or give another one.",
         )
-    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, 3)
-    parent = shlex.quote(str(path.parent))
-    return DmlError(
-        f"{path} does not exist.",
-        "There is no such file."
-        if path.parent.is_dir()
-        else f"The folder {path.parent} does not exist either.",
-        f"Did you mean {' or '.join(near)}?" if near else f"Look there: ls {parent}",
-    )
+    return missing(path)
+
+
+def missing(path: Path) -> DmlError:
+    """The error about a file that does not exist."""
+    if path.name in (MODEL, EMBEDDINGS) and (path.parent / CONFIG).is_file():
+        return DmlError(
+            f"{path} does not exist.",
+            f"The {path.name} of a run is written by export.",
+            f"Export the run: {command('export', path.parent)}",
+        )
+    why = "There is no such file."
+    if not path.parent.is_dir():
+        why = f"The folder {path.parent} does not exist either."
+    folder = nearest_folder(path)
+    name, *rest = path.relative_to(folder).parts
+    found = difflib.get_close_matches(name, os.listdir(folder), 3)
+    # Of a folder that is misspelled only those names that lead to a file.
+    near = [there for n in found if (there := folder.joinpath(n, *rest)).exists()]
+    fix = f"Look there: ls {shlex.quote(str(folder))}"
+    if near:
+        fix = f"Did you mean {' or '.join(map(str, near))}?"
+    return DmlError(f"{path} does not exist.", why, fix)
 
 
 def unknown(path: Path, known: list[str]) -> DmlError:

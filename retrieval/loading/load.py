@@ -29,6 +29,7 @@ from retrieval.formats.arrays import budget, copies, file_size
 from retrieval.formats.shard_sets import note_part, require_no_part
 from retrieval.loading.folders import note_outdated
 from retrieval.loading.sources import Place, addresses_in_errors, locate
+from retrieval.number_format import counted
 from retrieval.resources import StageProgress
 
 Find = Callable[[str | Path], Place]
@@ -212,7 +213,8 @@ def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locat
     values = read(place, "labels", data.shards.get(split, ()))
     if len(values) != len(part.vectors):
         raise DmlError(
-            f"{source} has {len(values):,} labels for {len(part.vectors):,} vectors.",
+            f"{source} has {counted(len(values), 'label')} for "
+            f"{counted(len(part.vectors), 'vector')}.",
             f"Every item of {split} needs exactly one.",
             "Give a file of labels with one for each vector, in the same order.",
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from retrieval.embeddings import SPELLINGS, leaving_out_train, renamed
 from retrieval.errors import DmlError
+from retrieval.files import nearest_folder
 from retrieval.formats import store_format
 from retrieval.resources import StageProgress
 from retrieval.run_files import EMBEDDINGS
@@ -122,7 +123,7 @@ def _matches(pattern: Path) -> tuple[Path, ...]:
         found[file] = None
     if files := [file for file in found if not file.is_dir() or store_format(file)]:
         return in_natural_order(files)
-    raise no_match(str(pattern), f"Look there: ls {shlex.quote(os.path.dirname(pattern) or '.')}")
+    raise no_match(str(pattern), f"Look there: ls {shlex.quote(str(nearest_folder(pattern)))}")
 
 
 def _refuse_loop(pattern: Path, folder: Path) -> None:

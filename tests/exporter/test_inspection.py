@@ -11,6 +11,7 @@ from onnx import helper
 
 from exporter.exporting import MODEL, Settings, export
 from exporter.inspection import check_model, inspect_model
+from exporter.networks import load_member, load_training_data
 from exporter.onnx import untrusted
 from exporter.onnx.model import describe
 from retrieval import neighbours
@@ -72,6 +73,18 @@ def test_given_the_run_the_comparison_of_the_export_is_repeated(run, monkeypatch
     done = call("inspect", run / MODEL, "--run", run, "--device", "cpu")
     assert "Checked now" in done.stdout
     assert used == [("cpu",)] * 2  # network and model
+
+
+def test_an_image_that_became_unreadable_is_left_out_of_the_comparison(tmp_path):
+    pictures = draw_pictures(tmp_path / "pictures", classes=12)
+    train.train(small_config(pictures), tmp_path / "run")
+    export([tmp_path / "run"], None, Settings(embeddings=False))
+    data = load_training_data(load_member(tmp_path / "run"), None)
+    (data.root / data.paths[int(data.rows("test")[0])]).write_text("<html>404</html>")
+    done = call("inspect", tmp_path / "run" / MODEL, "--run", tmp_path / "run", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["check"]["parity"]["images"] == found["dmltool"]["parity"]["images"] - 1
 
 
 def test_the_device_of_the_comparison_is_that_of_the_options(run, tmp_path):

@@ -120,7 +120,7 @@ def test_rows_with_nan_in_either_file_are_refused_or_left_out_of_both(items, rng
     X[3], Y[50] = np.nan, np.inf
     Y[3, 0] = np.nan
     both = file(X, labels, paths), file(Y, labels, paths)
-    with pytest.raises(DmlError, match="1 of 60 embeddings hold NaN or Inf"):
+    with pytest.raises(DmlError, match="1 of 60 embeddings holds NaN or Inf"):
         compare(*both, SETTINGS)
     found, expected = compare(*both, SETTINGS, drop_nonfinite=True), compare(*fine, SETTINGS)
     assert found["distances"] == expected["distances"]

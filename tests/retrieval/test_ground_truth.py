@@ -91,7 +91,7 @@ def test_rows_with_nan_are_left_out_of_queries_and_lists_on_request(tmp_path):
     with h5py.File(path, "r+") as file:
         file["test"][3, 0] = np.inf
     found = CliRunner().invoke(main, ["eval", str(path)])
-    assert "x.hdf5: 1 of 40 embeddings hold NaN or Inf (rows 3)" in found.stderr
+    assert "x.hdf5: 1 of 40 embeddings holds NaN or Inf (row 3, counted from 0)" in found.stderr
     arguments = ["eval", str(path), "--drop-nonfinite", "--recall-at", "1"]
     found = CliRunner().invoke(main, arguments)
     assert "rows with NaN or Inf, left out: 2" in found.stderr

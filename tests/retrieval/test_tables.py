@@ -5,9 +5,11 @@ import json
 import re
 
 import click
+import numpy as np
 import pytest
 from rich.console import Console
 
+from retrieval import Split, save
 from retrieval.tables import evaluation_table, nmi_table
 from tests.commands import call
 
@@ -33,6 +35,18 @@ def test_the_table_shows_what_the_json_says(files):
         values = [f"{100 * scores[d][key]:.2f}" for d in ("l2", "cos")]
         assert [cells[1], cells[5]] == values
     assert f"{100 * scores['cos']['recall']['2']:.2f}" in table
+
+
+def test_one_query_is_not_called_queries(tmp_path):
+    labels = np.array([0, 0, 1, 1])
+    save(tmp_path / "a.h5", Split(np.array([[2.5], [2.6], [1.0], [2.0]]), labels))  # the last fails
+    save(tmp_path / "b.h5", Split(np.array([[2.5], [2.6], [1.0], [1.1]]), labels))
+    given = (tmp_path / "a.h5", tmp_path / "b.h5")
+    done = call("compare", *given, "--distance", "l2", "--recall-at", "1")
+    assert "At rank 1, B gains 1 query and loses 0." in done.stdout
+    page = tmp_path / "page.html"
+    call("report", given[1], "--compare", given[0], "--out", page, "--distance", "l2", *QUICK[:1])
+    assert "gains <b>1</b> query and loses <b>0</b>" in page.read_text()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -85,7 +85,11 @@ class Trials:
         ours = definition.pop("settings") | definition
         theirs = saved.pop("settings") | saved
         ours, theirs = json.loads(json.dumps([ours, theirs]))
-        names = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+        names = [
+            "the parameters that vary" if key == "space" else key
+            for key in ours | theirs
+            if ours.get(key) != theirs.get(key)
+        ]
         if names:
             raise DmlError(
                 f"{self.folder} holds another sweep.",

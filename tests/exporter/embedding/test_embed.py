@@ -292,6 +292,7 @@ def test_data_that_cannot_be_embedded_is_named_for_what_it_is(tmp_path):
         (image, "is a single image", f"Name the folder: {tmp_path}"),
         (empty, "is an empty folder", "another folder"),
         (tmp_path / "none", "nothing to embed", "Check the path"),
+        (f"cubb:{tmp_path}", "There is no data set 'cubb'", f"Did you mean cub:{tmp_path}?"),
     ):
         with pytest.raises(DmlError, match=what) as caught:
             find_data(str(data))

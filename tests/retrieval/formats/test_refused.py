@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import scipy.io
 
+from retrieval.formats.refused import missing
 from retrieval.loading.load import load
 from tests.retrieval.formats.samples import BIG_X, BIG_Y, X, follow, refused, run_fix
 
@@ -115,6 +116,13 @@ def test_files_that_were_never_downloaded_are_told(tmp_path):
     refused(tmp_path / "x.csv", "is a web page")
 
 
+def test_files_that_export_would_write_name_it(tmp_path):
+    (tmp_path / "config.toml").touch()
+    for name in ("embeddings.h5", "model.onnx"):
+        error = missing(tmp_path / name)
+        assert error.fix == f"Export the run: dmltool export {tmp_path}"
+
+
 def test_a_link_that_leads_nowhere_is_told(tmp_path):
     (tmp_path / "x.npy").symlink_to("gone.npy")
     assert "gone.npy" in refused(tmp_path / "x.npy", "leads to no file").why
@@ -130,7 +138,14 @@ def test_things_that_are_not_files_are_errors(tmp_path):
     np.save(tmp_path / "embeddings.npy", X)
     assert "embeddings.npy" in refused(tmp_path / "embedings.npy", "does not exist").fix
     refused(tmp_path / "nowhere" / "x.npy", "folder .*nowhere does not exist either")
+    assert f"ls {tmp_path}" in refused(tmp_path / "nowhere" / "x.npy", "does not exist").fix
+    folder = tmp_path / "features"
+    folder.mkdir()
+    np.save(folder / "x.npy", X)
+    near = refused(tmp_path / "featurs" / "x.npy", "does not exist").fix
+    assert near == f"Did you mean {folder / 'x.npy'}?"
     refused("x\0.npy", "does not exist|cannot be opened")
+    refused("no\0where/x.npy", "does not exist|cannot be opened")
     (tmp_path / "x.cvs").write_text("hello")
     error = refused(tmp_path / "x.cvs", "suffix .cvs")
     assert ".safetensors" in error.why

@@ -18,6 +18,13 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
         locate(tmp_path / "y[1].npy")
 
 
+def test_a_pattern_without_files_names_a_folder_that_is_there(tmp_path):
+    for pattern in ("none/*.npy", "*/none/x*.npy"):
+        with pytest.raises(DmlError, match="matches no file") as caught:
+            locate(f"{tmp_path}/{pattern}")
+        assert caught.value.fix == f"Look there: ls {tmp_path}"
+
+
 def test_folders_below_are_taken_by_two_stars_only(tmp_path):
     (tmp_path / "a").mkdir()
     np.save(tmp_path / "a" / "2.npy", np.ones((1, 2)))

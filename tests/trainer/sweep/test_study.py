@@ -38,6 +38,9 @@ def test_a_sweep_of_other_settings_is_another_sweep(plan, tmp_path):
     with pytest.raises(DmlError, match="another sweep") as error:
         Trials(plan(LR, settings=(*plan(LR).settings, "run.train_recall=9")), folder, None)
     assert "run.train_recall" in error.value.why
+    with pytest.raises(DmlError, match="another sweep") as error:
+        Trials(plan("optimizer.lr=0.1"), folder, None)
+    assert error.value.why == "It differs in: the parameters that vary."
 
 
 def test_a_grid_that_is_continued_in_another_order_trains_every_cell_once(plan, tmp_path):

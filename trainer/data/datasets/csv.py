@@ -110,7 +110,13 @@ def _rows(table: Path, base: Path, labelled: bool = True) -> list[Row]:
             path = _relative(cells[path_at].strip(), base, table, reader.line_num)
             split = "" if split_at is None else _split(table, reader.line_num, cells[split_at])
             rows.append((path, label, split))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DmlError(
+            f"{table} is not a table in UTF-8.",
+            "A data set is a folder of images, or a text file (.csv) that lists them.",
+            "Give the folder of the images, or save the table again with the encoding UTF-8.",
+        ) from error
+    except (OSError, csv.Error) as error:
         raise layout.unreadable(table, error) from error
     if not rows:
         raise DmlError(

@@ -33,7 +33,8 @@ def read(
     if found and all(top.lower() in SPELLINGS for top in found):
         return _given(root, found, list(found))
     images = {top: files.images for top, files in found.items()}
-    empty = _without_empty(root, images)
+    others = [path for files in found.values() for path in files.others]
+    empty = _without_empty(root, images, others)
     nested = [
         top
         for top, paths in images.items()
@@ -41,7 +42,6 @@ def read(
     ]
     if len(nested) == len(images):  # such as train and test beside a folder of notes
         return _given(root, found, nested, empty)
-    others = [path for files in found.values() for path in files.others]
     notes = [*empty, *_left_out(root, others), *_loose(root)]
     if nested:
         more = [top for top in images if top not in nested]
@@ -85,7 +85,7 @@ def _given(
         for path in found[top].images:
             if path.count("/") > 1:  # else it lies beside the class folders
                 images[path.split("/")[1]].append(path)
-        notes += [*_without_empty(root / top, images), *_loose(root / top)]
+        notes += [*_without_empty(root / top, images, found[top].others), *_loose(root / top)]
         split = SPELLINGS[top.lower()]
         rows += [(path, name, split) for name, paths in images.items() for path in paths]
     others = [
@@ -98,8 +98,13 @@ def _given(
     return build("folder", root, rows, notes=[*notes, *shared_classes(rows)])
 
 
-def _without_empty(root: Path, images: dict[str, list[str]]) -> list[str]:
-    """Takes class folders without images out of the dict; a note that names them."""
+def _without_empty(
+    root: Path, images: dict[str, list[str]], others: Sequence[str] = ()
+) -> list[str]:
+    """Takes class folders without images out of the dict; a note that names them.
+
+    others: the files in them that are no images by their suffix.
+    """
     if not images:
         raise DmlError(
             f"{root} holds no folders.",
@@ -108,10 +113,13 @@ def _without_empty(root: Path, images: dict[str, list[str]]) -> list[str]:
         )
     empty = [name for name, paths in images.items() if not paths]
     if len(empty) == len(images):
+        holding = f"They hold {_kinds(others)}" if others else f"Empty: {listed(empty)}"
         raise DmlError(
             f"{root}: none of {len(images):,} folders holds images.",
-            f"Empty: {listed(empty)}. Known image files: {' '.join(sorted(SUFFIXES))}.",
-            "Add images to these folders, or name another folder.",
+            f"{holding}. Known image files: {' '.join(sorted(SUFFIXES))}.",
+            "Convert the files to one of these kinds, or name another folder."
+            if others
+            else "Add images to these folders, or name another folder.",
         )
     for name in empty:
         del images[name]
@@ -123,9 +131,13 @@ def _left_out(root: Path, others: Sequence[str]) -> list[str]:
     """A note about files that are no images by their suffix, such as photographs in HEIC."""
     if not others:
         return []
-    suffixes = Counter(_suffix(os.path.basename(path)) or "without a suffix" for path in others)
-    kinds = listed(f"{number:,} {suffix}" for suffix, number in suffixes.most_common())
-    return [f"{root}: files left out because of their suffix: {kinds}."]
+    return [f"{root}: files left out because of their suffix: {_kinds(others)}."]
+
+
+def _kinds(files: Sequence[str]) -> str:
+    """How many files there are of each suffix: 12 .heic, 1 .txt."""
+    suffixes = Counter(_suffix(os.path.basename(path)) or "without a suffix" for path in files)
+    return listed(f"{number:,} {suffix}" for suffix, number in suffixes.most_common())
 
 
 def _loose(root: Path) -> list[str]:

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from retrieval.errors import DmlError, listed
+from retrieval.files import nearest_folder
+from retrieval.registry import nearest
 from trainer.data.datasets.records import DataSet, Row, build
 
 # A root, a Windows drive, a step upward, or NUL. Symbolic links are not looked at: whoever made
@@ -22,11 +24,15 @@ GO_ON = (
 def folder(root: Path) -> Path:
     """The root, if it is a folder that can be listed."""
     if not root.exists():
-        near = next((parent for parent in root.absolute().parents if parent.is_dir()), None)
+        above = nearest_folder(root.absolute())
+        name, *rest = root.absolute().relative_to(above).parts
+        near = "" if rest else nearest(name, _listing(above))
         raise DmlError(
             f"There is no folder {root}.",
-            "" if near is None else f"The folder {near} exists. It holds {_holding(near)}.",
-            "Give the place of the data set: --data FOLDER (embed: NAME:FOLDER)",
+            f"The folder {above} exists. It holds {_holding(above)}.",
+            f"Did you mean {root.with_name(near)}?"
+            if near
+            else "Give the place of the data set: --data FOLDER (embed: NAME:FOLDER)",
         )
     if not root.is_dir():
         raise DmlError(

@@ -151,13 +151,20 @@ def check_batches(data: DataSet, classes: int, images: int, *, repeat: bool = Fa
     if len(small) and not repeat:
         names = listed(f"{data.label_names[c]} ({sizes[c]})" for c in small)
         enough = int(np.count_nonzero(sizes >= images))
+        ways = [
+            f"use at most {sizes[small].min()} images of a class in a batch",
+            "add images",
+            "repeat them (--set batches.repeat=true)",
+        ]
+        if enough:
+            remain = counted(enough, "class remains", "classes remain")
+            ways.append(f"leave these classes out (--min-images {images}: {remain})")
+        fix = f"{', '.join(ways[:-1])}, or {ways[-1]}."
         raise DmlError(
             f"{data.name}: {len(small):,} of {len(present):,} training classes have fewer than "
             f"{images} images.",
             f"Too few: {names}.",
-            f"Use at most {sizes[small].min()} images of a class in a batch, add images, repeat "
-            f"them (--set batches.repeat=true), or leave these classes out (--min-images {images}: "
-            f"{counted(enough, 'class remains', 'classes remain')}).",
+            fix[0].upper() + fix[1:],
         )
 
 

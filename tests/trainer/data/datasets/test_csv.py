@@ -110,8 +110,9 @@ def test_a_table_that_cannot_be_understood_says_where(tmp_path, text, said):
 
 def test_a_table_that_is_not_text_is_an_error(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"path,label\n\xff\xfe\x00,1\n")
-    with pytest.raises(DmlError, match="cannot be read"):
+    with pytest.raises(DmlError, match="is not a table in UTF-8") as caught:
         load("csv", tmp_path / "x.csv")
+    assert "Give the folder of the images" in caught.value.fix  # a photograph instead of its folder
 
 
 def test_two_tables_in_a_folder_must_be_told_apart(tmp_path):

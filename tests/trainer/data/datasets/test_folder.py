@@ -76,8 +76,20 @@ def test_an_empty_class_folder_is_left_out_with_a_note(folders):
 def test_folders_that_are_all_empty_are_an_error(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    with pytest.raises(DmlError, match="none of 2 folders holds images"):
+    with pytest.raises(DmlError, match="none of 2 folders holds images") as caught:
         load("folder", tmp_path)
+    assert "Empty: a, b." in caught.value.why
+
+
+@pytest.mark.parametrize("top", ["", "train"])
+def test_folders_of_photographs_in_heic_only_are_not_called_empty(tmp_path, top):
+    for name in ("a", "b"):
+        (tmp_path / top / name).mkdir(parents=True)
+        (tmp_path / top / name / "1.heic").write_bytes(b"x")
+    with pytest.raises(DmlError, match="none of 2 folders holds images") as caught:
+        load("folder", tmp_path)
+    assert "They hold 2 .heic." in caught.value.why
+    assert "Convert the files" in caught.value.fix
 
 
 def test_folders_named_as_splits_are_the_splits(tmp_path):

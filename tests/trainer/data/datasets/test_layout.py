@@ -7,6 +7,16 @@ from tests.trainer.data.datasets.trees import write_cub
 from trainer.data.datasets import cub, load
 
 
+def test_a_misspelled_folder_is_told_with_the_right_name(tmp_path):
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DmlError) as caught:
+        load("folder", tmp_path / "phots")
+    assert caught.value.fix == f"Did you mean {tmp_path / 'photos'}?"
+    with pytest.raises(DmlError) as caught:
+        load("folder", tmp_path / "phots" / "more")
+    assert f"The folder {tmp_path} exists. It holds photos." in caught.value.why
+
+
 def test_one_missing_file_is_noticed_and_named(tmp_path, monkeypatch):
     root = write_cub(tmp_path)
     monkeypatch.setattr(cub, "EXPECTED", {"train": (6, 3), "test": (4, 2)})

@@ -104,6 +104,14 @@ def test_a_class_with_too_few_images_for_the_batch_is_named():
     assert "rare (2)" in caught.value.why
     assert "common" not in caught.value.why
     assert "at most 2" in caught.value.fix
+    assert "--min-images 4: 1 class remains" in caught.value.fix
+
+
+def test_a_batch_that_no_class_can_fill_does_not_propose_to_leave_all_out():
+    with pytest.raises(DmlError) as caught:
+        check_batches(made({"a": 2, "b": 3}), 2, 4)
+    assert "--min-images" not in caught.value.fix
+    assert caught.value.fix.endswith("add images, or repeat them (--set batches.repeat=true).")
 
 
 def test_too_few_classes_for_the_batch_is_an_error_even_with_repeats():
