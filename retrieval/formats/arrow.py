@@ -143,7 +143,7 @@ def _open_ipc(path: Path, start: bytes) -> Source:
     ensure(path)
     source = pa.memory_map(str(path)).read_buffer()
     is_file = start == b"ARRO"  # Hugging Face's datasets writes streams under the same suffix
-    rows, size, compressed = sizes(source.slice(8) if is_file else source)
+    rows, size, compressed = sizes(source, is_file)
     if compressed:
         refuse_bomb(str(path), os.path.getsize(path), size)
     opened = pa.ipc.open_file if is_file else pa.ipc.open_stream
@@ -181,9 +181,10 @@ def _kind(type: pa.DataType) -> str:
         return "integer"
     if t.is_floating(type):
         return "number"
-    text = t.is_string(type) or t.is_large_string(type) or t.is_binary(type)
-    # Of Polars; pyarrow 15 has no function for it.
-    return "text" if text or str(type) == "string_view" else "other"
+    text = t.is_string(type) or t.is_large_string(type)
+    text = text or t.is_binary(type) or t.is_large_binary(type)
+    # Of Polars; pyarrow 15 has no functions for them.
+    return "text" if text or str(type) in ("string_view", "binary_view") else "other"
 
 
 def _is_list(type: pa.DataType) -> bool:

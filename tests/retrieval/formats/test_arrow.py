@@ -64,6 +64,13 @@ def test_text_as_polars_writes_it(tmp_path, compression):
     same(load(path), X, names, exact_dtype=False)
 
 
+@pytest.mark.parametrize("dtype", [pa.binary(), pa.large_binary()], ids=str)
+def test_labels_of_bytes_are_text(tmp_path, dtype):
+    labels = pa.array([name.encode() for name in NAMES], dtype)
+    pq.write_table(pa.table({"embedding": X.tolist(), "label": labels}), tmp_path / "x.parquet")
+    same(load(tmp_path / "x.parquet"), X, NAMES, exact_dtype=False)
+
+
 @pytest.mark.parametrize("index", [True, False])
 def test_pandas_parquet(tmp_path, index):
     table = frame()
