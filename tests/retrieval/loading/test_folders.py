@@ -129,6 +129,17 @@ def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["vectors.tsv", "tensors.tsv"])
+def test_the_first_vector_of_the_projector_is_no_header(tmp_path, name):
+    (tmp_path / name).write_text("0\t1\n2\t3\n4\t5\n")  # pandas would call its columns 0 and 1
+    (tmp_path / "metadata.tsv").write_text("a\nb\na\n")
+    found = load(tmp_path).splits["test"]
+    assert found.vectors.tolist() == [[0, 1], [2, 3], [4, 5]]
+    (tmp_path / "metadata.tsv").write_text("a\nb\n")
+    with pytest.raises(DmlError, match="2 labels for 3 vectors"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("left", "options"),
     [("embeddings.h5", ""), ("embeddings-2-of-8.h5", " --shard 2/8"), ("train.h5", None)],
