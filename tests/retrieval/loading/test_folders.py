@@ -17,6 +17,7 @@ from retrieval.formats.shard_sets import Shard
 from retrieval.loading import folders
 from retrieval.loading.load import load
 from retrieval.loading.sources import locate
+from tests.commands import call
 from tests.retrieval.shards import NAMES, PARTS, X, Y, write
 
 
@@ -91,6 +92,23 @@ def test_a_dict_of_data_sets_gives_splits(tmp_path):
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["validation"]}))
     with pytest.raises(DmlError, match="splits validation"):
         load(tmp_path)
+
+
+def test_a_folder_of_labels_is_one_set(tmp_path):
+    folder = tmp_path / "labels"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    np.save(tmp_path / "x.npy", X)
+    for part, rows in ((2, slice(0, 40)), (10, slice(40, 60))):
+        (folder / f"part-{part}.txt").write_text("\n".join(NAMES[rows]))
+    found = load(tmp_path / "x.npy", labels=folder).splits["test"]
+    np.testing.assert_array_equal(found.labels, NAMES)
+    assert call("eval", tmp_path / "x.npy", "--labels", folder, "--json").exit_code == 0
+    with pytest.raises(DmlError, match="without embedding files"):
+        load(folder)
+    (folder / "part-3.json").write_text("[1]")
+    with pytest.raises(DmlError, match=r"several formats: \.json, \.txt"):
+        load(tmp_path / "x.npy", labels=folder)
 
 
 @pytest.mark.parametrize("name", ["vectors.tsv", "tensors.tsv"])
