@@ -102,7 +102,7 @@ def _open_parquet(path: Path) -> Source:
         schema, metadata = first.schema_arrow, first.metadata
     refuse_bomb(str(path), os.path.getsize(path), _values(metadata) * 4)
     # A text that many rows share stays one text.
-    shared = [field.name for field in schema if _kind(field.type) == "text"]
+    shared = [field.name for field in schema if _kind(field.type) in ("text", "bytes")]
     file = pq.ParquetFile(path, memory_map=True, metadata=metadata, read_dictionary=shared)
 
     def batches(names: list[str]) -> Iterator[Any]:
@@ -181,10 +181,11 @@ def _kind(type: pa.DataType) -> str:
         return "integer"
     if t.is_floating(type):
         return "number"
-    text = t.is_string(type) or t.is_large_string(type)
-    text = text or t.is_binary(type) or t.is_large_binary(type)
-    # Of Polars; pyarrow 15 has no functions for them.
-    return "text" if text or str(type) in ("string_view", "binary_view") else "other"
+    # Views are of Polars; pyarrow 15 has no functions for them.
+    if t.is_string(type) or t.is_large_string(type) or str(type) == "string_view":
+        return "text"
+    binary = t.is_binary(type) or t.is_large_binary(type) or str(type) == "binary_view"
+    return "bytes" if binary else "other"
 
 
 def _is_list(type: pa.DataType) -> bool:
@@ -256,7 +257,7 @@ def _text_or_numbers(path: Path, batch: Any, name: str) -> np.ndarray:
     """(n,) numbers, or text as objects, of which rows with the same text share one."""
     column = batch.column(name)
     kind = _kind(column.type)
-    if kind not in ("text", "integer", "number"):
+    if kind not in ("text", "bytes", "integer", "number"):
         raise DmlError(
             f"{path}::{name} has type {column.type}.",
             "Labels are integers or strings.",
@@ -269,7 +270,7 @@ def _text_or_numbers(path: Path, batch: Any, name: str) -> np.ndarray:
             "Fill them in, or remove these rows.",
         )
     reserve(8 * len(column))
-    if kind != "text":
+    if kind in ("integer", "number"):
         decoded = isinstance(column, pa.DictionaryArray)
         return (column.dictionary_decode() if decoded else column).to_numpy(zero_copy_only=False)
     if not isinstance(column, pa.DictionaryArray):

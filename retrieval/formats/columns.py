@@ -21,13 +21,15 @@ NUMBERS = ("number", "integer")
 SPLIT_COLUMNS = frozenset(["split", "subset", "partition", "evaluation_status"])
 # Row numbers, such as the column that pandas adds, are neither vectors nor labels.
 ROW_NUMBERS = frozenset(["", "unnamed: 0", "index", "idx", "id", "row", "__index_level_0__"])
+CONTENT_NAMES = frozenset(["image", "images", "file", "files"])
+"""Names of paths, which bytes of this name are not: they are pictures."""
 
 
 @dataclass(frozen=True)
 class Column:
     at: int  # its number
     name: str
-    kind: str  # number, integer, text, list or other
+    kind: str  # number, integer, text, bytes, list or other
     example: str = ""  # the first cell, where it is text
 
     @property
@@ -119,8 +121,9 @@ class Choice:
         elif wanted == "all":
             label = self._known_label()
         known = {label, *(column for column in self.columns if column.is_label)}
-        texts = [c for c in self.columns if c.kind == "text" and c not in known]
-        path = _single(column for column in texts if column.key in PATH_NAMES)
+        texts = [c for c in self.columns if c.kind in ("text", "bytes") and c not in known]
+        named = (c for c in texts if c.kind == "text" or c.key not in CONTENT_NAMES)
+        path = _single(column for column in named if column.key in PATH_NAMES)
         split = _single(column for column in texts if column.key in SPLIT_COLUMNS)
         known |= {path, split}
         free = [c for c in self.columns if c not in known and c.key not in ROW_NUMBERS]

@@ -71,6 +71,20 @@ def test_labels_of_bytes_are_text(tmp_path, dtype):
     same(load(tmp_path / "x.parquet"), X, NAMES, exact_dtype=False)
 
 
+@pytest.mark.parametrize("dtype", [pa.binary(), pa.large_binary()], ids=str)
+@pytest.mark.parametrize("name", ["image", "jpg"])
+def test_bytes_of_images_are_neither_paths_nor_labels(tmp_path, dtype, name):
+    images = pa.array([b"\xff\xd8" + bytes([n]) for n in range(len(X))], dtype)
+    table = pa.table({"embedding": X.tolist(), name: images})
+    pq.write_table(table, tmp_path / "x.parquet")
+    found = load(tmp_path / "x.parquet")
+    assert only(found).labels is None
+    assert only(found).paths is None
+    assert found.notes == (f"{tmp_path / 'x.parquet'}: not used: {name}",)
+    pq.write_table(table.append_column("label", pa.array(NAMES)), tmp_path / "x.parquet")
+    same(load(tmp_path / "x.parquet"), X, NAMES, exact_dtype=False)
+
+
 @pytest.mark.parametrize("index", [True, False])
 def test_pandas_parquet(tmp_path, index):
     table = frame()
