@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,7 +66,22 @@ def as_table(path: Path, source: Source) -> Table:
         array = np.concatenate(parts)
         return (labels.labels if role == "labels" else labels.strings)(array, str(path))
 
-    return Table(source.columns(), lambda dim: source.rows, blocks, convert)
+    names = _class_names(source.schema)
+    return Table(source.columns(), lambda dim: source.rows, blocks, convert, names)
+
+
+def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """The names of classes by column, as Hugging Face's datasets notes them in a schema."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        named = {name: feature.get("names") for name, feature in features.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # anyone's file
+        return {}
+    return {
+        name: names
+        for name, names in named.items()
+        if isinstance(names, list) and all(isinstance(each, str) for each in names)
+    }
 
 
 def trial(path: Path, key: str | None, wanted: Wanted) -> None:

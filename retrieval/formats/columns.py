@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ import numpy as np
 
 from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, Wanted, note, to_read
 from retrieval.errors import DmlError, listed
+from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import allocate, gathered, vectors
 from retrieval.formats.named_arrays import LABEL_NAMES, LISTED, PATH_NAMES, VECTOR_NAMES
 
@@ -64,6 +65,8 @@ class Table:
     """Vectors (n, D), None if only labels are read, and the values of the roles beside them."""
     convert: Callable[[str, list], np.ndarray]
     """A role and its parts of all blocks -> (N,) values."""
+    label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By column, the names that its integers count through."""
 
 
 NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
@@ -281,7 +284,15 @@ def read(table: Table, key: str | None, source: Path, wanted: Wanted, format: st
         return columns["labels"]
     taken = {"vectors": column_names(found.vectors)}
     taken |= {role: column_names([column]) for role, column in found.beside.items()}
-    return Embeddings(source, format, _splits(source, rows[:count], columns, taken))
+    names = None
+    if "labels" in columns and not label_arrays.is_text(columns["labels"]):
+        names = table.label_names.get(found.beside["labels"].name)
+    return Embeddings(
+        source,
+        format,
+        _splits(source, rows[:count], columns, taken),
+        label_arrays.text(names, str(source)) if names else None,
+    )
 
 
 def _splits(
