@@ -207,10 +207,12 @@ def _splits_of_hugging_face(path: Path) -> tuple[Path, ...]:
     listed = _json(path / "dataset_dict.json").get("splits")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     known = [name for name in names if name in SPELLINGS and (path / name).is_dir()]
+    if lost := [name for name in names if name in SPELLINGS and not known]:
+        raise damaged(f"{path} lists the split {lost[0]}, whose folder is not there.")
     if not known:
         raise DmlError(
             f"{path} is a data set with the splits {', '.join(names) or '(none)'}.",
-            f"Of these, {', '.join(sorted(SPELLINGS))} are known.",
+            f"Splits that are read: {', '.join(sorted(SPELLINGS))}.",
             f"Give one of its folders: {shlex.quote(str(path / names[0]))}"
             if names
             else "Save it again: dataset.save_to_disk(FOLDER)",

@@ -89,9 +89,10 @@ def test_a_dict_of_data_sets_gives_splits(tmp_path):
         for train in (True, False):
             alone = load(f"{tmp_path}::{name}", train=train).splits
             np.testing.assert_array_equal(alone["test"].vectors, X[rows])
-    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["validation"]}))
-    with pytest.raises(DmlError, match="splits validation"):
-        load(tmp_path)
+    for split, what in (("validation", "lists the split validation"), ("mine", "splits mine")):
+        (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": [split]}))
+        with pytest.raises(DmlError, match=what):
+            load(tmp_path)
 
 
 def test_a_folder_of_labels_is_one_set(tmp_path):
