@@ -141,7 +141,8 @@ def best_run(folder: Path) -> Path | None:
 def no_match(pattern: str, fix: str) -> DmlError:
     return DmlError(
         f"{pattern} matches no file.",
-        "A pattern stands for the files whose names it fits: * for any text, ? for one character.",
+        "A pattern stands for the files whose names it fits: * for any text, ? for one character, "
+        "[0-9] for one of several, [[] for a bracket itself.",
         fix,
     )
 

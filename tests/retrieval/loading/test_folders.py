@@ -95,6 +95,14 @@ def test_a_dict_of_data_sets_gives_splits(tmp_path):
             load(tmp_path)
 
 
+def test_a_bracket_in_a_pattern_is_explained(tmp_path):
+    (tmp_path / "x[0]").mkdir()
+    np.save(tmp_path / "x[0]" / "a.npy", X)
+    with pytest.raises(DmlError, match=r"\[\[\] for a bracket itself"):
+        load(tmp_path / "x[0]" / "*.npy")
+    np.testing.assert_array_equal(load(tmp_path / "x[[]0]" / "*.npy").splits["test"].vectors, X)
+
+
 def test_a_folder_of_labels_is_one_set(tmp_path):
     folder = tmp_path / "labels"
     folder.mkdir()
