@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,7 +66,22 @@ def as_table(path: Path, source: Source) -> Table:
         array = np.concatenate(parts)
         return (labels.labels if role == "labels" else labels.strings)(array, str(path))
 
-    return Table(source.columns(), lambda dim: source.rows, blocks, convert)
+    names = _class_names(source.schema)
+    return Table(source.columns(), lambda dim: source.rows, blocks, convert, names)
+
+
+def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """The names of classes by column, as Hugging Face's datasets notes them in a schema."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        named = {name: feature.get("names") for name, feature in features.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # anyone's file
+        return {}
+    return {
+        name: names
+        for name, names in named.items()
+        if isinstance(names, list) and all(isinstance(each, str) for each in names)
+    }
 
 
 def trial(path: Path, key: str | None, wanted: Wanted) -> None:
@@ -102,7 +118,7 @@ def _open_parquet(path: Path) -> Source:
         schema, metadata = first.schema_arrow, first.metadata
     refuse_bomb(str(path), os.path.getsize(path), _values(metadata) * 4)
     # A text that many rows share stays one text.
-    shared = [field.name for field in schema if _kind(field.type) == "text"]
+    shared = [field.name for field in schema if _kind(field.type) in ("text", "bytes")]
     file = pq.ParquetFile(path, memory_map=True, metadata=metadata, read_dictionary=shared)
 
     def batches(names: list[str]) -> Iterator[Any]:
@@ -143,7 +159,7 @@ def _open_ipc(path: Path, start: bytes) -> Source:
     ensure(path)
     source = pa.memory_map(str(path)).read_buffer()
     is_file = start == b"ARRO"  # Hugging Face's datasets writes streams under the same suffix
-    rows, size, compressed = sizes(source.slice(8) if is_file else source)
+    rows, size, compressed = sizes(source, is_file)
     if compressed:
         refuse_bomb(str(path), os.path.getsize(path), size)
     opened = pa.ipc.open_file if is_file else pa.ipc.open_stream
@@ -181,9 +197,11 @@ def _kind(type: pa.DataType) -> str:
         return "integer"
     if t.is_floating(type):
         return "number"
-    text = t.is_string(type) or t.is_large_string(type) or t.is_binary(type)
-    # Of Polars; pyarrow 15 has no function for it.
-    return "text" if text or str(type) == "string_view" else "other"
+    # Views are of Polars; pyarrow 15 has no functions for them.
+    if t.is_string(type) or t.is_large_string(type) or str(type) == "string_view":
+        return "text"
+    binary = t.is_binary(type) or t.is_large_binary(type) or str(type) == "binary_view"
+    return "bytes" if binary else "other"
 
 
 def _is_list(type: pa.DataType) -> bool:
@@ -255,7 +273,7 @@ def _text_or_numbers(path: Path, batch: Any, name: str) -> np.ndarray:
     """(n,) numbers, or text as objects, of which rows with the same text share one."""
     column = batch.column(name)
     kind = _kind(column.type)
-    if kind not in ("text", "integer", "number"):
+    if kind not in ("text", "bytes", "integer", "number"):
         raise DmlError(
             f"{path}::{name} has type {column.type}.",
             "Labels are integers or strings.",
@@ -268,7 +286,7 @@ def _text_or_numbers(path: Path, batch: Any, name: str) -> np.ndarray:
             "Fill them in, or remove these rows.",
         )
     reserve(8 * len(column))
-    if kind != "text":
+    if kind in ("integer", "number"):
         decoded = isinstance(column, pa.DictionaryArray)
         return (column.dictionary_decode() if decoded else column).to_numpy(zero_copy_only=False)
     if not isinstance(column, pa.DictionaryArray):

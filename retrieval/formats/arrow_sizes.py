@@ -7,17 +7,21 @@ metadata are flatbuffers: tables of offsets, of which only the few that matter a
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import pyarrow as pa
 
-SCHEMA, DICTIONARY, BATCH = 1, 2, 3
+DICTIONARY, BATCH = 2, 3  # kinds of messages
+BLOCKS = 2, 3  # fields of the footer of a file: those with dictionaries, and with rows
+BLOCK = struct.Struct("<qi4xq")  # where a message begins, and the lengths of its two parts
+END = struct.Struct("<i6s")  # the length of the footer, and the magic bytes
 
 
-def sizes(data: pa.Buffer) -> tuple[int, int, bool]:
-    """Rows, bytes once inflated, and whether anything is compressed, of a stream of messages."""
+def sizes(data: pa.Buffer, is_file: bool) -> tuple[int, int, bool]:
+    """Rows, bytes once inflated, and whether anything is compressed, of a file or a stream."""
     rows = total = 0
     compressed = False
-    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(data)):
+    for message in _in_file(data) if is_file else pa.ipc.MessageReader.open_stream(data):
         meta = memoryview(message.metadata)
         (root,) = struct.unpack_from("<I", meta, 0)
         kind = _number(meta, root, 1, "<B")
@@ -34,15 +38,25 @@ def sizes(data: pa.Buffer) -> tuple[int, int, bool]:
     return rows, total, compressed
 
 
+def _in_file(data: pa.Buffer) -> Iterator[pa.Message]:
+    """The messages that the footer of a file lists, which are those that Arrow reads.
+
+    What stands before the footer should be a stream of the same messages, and is none in files of
+    Polars: their first message lacks its length.
+    """
+    end = data.size - END.size
+    length, _ = END.unpack_from(data, end)
+    footer = memoryview(data)[end - length : end]
+    (root,) = struct.unpack_from("<I", footer, 0)
+    for number in BLOCKS:
+        for start, head, body in _structs(footer, root, number, BLOCK):
+            yield pa.ipc.read_message(data.slice(start, head + body))
+
+
 def _lengths(meta: memoryview, batch: int, body: memoryview, compressed: bool) -> list[int]:
     """The length of every buffer; a compressed one begins with its own, or -1 where it is not."""
-    place = _field(meta, batch, 2)
-    if place is None:
-        return []
-    (at,) = struct.unpack_from("<I", meta, place)
-    (count,) = struct.unpack_from("<I", meta, place + at)
     found = []
-    for offset, length in struct.iter_unpack("<qq", meta[place + at + 4 :][: 16 * count]):
+    for offset, length in _structs(meta, batch, 2, struct.Struct("<qq")):
         if compressed and length:
             (claimed,) = struct.unpack_from("<q", body, offset)
             length = length if claimed == -1 else claimed
@@ -50,6 +64,18 @@ def _lengths(meta: memoryview, batch: int, body: memoryview, compressed: bool) -
             raise ValueError(f"a buffer of {length} bytes")
         found.append(length)
     return found
+
+
+def _structs(
+    meta: memoryview, table: int, number: int, layout: struct.Struct
+) -> Iterator[tuple[int, ...]]:
+    """The values of each struct in a vector of structs; none if it is left out."""
+    place = _field(meta, table, number)
+    if place is None:
+        return iter(())
+    (at,) = struct.unpack_from("<I", meta, place)
+    (count,) = struct.unpack_from("<I", meta, place + at)
+    return layout.iter_unpack(meta[place + at + 4 :][: layout.size * count])
 
 
 def _field(meta: memoryview, table: int, number: int) -> int | None:

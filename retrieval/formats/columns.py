@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ import numpy as np
 
 from retrieval.embeddings import SPELLINGS, SPLITS, Embeddings, Split, Wanted, note, to_read
 from retrieval.errors import DmlError, listed
+from retrieval.formats import labels as label_arrays
 from retrieval.formats.arrays import allocate, gathered, vectors
 from retrieval.formats.named_arrays import LABEL_NAMES, LISTED, PATH_NAMES, VECTOR_NAMES
 
@@ -21,13 +22,15 @@ NUMBERS = ("number", "integer")
 SPLIT_COLUMNS = frozenset(["split", "subset", "partition", "evaluation_status"])
 # Row numbers, such as the column that pandas adds, are neither vectors nor labels.
 ROW_NUMBERS = frozenset(["", "unnamed: 0", "index", "idx", "id", "row", "__index_level_0__"])
+CONTENT_NAMES = frozenset(["image", "images", "file", "files"])
+"""Names of paths, which bytes of this name are not: they are pictures."""
 
 
 @dataclass(frozen=True)
 class Column:
     at: int  # its number
     name: str
-    kind: str  # number, integer, text, list or other
+    kind: str  # number, integer, text, bytes, list or other
     example: str = ""  # the first cell, where it is text
 
     @property
@@ -62,6 +65,8 @@ class Table:
     """Vectors (n, D), None if only labels are read, and the values of the roles beside them."""
     convert: Callable[[str, list], np.ndarray]
     """A role and its parts of all blocks -> (N,) values."""
+    label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By column, the names that its integers count through."""
 
 
 NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
@@ -119,8 +124,9 @@ class Choice:
         elif wanted == "all":
             label = self._known_label()
         known = {label, *(column for column in self.columns if column.is_label)}
-        texts = [c for c in self.columns if c.kind == "text" and c not in known]
-        path = _single(column for column in texts if column.key in PATH_NAMES)
+        texts = [c for c in self.columns if c.kind in ("text", "bytes") and c not in known]
+        named = (c for c in texts if c.kind == "text" or c.key not in CONTENT_NAMES)
+        path = _single(column for column in named if column.key in PATH_NAMES)
         split = _single(column for column in texts if column.key in SPLIT_COLUMNS)
         known |= {path, split}
         free = [c for c in self.columns if c not in known and c.key not in ROW_NUMBERS]
@@ -278,7 +284,15 @@ def read(table: Table, key: str | None, source: Path, wanted: Wanted, format: st
         return columns["labels"]
     taken = {"vectors": column_names(found.vectors)}
     taken |= {role: column_names([column]) for role, column in found.beside.items()}
-    return Embeddings(source, format, _splits(source, rows[:count], columns, taken))
+    names = None
+    if "labels" in columns and not label_arrays.is_text(columns["labels"]):
+        names = table.label_names.get(found.beside["labels"].name)
+    return Embeddings(
+        source,
+        format,
+        _splits(source, rows[:count], columns, taken),
+        label_arrays.text(names, str(source)) if names else None,
+    )
 
 
 def _splits(

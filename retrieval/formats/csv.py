@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,8 @@ THOUSANDS = re.compile(r"\s*[-+]?[1-9][0-9]{0,2},[0-9]{3}\s*\Z")
 ENCLOSED = re.compile(r'"[^"]*"|\[[^\]]*\]')
 SAMPLE_ROWS, BLOCK_ROWS = 1000, 2048
 BLOCK_CELLS = 1 << 19  # a cell takes some 60 bytes until it is a number
-METADATA = "metadata.tsv"  # of TensorBoard's projector: if it has several columns, it has a header
+# Of TensorBoard's projector: vectors have no header, metadata of several columns have one.
+VECTORS, METADATA = ("vectors.tsv", "tensors.tsv"), "metadata.tsv"
 FIELD_CHARS = 1 << 22  # a list of 4,096 numbers is longer than the csv module's own limit
 
 Row = tuple[int, list[str]]  # line number and cells
@@ -54,7 +54,7 @@ class _Layout:
 
     def rows(self) -> Iterator[Row]:
         with self.path.open(encoding=self.encoding, newline="") as file:
-            rows = _rows(csv.reader(file, delimiter=self.delimiter), self.path)
+            rows = _rows(file, self.delimiter, self.path)
             for line, row in islice(rows, int(self.header), None):
                 _check_width(row, len(self.columns), self.path, line)
                 yield line, row
@@ -89,12 +89,12 @@ def _layout(path: Path, wanted: Wanted) -> _Layout:
         first = file.readline(FIELD_CHARS)
         delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(first)
         file.seek(0)
-        rows = _rows(csv.reader(file, delimiter=delimiter), path)
+        rows = _rows(file, delimiter, path)
         sample = list(islice(rows, 2))
         if sample:
             sample += islice(rows, _height(len(sample[-1][1]), SAMPLE_ROWS))
     comma = _decimal_comma(sample)
-    names = _header(sample, comma) if sample else None
+    names = _header(sample, comma, path.name not in VECTORS) if sample else None
     if path.name == METADATA and sample and len(sample[0][1]) > 1:
         names = sample[0][1]
     body = sample[1:] if names else sample
@@ -163,18 +163,31 @@ def _pointed(cells: Sequence[str], comma: bool) -> Sequence[str]:
     return [cell.translate(SWAPPED) for cell in cells] if comma else cells
 
 
-def _rows(reader: Any, path: Path) -> Iterator[Row]:
+def _rows(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[Row]:
+    ended, last = False, 0
+
+    def and_a_blank_line() -> Iterator[str]:
+        nonlocal ended
+        yield from lines
+        ended = True
+        yield "\n"
+
+    reader = csv.reader(and_a_blank_line(), delimiter=delimiter)
     try:
         for row in reader:
+            if row and ended:
+                why = "The rest of the file would be one text"
+                raise bad_line(path, last + 1, "a double quote is not closed", why)
+            last = reader.line_num
             if row:
-                yield reader.line_num, row
+                yield last, row
     except csv.Error as error:
         what, why = "the line is not valid CSV", f"The reader says: {error}"
         raise bad_line(path, reader.line_num, what, why) from error
 
 
-def _header(sample: list[Row], comma: bool) -> Sequence[str] | None:
-    """The first row if it holds names, which may be pandas' 0, 1, 2..."""
+def _header(sample: list[Row], comma: bool, numbered: bool) -> Sequence[str] | None:
+    """The first row if it holds names, which, if `numbered`, may be pandas' 0, 1, 2..."""
     first = sample[0][1]
     known = LABEL_NAMES | PATH_NAMES | VECTOR_NAMES | SPLIT_COLUMNS
     named = bool({cell.strip().lower() for cell in first} & known)
@@ -187,7 +200,8 @@ def _header(sample: list[Row], comma: bool) -> Sequence[str] | None:
         return first if not listed and (named or changed) else None
     if named:
         return first
-    if len(numbers) > 1 and all(map(WHOLE.match, numbers)) and max(map(len, numbers)) < 20:
+    whole = numbered and len(numbers) > 1 and all(map(WHOLE.match, numbers))
+    if whole and max(map(len, numbers)) < 20:
         values = [int(cell) for cell in numbers]
         if values[0] in (0, 1) and values == list(range(values[0], values[0] + len(values))):
             # Else it is a row, such as 0,1,cat, and other rows of its class follow.

@@ -45,6 +45,8 @@ class Entry:
     dtype: str  # as shown to the user
     kind: str  # NumPy's letter: f, i, u, b; S for text; ? for anything else
     read: Callable[[], np.ndarray]
+    error: DmlError | None = None
+    """Why it cannot be read, if that is known."""
 
     @property
     def vectors_like(self) -> bool:
@@ -84,7 +86,7 @@ def refused(shape: tuple[int, ...], dtype: str, error: DmlError | None = None) -
             raise error
         return np.empty(0, object)  # whose dtype is then refused
 
-    return Entry(shape, dtype, "?", fail)
+    return Entry(shape, dtype, "?", fail, error)
 
 
 def parts(key: str) -> tuple[str | None, str]:
@@ -123,13 +125,23 @@ class Catalogue:
         if None in with_vectors and not set(HELD_OUT) & set(chosen):
             chosen = [None, *chosen]
         if not chosen:
-            shape = "a row for each item, a column for each dimension"
-            self._fail("has no 2-D array of numbers", f"Save the embeddings as one array: {shape}.")
+            self._fail_without_vectors()
         result = {}
         for split in chosen:
             group = replace(self, entries=groups[split])
             result[split or "test"] = group._complete(group._vectors(), None, with_labels)
         return result
+
+    def _fail_without_vectors(self) -> NoReturn:
+        """Raise the error about an array that may be meant but cannot be read, or is missing."""
+        for e in self.entries.values():
+            if e.error and len(e.shape) != 1:  # () where not even the shape can be read
+                raise e.error
+        if any(len(e.shape) == 2 for e in self.entries.values()):
+            dtypes = "float16, bfloat16, float32, float64 or integers"
+            self._fail("has no 2-D array of a dtype that is read", f"Convert it to {dtypes}.")
+        shape = "a row for each item, a column for each dimension"
+        self._fail("has no 2-D array of numbers", f"Save the embeddings as one array: {shape}.")
 
     def _choose_by_key(self, key: str, with_labels: bool) -> dict[str, Choice]:
         """`vectors`, `vectors,labels`, `,labels`, or a group or split that holds them."""

@@ -122,7 +122,8 @@ def _values(value: list | tuple, name: str) -> named_arrays.Entry:
 
 def _tensor(torch: ModuleType, tensor: Any, path: Path, name: str) -> named_arrays.Entry:
     # A tensor that was expanded repeats one value by a stride of 0.
-    refuse_bomb(f"{path}::{name}", os.path.getsize(path), tensor.numel() * tensor.element_size())
+    where = f"{path}::{name}" if name else str(path)
+    refuse_bomb(where, os.path.getsize(path), tensor.numel() * tensor.element_size())
     shape, shown = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype.is_complex:

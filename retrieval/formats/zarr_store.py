@@ -23,6 +23,8 @@ from retrieval.formats.named_arrays import Entry, described, refused
 METADATA = ("zarr.json", ".zarray", ".zgroup")
 CODECS = ("bytes", "transpose", "gzip", "zlib", "zstd", "blosc", "lz4", "crc32c", "vlen-utf8")
 SHARDING = "sharding_indexed"
+FIXED_WIDTH = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1)}
+"""Names of dtypes -> NumPy's letter, and the bytes of a character."""
 LONGEST = 1 << 24  # bytes of a metadata file
 MOST_ARRAYS = 10_000
 
@@ -75,7 +77,7 @@ def _metadata(folder: Path, files: list[str]) -> dict | None:
 def _entry(path: Path, name: str, meta: dict) -> Entry:
     where = f"{path}::{name}" if name else str(path)
     shape = tuple(meta["shape"])
-    kind = meta.get("data_type", meta.get("dtype"))
+    kind = _dtype(meta.get("data_type", meta.get("dtype")))
     if not all(type(n) is int and 0 <= n < 2**63 for n in shape):
         raise damaged(f"{where} has the shape {shape}.")
     if not isinstance(kind, str) or kind == "|O":
@@ -91,6 +93,16 @@ def _entry(path: Path, name: str, meta: dict) -> Entry:
         size = max(math.prod(shape), _chunk(meta)) * dtype.itemsize
         refuse_bomb(where, file_size(path / name), size)
     return found
+
+
+def _dtype(kind: Any) -> Any:
+    """The name of a dtype. Version 3 describes text of fixed width by an object."""
+    if isinstance(kind, dict) and kind.get("name") in FIXED_WIDTH:
+        letter, size = FIXED_WIDTH[kind["name"]]
+        length = kind["configuration"]["length_bytes"]
+        if type(length) is int and 0 < length < 2**31 and not length % size:
+            return f"{letter}{length // size}"
+    return kind
 
 
 def _codecs(meta: dict) -> Iterator[str]:

@@ -19,10 +19,13 @@ Located = tuple[str, tuple[Path, ...], Path | None]
 """The address without its secrets, the copies, and the copy of a file of labels."""
 
 
-def fetch(address: Address, whole: bool, progress: StageProgress | None) -> Located:
+def fetch(
+    address: Address, whole: bool, progress: StageProgress | None, labels: bool = False
+) -> Located:
     """Bring copies up to date; unless `whole`, files that are read in parts get holes.
 
     Inside `leaving_out_train`, files of the split `train` are passed over.
+    labels: whether labels are wanted.
     """
     parts = {suffix for format in FORMATS for suffix in format.in_parts if not whole}
     store = Store(address)
@@ -39,12 +42,12 @@ def fetch(address: Address, whole: bool, progress: StageProgress | None) -> Loca
         files = in_natural_order(entry.data / name for name in there)
         located = address.shown, _fetch_set(entry, there, files), None
     else:
-        located = _fetch_folder(entry)
+        located = _fetch_folder(entry, labels)
     entry.forget_others()
     return located
 
 
-def _fetch_folder(entry: Entry) -> Located:
+def _fetch_folder(entry: Entry, wants_labels: bool) -> Located:
     shown = entry.address.shown
     there = _by_name(entry.store.below())
     marks = {mark for format in FORMATS for mark in format.marks}
@@ -55,7 +58,8 @@ def _fetch_folder(entry: Entry) -> Located:
             entry.fetch(list(there.values()))
             return shown, (entry.data,), None
         entry.fetch([there[name] for name in there if name.split("/")[-1] in LISTINGS])
-    files, labels = choose(entry.data, [name for name in there if "/" not in name])
+    names = [name for name in there if "/" not in name]
+    files, labels = choose(entry.data, names, wants_labels)
     if labels:
         entry.fetch([there[labels.name]])
     name = f"{shown.rstrip('/')}/{EMBEDDINGS}" if files == (entry.data / EMBEDDINGS,) else shown

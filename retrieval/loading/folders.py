@@ -52,10 +52,13 @@ def made_with_another(
         return False
 
 
-def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path | None]:
+def choose(
+    path: Path, names: Collection[str], labels: bool = False
+) -> tuple[tuple[Path, ...], Path | None]:
     """The embedding files, in natural order, and a file of labels that belongs to them.
 
     names: what is in the folder, which need not be there itself, unless it has LISTINGS.
+    labels: whether files of labels are wanted; without others, they may be texts.
     """
     if EMBEDDINGS in names:
         return (path / EMBEDDINGS,), None
@@ -78,11 +81,10 @@ def choose(path: Path, names: Collection[str]) -> tuple[tuple[Path, ...], Path |
         )
     if any(name in names for name in RUN_FILES):
         return _shards_of_run(path, names), None
-    shards = [
-        name
-        for name in _embedding_files(names)
-        if not (path / name).is_dir() or store_format(path / name)
-    ]
+    files = _embedding_files(names)
+    if labels and not files:
+        files = _files_of(names, {s for format in FORMATS for s in format.suffixes})
+    shards = [name for name in files if not (path / name).is_dir() or store_format(path / name)]
     for name in _embedding_files(name.removesuffix(".partial") for name in names):
         if name not in names:  # its rows would be missing
             raise unreadable(path / f"{name}.partial")
@@ -139,7 +141,8 @@ def best_run(folder: Path) -> Path | None:
 def no_match(pattern: str, fix: str) -> DmlError:
     return DmlError(
         f"{pattern} matches no file.",
-        "A pattern stands for the files whose names it fits: * for any text, ? for one character.",
+        "A pattern stands for the files whose names it fits: * for any text, ? for one character, "
+        "[0-9] for one of several, [[] for a bracket itself.",
         fix,
     )
 
@@ -156,7 +159,13 @@ def _natural(path: Path) -> tuple[list[str | int], str]:
 
 def _embedding_files(names: Iterable[str]) -> list[str]:
     """The names, of those in a folder, that have the suffix of an embedding format."""
-    suffixes = {s for format in FORMATS if not format.labels_only for s in format.suffixes}
+    return _files_of(
+        names, {s for format in FORMATS if not format.labels_only for s in format.suffixes}
+    )
+
+
+def _files_of(names: Iterable[str], suffixes: Collection[str]) -> list[str]:
+    """The names that are not hidden and have one of these suffixes."""
     shown = [name for name in names if not name.startswith((".", "_"))]
     return [name for name in shown if os.path.splitext(name)[1].lower() in suffixes]
 
@@ -199,10 +208,12 @@ def _splits_of_hugging_face(path: Path) -> tuple[Path, ...]:
     listed = _json(path / "dataset_dict.json").get("splits")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     known = [name for name in names if name in SPELLINGS and (path / name).is_dir()]
+    if lost := [name for name in names if name in SPELLINGS and not known]:
+        raise damaged(f"{path} lists the split {lost[0]}, whose folder is not there.")
     if not known:
         raise DmlError(
             f"{path} is a data set with the splits {', '.join(names) or '(none)'}.",
-            f"Of these, {', '.join(sorted(SPELLINGS))} are known.",
+            f"Splits that are read: {', '.join(sorted(SPELLINGS))}.",
             f"Give one of its folders: {shlex.quote(str(path / names[0]))}"
             if names
             else "Save it again: dataset.save_to_disk(FOLDER)",

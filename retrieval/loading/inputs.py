@@ -44,7 +44,9 @@ class Inputs:
                 bare, key = without_key(name)
                 of_train = SPELLINGS.get(key or "") == "train"
                 with leaving_out_train(not train and name not in labels):
-                    place = located.get((bare, of_train)) or locate(name, progress, whole)
+                    place = located.get((bare, of_train)) or locate(
+                        name, progress, whole, name in labels
+                    )
                 located[bare, of_train] = place
                 found[name] = replace(place, key=key)
         self.places = {name: found[name] for name in (*names, *labels) if name is not None}

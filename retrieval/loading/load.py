@@ -32,7 +32,7 @@ from retrieval.loading.sources import Place, addresses_in_errors, locate
 from retrieval.number_format import counted
 from retrieval.resources import StageProgress
 
-Find = Callable[[str | Path], Place]
+Find = Callable[..., Place]
 
 
 def load(
@@ -78,8 +78,8 @@ def load(
         Its `splits` hold vectors (N, D), maybe memory-mapped, labels (N,) and paths (N,).
     """
 
-    def find(name: str | Path) -> Place:
-        place = (places or {}).get(str(name)) or locate(name, progress)
+    def find(name: str | Path, labels: bool = False) -> Place:
+        place = (places or {}).get(str(name)) or locate(name, progress, labels=labels)
         for copy in filter(None, map(copies.get, place.files)):
             copy.progress, copy.requests = progress, 0
         return place
@@ -208,7 +208,7 @@ def _named(data: Embeddings, labels: np.ndarray) -> np.ndarray:
 def _attach(data: Embeddings, split: str, source: str | Path, find: Find = locate) -> Embeddings:
     """The labels of a file of their own in place of those of a split, and of their names."""
     with leaving_out_train(False):  # files of labels may be of one array, whatever their names
-        place = find(source)
+        place = find(source, labels=True)
     part = data.splits[split]
     values = read(place, "labels", data.shards.get(split, ()))
     if len(values) != len(part.vectors):

@@ -62,12 +62,18 @@ def addresses_in_errors(*names: str | Path | None) -> AbstractContextManager[Non
     return renamed(shown, shown_fix)
 
 
-def locate(source: str | Path, progress: StageProgress | None = None, whole: bool = False) -> Place:
+def locate(
+    source: str | Path,
+    progress: StageProgress | None = None,
+    whole: bool = False,
+    labels: bool = False,
+) -> Place:
     """`file.h5::key` -> the file and the key; for a run folder, the embeddings in it.
 
     Files behind an address are downloaded, unless copies of them are in the cache. Those that
     `load` can read in parts get copies with holes, unless they are wanted whole. Inside
     `leaving_out_train`, those of `train` are passed over, unless the key is `train`.
+    labels: whether labels are wanted.
     """
     name, key = without_key(source)
     if is_address(name):
@@ -76,7 +82,7 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
 
         wanted = nullcontext() if SPELLINGS.get(key or "") != "train" else leaving_out_train(False)
         with wanted:
-            return Place(*fetching.fetch(address.parse(source), whole, progress), key)
+            return Place(*fetching.fetch(address.parse(source), whole, progress, labels), key)
     path = Path(name)
     if path.is_dir():
         from retrieval.loading.folders import choose
@@ -86,7 +92,7 @@ def locate(source: str | Path, progress: StageProgress | None = None, whole: boo
             return Place(path / EMBEDDINGS, (path / EMBEDDINGS,), None, key, folder=path)
         if not store_format(path):
             names = [each for each in names if each != EMBEDDINGS]
-            return Place(path, *choose(path, names), key)
+            return Place(path, *choose(path, names, labels), key)
     if glob.has_magic(name) and not path.exists():
         return Place(path, _matches(path), None, key)
     return Place(path, (path,), None, key)

@@ -94,6 +94,12 @@ def parse(source: str | Path) -> Address:
     found = KNOWN.match(text)
     if not found:
         kind = text.partition("://")[0]
+        if kind.lower() in PACKAGES:
+            raise DmlError(
+                f"{without_secrets(text)} names no file.",
+                "The server or bucket is missing; a variable of the shell may not be set.",
+                f"Give the whole address: {kind}://BUCKET/x.npy",
+            )
         raise DmlError(
             f"{without_secrets(text.partition('::')[0])} cannot be opened.",
             f"These kinds of addresses are known: {', '.join(f'{name}://' for name in PACKAGES)}.",

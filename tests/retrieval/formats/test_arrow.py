@@ -1,5 +1,6 @@
 """Parquet and Arrow tables of pandas and pyarrow, and damaged ones."""
 
+import json
 import os
 
 import numpy as np
@@ -62,6 +63,54 @@ def test_text_as_polars_writes_it(tmp_path, compression):
     table = pa.table({"embedding": X.tolist(), "label": labels})
     pa.feather.write_feather(table, path := str(tmp_path / "x.arrow"), compression)
     same(load(path), X, names, exact_dtype=False)
+
+
+@pytest.mark.parametrize("dtype", [pa.binary(), pa.large_binary()], ids=str)
+def test_labels_of_bytes_are_text(tmp_path, dtype):
+    labels = pa.array([name.encode() for name in NAMES], dtype)
+    pq.write_table(pa.table({"embedding": X.tolist(), "label": labels}), tmp_path / "x.parquet")
+    same(load(tmp_path / "x.parquet"), X, NAMES, exact_dtype=False)
+
+
+@pytest.mark.parametrize("dtype", [pa.binary(), pa.large_binary()], ids=str)
+@pytest.mark.parametrize("name", ["image", "jpg"])
+def test_bytes_of_images_are_neither_paths_nor_labels(tmp_path, dtype, name):
+    images = pa.array([b"\xff\xd8" + bytes([n]) for n in range(len(X))], dtype)
+    table = pa.table({"embedding": X.tolist(), name: images})
+    pq.write_table(table, tmp_path / "x.parquet")
+    found = load(tmp_path / "x.parquet")
+    assert only(found).labels is None
+    assert only(found).paths is None
+    assert found.notes == (f"{tmp_path / 'x.parquet'}: not used: {name}",)
+    pq.write_table(table.append_column("label", pa.array(NAMES)), tmp_path / "x.parquet")
+    same(load(tmp_path / "x.parquet"), X, NAMES, exact_dtype=False)
+
+
+def of_classes(path, labels, names):
+    """A table of Hugging Face's datasets, whose labels are numbers of names."""
+    features = {"label": {"names": names, "_type": "ClassLabel"}, "embedding": {"_type": "List"}}
+    noted = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"embedding": X[: len(labels)].tolist(), "label": labels})
+    pq.write_table(table.replace_schema_metadata(noted), path)
+
+
+def test_classes_of_hugging_face_are_matched_by_name(tmp_path):
+    of_classes(tmp_path / "q.parquet", [0, 1], ["a", "b"])
+    of_classes(tmp_path / "g.parquet", [0, 1], ["b", "c"])
+    assert load(tmp_path / "q.parquet").label_names.tolist() == ["a", "b"]
+    both = load(tmp_path / "q.parquet", gallery=tmp_path / "g.parquet").splits
+    assert both["query"].labels.tolist() == ["a", "b"]
+    assert both["gallery"].labels.tolist() == ["b", "c"]
+    together = load(tmp_path / "*.parquet").splits["test"]
+    assert together.labels.tolist() == ["b", "c", "a", "b"]
+
+
+@pytest.mark.parametrize("names", [None, 5, [1, 2], {"a": 1}])
+def test_names_of_classes_that_are_no_texts_are_passed_over(tmp_path, names):
+    of_classes(tmp_path / "x.parquet", [0, 1], names)
+    found = load(tmp_path / "x.parquet")
+    assert found.label_names is None
+    assert only(found).labels.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("index", [True, False])

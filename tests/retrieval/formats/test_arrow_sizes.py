@@ -30,6 +30,21 @@ def test_arrow_files_that_claim_more_than_memory_are_called_damaged(tmp_path, mo
                     load(tmp_path / "x.feather")
 
 
+@pytest.mark.parametrize("compression", ["uncompressed", "zstd"])
+def test_the_messages_of_a_file_are_those_that_its_footer_lists(tmp_path, compression):
+    """Polars writes the first message without its length, so that no stream begins there."""
+    path = tmp_path / "x.arrow"
+    table = arrow_table(pa.array(["a", "b"] * (ROWS // 2)).dictionary_encode())
+    pa.feather.write_feather(table, str(path), compression, chunksize=100)
+    before = load(path).splits["test"]
+    data = bytearray(path.read_bytes())
+    data[8:16] = b"\x04\0\0\0\xf2\xff\xff\xff"
+    path.write_bytes(data)
+    after = load(path).splits["test"]
+    np.testing.assert_array_equal(before.vectors, after.vectors)
+    np.testing.assert_array_equal(before.labels, after.labels)
+
+
 def test_compressed_arrow_files_that_claim_too_much(tmp_path):
     zeros = pa.array(np.zeros(80_000_000, np.float32))  # 320 MB
     big = pa.table({"f0": zeros, "f1": zeros})

@@ -188,6 +188,15 @@ def test_a_table_with_another_separator_is_told_and_the_line_converts_it(tmp_pat
     assert found.labels[0] == "c0"
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_quote_that_is_not_closed_takes_no_rows(tmp_path, end):
+    rows = "d0,d1,label\n1,2,a\n3,4,'b\n5,6,c".replace("'", '"') + end
+    (tmp_path / "x.csv").write_text(rows)
+    refused(tmp_path / "x.csv", "line 3: a double quote is not closed")
+    (tmp_path / "x.csv").write_text(rows.replace('"b', '"b"'))
+    assert load(tmp_path / "x.csv").splits["test"].labels.tolist() == ["a", "b", "c"]
+
+
 def test_csv_bombs_of_columns_and_lines_take_no_memory(tmp_path):
     wide = ",".join(["1"] * 20_000)
     (tmp_path / "x.csv").write_text(wide + "\n" + "\n" * 1_000_000)

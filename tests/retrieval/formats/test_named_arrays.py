@@ -6,7 +6,7 @@ import pytest
 
 from retrieval.errors import DmlError
 from retrieval.loading.load import load
-from tests.retrieval.formats.samples import X, Y, check
+from tests.retrieval.formats.samples import X, Y, check, refused
 
 
 @pytest.mark.parametrize("names", [("X", "y"), ("feats", "targets"), ("foo", "bar")])
@@ -66,3 +66,14 @@ def test_labels_of_another_length_are_not_passed_over(tmp_path):
     np.savez(tmp_path / "x.npz", embeddings=np.eye(4), labels=np.arange(3))
     with pytest.raises(DmlError, match="cannot be the labels"):
         load(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("dtype", ["?", "c8", "S4"])
+def test_an_array_whose_dtype_is_not_read_is_not_called_missing(tmp_path, dtype):
+    np.save(tmp_path / "x.npy", X.astype(dtype))
+    refused(tmp_path / "x.npy", "has no 2-D array of a dtype that is read")
+
+
+def test_what_is_wrong_with_the_only_array_is_told(tmp_path):
+    np.savez(tmp_path / "x.npz", embeddings=X.astype(object), labels=Y)
+    refused(tmp_path / "x.npz", "x.npz::embeddings holds pickled Python objects")

@@ -49,7 +49,7 @@ def test_npy_with_a_false_shape(tmp_path, shape, match):
     refused(tmp_path / "x.npy", match)
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as file:
         file.writestr("embeddings.npy", npy_header(shape) + b"\0" * 64)
-    refused(tmp_path / "x.npz", match + "|no 2-D array")
+    refused(tmp_path / "x.npz", match)
 
 
 @pytest.mark.parametrize("descr", ["|S0", "<U0"])

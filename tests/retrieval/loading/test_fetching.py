@@ -34,12 +34,14 @@ def lines(labels):
     return "\n".join(map(str, labels)).encode()
 
 
-def test_patterns_and_folders_behind_addresses_have_the_scores_of_one_file(shards):
+def test_patterns_and_folders_behind_addresses_have_the_scores_of_one_file(shards, server):
     X, labels = shards
     wanted = evaluate(X, labels, nmi=False)["distances"]
     for name in ("memory://b/x/*.npy", "memory://b/x"):
         found = evaluate(name, labels="memory://b/y/part-*.txt.gz", nmi=False)
         assert found["distances"] == wanted
+    server.pipe("/b/z/part-1.txt", lines(labels))
+    assert evaluate(name, labels="memory://b/z", nmi=False)["distances"] == wanted
 
 
 def test_results_and_notes_name_the_address_and_not_the_copy(shards, folder):

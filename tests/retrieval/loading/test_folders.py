@@ -17,6 +17,7 @@ from retrieval.formats.shard_sets import Shard
 from retrieval.loading import folders
 from retrieval.loading.load import load
 from retrieval.loading.sources import locate
+from tests.commands import call
 from tests.retrieval.shards import NAMES, PARTS, X, Y, write
 
 
@@ -88,9 +89,35 @@ def test_a_dict_of_data_sets_gives_splits(tmp_path):
         for train in (True, False):
             alone = load(f"{tmp_path}::{name}", train=train).splits
             np.testing.assert_array_equal(alone["test"].vectors, X[rows])
-    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["validation"]}))
-    with pytest.raises(DmlError, match="splits validation"):
-        load(tmp_path)
+    for split, what in (("validation", "lists the split validation"), ("mine", "splits mine")):
+        (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": [split]}))
+        with pytest.raises(DmlError, match=what):
+            load(tmp_path)
+
+
+def test_a_bracket_in_a_pattern_is_explained(tmp_path):
+    (tmp_path / "x[0]").mkdir()
+    np.save(tmp_path / "x[0]" / "a.npy", X)
+    with pytest.raises(DmlError, match=r"\[\[\] for a bracket itself"):
+        load(tmp_path / "x[0]" / "*.npy")
+    np.testing.assert_array_equal(load(tmp_path / "x[[]0]" / "*.npy").splits["test"].vectors, X)
+
+
+def test_a_folder_of_labels_is_one_set(tmp_path):
+    folder = tmp_path / "labels"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    np.save(tmp_path / "x.npy", X)
+    for part, rows in ((2, slice(0, 40)), (10, slice(40, 60))):
+        (folder / f"part-{part}.txt").write_text("\n".join(NAMES[rows]))
+    found = load(tmp_path / "x.npy", labels=folder).splits["test"]
+    np.testing.assert_array_equal(found.labels, NAMES)
+    assert call("eval", tmp_path / "x.npy", "--labels", folder, "--json").exit_code == 0
+    with pytest.raises(DmlError, match="without embedding files"):
+        load(folder)
+    (folder / "part-3.json").write_text("[1]")
+    with pytest.raises(DmlError, match=r"several formats: \.json, \.txt"):
+        load(tmp_path / "x.npy", labels=folder)
 
 
 @pytest.mark.parametrize("name", ["vectors.tsv", "tensors.tsv"])
@@ -126,6 +153,17 @@ def test_the_pair_of_files_of_tensorboards_projector(tmp_path, name):
     assert len(load(tmp_path, labels=labels).splits["test"].labels) == len(NAMES)
     (tmp_path / "metadata.tsv").write_text("a\nb\n")
     with pytest.raises(DmlError, match="2 labels for 60 vectors"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vectors.tsv", "tensors.tsv"])
+def test_the_first_vector_of_the_projector_is_no_header(tmp_path, name):
+    (tmp_path / name).write_text("0\t1\n2\t3\n4\t5\n")  # pandas would call its columns 0 and 1
+    (tmp_path / "metadata.tsv").write_text("a\nb\na\n")
+    found = load(tmp_path).splits["test"]
+    assert found.vectors.tolist() == [[0, 1], [2, 3], [4, 5]]
+    (tmp_path / "metadata.tsv").write_text("a\nb\n")
+    with pytest.raises(DmlError, match="2 labels for 3 vectors"):
         load(tmp_path)
 
 

@@ -41,3 +41,9 @@ def test_the_next_step_names_no_secrets(capsys):
     next_step("report", "https://me:password@host/x.npz?token=1::key", "--labels", "y.txt")
     said = capsys.readouterr().err
     assert said == "Next: dmltool report https://host/x.npz::key --labels y.txt\n"
+
+
+@pytest.mark.parametrize("text", ["s3://", "hf:///", "https://"])
+def test_an_address_of_nothing_is_named(text):
+    with pytest.raises(DmlError, match=f"{text} names no file"):
+        parse(text)
