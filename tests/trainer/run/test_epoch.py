@@ -202,6 +202,14 @@ def test_a_run_that_ends_in_a_phase_of_another_optimiser_is_resumed(change, tmp_
     assert checkpoint.load(tmp_path / "cut")["epoch"] == 3
 
 
+@pytest.mark.parametrize(("sampling", "most"), [("classes", 5), ("images", 10)])
+def test_the_settings_decide_how_often_a_class_is_drawn(change, sampling, most):
+    targets = np.repeat(np.arange(4), (2, 4, 8, 26))
+    config = change(batches=Batches(classes=2, images=2, sampling=sampling))
+    plan = epoch_plan(config, targets, epoch=0)  # 10 batches of 2 classes
+    assert np.bincount(targets[plan[:, ::2]].ravel())[3] == most
+
+
 def test_a_phase_sees_its_own_batches_and_unchanged_images(phases):
     assert phases[1] == [((6, 8), True)] * 2 + [((3, 16), False)] * 2  # 48 images of 6 classes
 
