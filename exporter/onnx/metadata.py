@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from exporter.onnx import INPUTS, LAYOUTS
+from exporter.onnx import INPUTS, LAYOUTS, PRECISIONS
 from retrieval.errors import DmlError
 from retrieval.settings import converted, invalid, one_of, shortened, within
 from trainer.config import Input
@@ -117,7 +117,7 @@ class Metadata:
     dim: int | None = None
     normalized: bool = False
     """The embeddings have length 1."""
-    precision: str = "fp32"
+    precision: str = one_of(*PRECISIONS, default=PRECISIONS[0])
     loss: str = ""
     dataset: str = ""
     checkpoint_sha256: str = ""
@@ -127,6 +127,10 @@ class Metadata:
     """How the training divided its classes; None: the model does not say."""
     others: dict[str, str] = field(default_factory=dict)
     """All other properties with the prefix."""
+
+    def __post_init__(self) -> None:
+        if found := [problem.text for problem in invalid(self)]:
+            raise DmlError("The properties make no sense.", "\n".join(found), FIX)
 
     def checkpoints(self) -> list[str]:
         """SHA-256 of each checkpoint that the model was exported from."""
@@ -211,14 +215,14 @@ def read_properties(properties: Mapping[str, str]) -> Metadata | None:
         prepared = Preprocessing.from_dict(said)
         about = _typed(said, {key: kinds[key] for key in _ABOUT})
         about["division"] = _read_division(said.get("division"))
+        others = {key: value for key, value in said.items() if key not in kinds}
+        return Metadata(prepared, **about, others=others)
     except DmlError as error:
         raise DmlError(
             "The model's metadata is damaged.",
             error.why,
             "Export the model again: dmltool export RUN",
         ) from error
-    others = {key: value for key, value in said.items() if key not in kinds}
-    return Metadata(prepared, **about, others=others)
 
 
 def _read_division(said: str | None) -> Division | None:

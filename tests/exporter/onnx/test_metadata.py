@@ -167,6 +167,7 @@ def test_another_schema_is_refused(state, schema):
         ("mean", "[" * 900),
         ("versions", "[" * 100_000),
         ("l2_normalized", "maybe"),
+        ("precision", "fp8"),
         ("draft", "-1"),
         ("draft", "9"),
         ("scale", "2"),
