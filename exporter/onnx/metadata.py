@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, get_type_hints
 
@@ -261,7 +262,10 @@ def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]
             if decode and len(value) > _LONGEST:
                 value = value[:_LONGEST]
                 raise ValueError("a shorter text")
-            values[key] = converted(json.loads(value) if decode else value, kinds[key])
+            if decode:
+                with suppress(ValueError):  # then it is refused as the text that it is
+                    value = json.loads(value)
+            values[key] = converted(value, kinds[key])
         except (ValueError, RecursionError) as error:
             found.append(f"{key} = {shortened(value)} is not {error}.")
     if found:
