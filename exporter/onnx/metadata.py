@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, get_type_hints
 
 import numpy as np
 
-from exporter.onnx import INPUTS, LAYOUTS
+from exporter.onnx import INPUTS, LAYOUTS, PRECISIONS
 from retrieval.errors import DmlError
 from retrieval.settings import converted, invalid, one_of, shortened, within
 from trainer.config import Input
@@ -117,7 +118,7 @@ class Metadata:
     dim: int | None = None
     normalized: bool = False
     """The embeddings have length 1."""
-    precision: str = "fp32"
+    precision: str = one_of(*PRECISIONS, default=PRECISIONS[0])
     loss: str = ""
     dataset: str = ""
     checkpoint_sha256: str = ""
@@ -127,6 +128,10 @@ class Metadata:
     """How the training divided its classes; None: the model does not say."""
     others: dict[str, str] = field(default_factory=dict)
     """All other properties with the prefix."""
+
+    def __post_init__(self) -> None:
+        if found := [problem.text for problem in invalid(self)]:
+            raise DmlError("The properties make no sense.", "\n".join(found), FIX)
 
     def checkpoints(self) -> list[str]:
         """SHA-256 of each checkpoint that the model was exported from."""
@@ -211,14 +216,14 @@ def read_properties(properties: Mapping[str, str]) -> Metadata | None:
         prepared = Preprocessing.from_dict(said)
         about = _typed(said, {key: kinds[key] for key in _ABOUT})
         about["division"] = _read_division(said.get("division"))
+        others = {key: value for key, value in said.items() if key not in kinds}
+        return Metadata(prepared, **about, others=others)
     except DmlError as error:
         raise DmlError(
             "The model's metadata is damaged.",
             error.why,
             "Export the model again: dmltool export RUN",
         ) from error
-    others = {key: value for key, value in said.items() if key not in kinds}
-    return Metadata(prepared, **about, others=others)
 
 
 def _read_division(said: str | None) -> Division | None:
@@ -257,7 +262,10 @@ def _typed(given: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]
             if decode and len(value) > _LONGEST:
                 value = value[:_LONGEST]
                 raise ValueError("a shorter text")
-            values[key] = converted(json.loads(value) if decode else value, kinds[key])
+            if decode:
+                with suppress(ValueError):  # then it is refused as the text that it is
+                    value = json.loads(value)
+            values[key] = converted(value, kinds[key])
         except (ValueError, RecursionError) as error:
             found.append(f"{key} = {shortened(value)} is not {error}.")
     if found:

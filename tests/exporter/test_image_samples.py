@@ -2,15 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from exporter import image_samples
-from exporter.image_samples import calibration_images, comparison_images
+from exporter.image_samples import calibration_images, comparison_images, readable
 from exporter.networks import load_member
 from tests.commands import call
 from tests.exporter.embedding.toy import PREPARED, draw
+from trainer.data.datasets.records import SPLITS
 from trainer.run.setup import load_data
 
 
@@ -43,3 +45,10 @@ def test_a_comparison_has_two_images_of_as_many_classes_as_fit(tmp_path, monkeyp
 
 def test_without_training_images_none_are_for_calibration(tmp_path):
     assert len(calibration_images(draw(tmp_path, count=10), PREPARED)) == 0
+
+
+def test_images_for_calibration_are_training_images(tmp_path):
+    data = draw(tmp_path, count=10)
+    splits = np.where(np.arange(10) < 4, SPLITS.index("train"), SPLITS.index("test"))
+    found = calibration_images(replace(data, splits=splits), PREPARED)
+    assert np.array_equal(found, readable(data, np.arange(4), PREPARED)[0])

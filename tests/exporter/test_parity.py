@@ -126,20 +126,24 @@ def test_agreement_counts_changed_neighbours_but_not_equal_ones():
         (lambda images: images, lambda found: found[:, ::-1]),
         (lambda images: images, lambda found: np.full_like(found, 0)),
         (lambda images: images, lambda found: found + 0.05 * np.abs(found).max()),
+        (lambda images: images, lambda found: found * 1.5),
+        (lambda images: images, lambda found: found / np.linalg.norm(found, axis=1)[:, None]),
     ],
 )
 def test_a_broken_model_does_not_pass(embedder, before, after):
     images, labels = stripes()
     found = check(embedder, Model(embedder, before, after).run, images, labels)
-    with pytest.raises(DmlError):
-        judge(found, "fp32")
+    for precision in ("fp32", "fp16"):
+        with pytest.raises(DmlError):
+            judge(found | {"recall_onnx": found["recall_torch"]}, precision)
 
 
-def test_the_network_is_left_as_it_is(embedder):
+def test_the_network_is_evaluated_and_left_as_it_is(embedder):
     images, labels = stripes(8)
     network = copy.deepcopy(embedder).train()
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    check(network, Model(embedder).run, images, labels, batch_sizes=(4,))
+    found = check(network, Model(embedder).run, images, labels, batch_sizes=(4,))
+    assert found["max_abs"] == 0
     assert network.training
     assert all(torch.equal(before[key], value) for key, value in network.state_dict().items())
     assert network.backbone.layers[0].weight.is_contiguous()
@@ -185,11 +189,13 @@ def test_points_of_recall_beyond_tolerance_fail_and_are_named(precision, allowed
         assert number in caught.value.why
 
 
-def test_float32_must_compute_the_same_and_nan_never_passes():
-    low = GOOD | {"min_cosine": 0.9998}
-    judge(low, "int8")
-    with pytest.raises(DmlError, match=r"a cosine of 0\.99980"):
-        judge(low, "fp32")
-    for broken in (GOOD | {"min_cosine": np.nan}, GOOD | {"recall_onnx": np.nan}):
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 0.01), ("fp16", 0.1)])
+def test_a_model_must_compute_the_same_and_nan_never_passes(precision, most):
+    judge(GOOD | {"max_rel": most}, precision)
+    far = GOOD | {"max_rel": 1.2 * most}
+    judge(far, "int8")
+    with pytest.raises(DmlError, match=f"difference of {1.2 * most:g}; at most {most:g} is"):
+        judge(far, precision)
+    for broken in (GOOD | {"max_rel": np.nan}, GOOD | {"recall_onnx": np.nan}):
         with pytest.raises(DmlError):
-            judge(broken, "fp32")
+            judge(broken, precision)

@@ -95,7 +95,8 @@ def load(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises nearly anything for a damaged or hostile file
-        why, fix = str(error).split("\n", 1)[0], "Use one written by `dmltool train`."
+        why = str(error).split("\n", 1)[0] or "It is empty or cut short."
+        fix = "Use one written by `dmltool train`."
         if "weights_only" in str(error) or "Unsupported" in str(error):
             why = "It holds objects other than tensors and plain values; code in it is never run."
         elif path.name in (BEST, LAST):

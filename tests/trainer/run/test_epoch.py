@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.amp import GradScaler
 
 from retrieval.errors import DmlError
 from tests.trainer.run.runs import (
@@ -159,6 +160,17 @@ def test_each_step_has_its_rate_and_each_epoch_its_random_numbers(change, tmp_pa
     assert not changes[0] & changes[1]
 
 
+@pytest.fixture
+def scaled(monkeypatch):
+    """Scale gradients as with fp16, which not every processor computes; the scale soon grows."""
+
+    def scaler(device, enabled):
+        return GradScaler(device, init_scale=1024.0, growth_interval=2)
+
+    monkeypatch.setattr(torch.amp, "GradScaler", scaler)
+
+
+@pytest.mark.usefixtures("scaled")
 def test_gradients_are_clipped_to_the_norm_of_the_settings(change, tmp_path, monkeypatch):
     norms, step = [], torch.optim.SGD.step
 
@@ -172,12 +184,30 @@ def test_gradients_are_clipped_to_the_norm_of_the_settings(change, tmp_path, mon
     assert norms == pytest.approx([0.01] * 3, rel=1e-3)
 
 
+@pytest.mark.usefixtures("scaled")
+def test_a_run_with_scaled_gradients_goes_on_as_if_never_interrupted(change, tmp_path):
+    config = change(schedule={"epochs": 2})
+    fit(config, tmp_path / "whole")
+    with pytest.raises(Interruption):
+        fit(config, tmp_path / "cut", Interrupting(4))
+    fit(config, tmp_path / "cut", resume=True)
+    assert_same_files(tmp_path / "whole", tmp_path / "cut")
+
+
 def test_a_run_that_ends_in_a_phase_of_another_optimiser_is_resumed(change, tmp_path):
     config = change(phase=Phase(1, optimizer={"name": "sgd", "momentum": 0.9}))
     with pytest.raises(Interruption):
         fit(config, tmp_path / "cut", Interrupting(4))  # the checkpoint is that of epoch 1
     fit(config, tmp_path / "cut", resume=True)
     assert checkpoint.load(tmp_path / "cut")["epoch"] == 3
+
+
+@pytest.mark.parametrize(("sampling", "most"), [("classes", 5), ("images", 10)])
+def test_the_settings_decide_how_often_a_class_is_drawn(change, sampling, most):
+    targets = np.repeat(np.arange(4), (2, 4, 8, 26))
+    config = change(batches=Batches(classes=2, images=2, sampling=sampling))
+    plan = epoch_plan(config, targets, epoch=0)  # 10 batches of 2 classes
+    assert np.bincount(targets[plan[:, ::2]].ravel())[3] == most
 
 
 def test_a_phase_sees_its_own_batches_and_unchanged_images(phases):

@@ -9,6 +9,24 @@ import torch
 from retrieval.errors import DmlError
 from tests.trainer.run.runs import Interrupting, Interruption, fit, told_by
 from trainer.run import checkpoint, train
+from trainer.run.metrics_log import read_metrics
+
+
+def test_an_epoch_that_was_recorded_but_not_saved_is_recorded_once(config, tmp_path, monkeypatch):
+    save, folder = checkpoint.save, tmp_path / "run"
+
+    def interrupted(place, state, best):
+        if state["epoch"] == 2:
+            raise Interruption
+        save(place, state, best)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", interrupted)
+        with pytest.raises(Interruption):
+            fit(config, folder)
+    assert [record["epoch"] for record in read_metrics(folder)] == [0, 1, 2]
+    fit(config, folder, resume=True)
+    assert [record["epoch"] for record in read_metrics(folder)] == [0, 1, 2, 3]
 
 
 def test_resuming_with_other_data_is_refused(change, finished):

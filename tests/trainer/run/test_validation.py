@@ -11,7 +11,7 @@ from tests.trainer.run.runs import assert_same_bits, fit, weights
 from tests.trainer.small import draw_pictures
 from trainer.data.datasets import load
 from trainer.data.datasets.splitting import with_validation
-from trainer.run import train
+from trainer.run import train, validation
 from trainer.run.metrics_log import read_metrics
 from trainer.run.scoring import recall
 from trainer.run.setup import build_embedder
@@ -92,3 +92,17 @@ def test_training_images_are_sampled_as_whole_classes(count, classes, images):
     rows = sampled_classes(np.arange(80), labels, count, 0)
     assert len(np.unique(labels[rows])) == classes
     assert len(rows) == len(set(rows)) == images
+
+
+def test_the_final_scores_are_of_embeddings_in_float32(change, tmp_path, monkeypatch):
+    half, embed = [], validation.embed
+
+    def noted(*args):
+        half.append(torch.is_autocast_enabled("cpu"))
+        with torch.autocast("cpu", enabled=False):  # not every processor computes in bf16
+            return embed(*args)
+
+    monkeypatch.setattr(validation, "embed", noted)
+    monkeypatch.setattr(validation, "precision", lambda *_: torch.bfloat16)
+    train.train(change(schedule={"epochs": 1}), tmp_path / "run")
+    assert half == [True, True, True, False, False]  # the last: test set and validation set

@@ -62,7 +62,7 @@ def _annotations(path: Path, field: str) -> list[tuple[str, int]]:
         table = np.atleast_1d(content["annotations"])
         images, labels = table[field], table["class"]
         return [(str(image), int(label)) for image, label in zip(images, labels, strict=True)]
-    except (KeyError, IndexError, ValueError, TypeError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
         raise DmlError(
             f"{path} does not hold the annotations of Cars196.",
             f"Wanted: a table `annotations` with the columns {field} and class ({error}).",

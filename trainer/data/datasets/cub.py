@@ -17,20 +17,23 @@ def read(root: Path, *, allow_incomplete: bool = False) -> DataSet:
     """Read images.txt, image_class_labels.txt and images/, in root or its folder CUB_200_2011."""
     root = layout.locate(root, "CUB-200-2011", "images.txt", inside=["CUB_200_2011"])
     names = dict(_pairs(root / "classes.txt")) if (root / "classes.txt").is_file() else {}
-    classes = dict(_pairs(root / "image_class_labels.txt"))
-    source = root / "images.txt"
+    source, given = root / "images.txt", root / "image_class_labels.txt"
+    classes = {
+        image: layout.number(given, line, label)
+        for line, (image, label) in enumerate(_pairs(given), 1)
+    }
     rows = []
     for line, (image, path) in enumerate(_pairs(source), 1):
         if image not in classes:
             raise DmlError(
-                f"{source} lists image {image}, which image_class_labels.txt does not.",
+                f"{source} lists image {image}, which {given.name} does not.",
                 "The two files do not belong together.",
                 "Get both from CUB_200_2011.tgz again.",
             )
         path = layout.relative(path, source, line)
-        label = layout.number(root / "image_class_labels.txt", line, classes[image])
+        label = classes[image]
         split = "train" if label <= LAST_TRAINING_CLASS else "test"
-        rows.append((f"images/{path}", names.get(classes[image], str(label)), split))
+        rows.append((f"images/{path}", names.get(str(label), str(label)), split))
     return layout.official("cub", root, rows, EXPECTED, allow_incomplete, source)
 
 

@@ -19,14 +19,15 @@ def read(root: Path, *, allow_incomplete: bool = False) -> DataSet:
     images = next((p for p in (root, root / "Img") if (p / "img").is_dir()), root)
     rows, count = [], None
     for line, text in layout.lines(source):
-        if line == 1 and text.isdigit():
-            count = int(text)
-        elif line > 2:  # the second line is the header
-            path, label, split = layout.fields(source, line, text, 3, FORM)
-            if split not in EXPECTED:
-                what = f"{split[:40]!r} is not train, query or gallery."
-                raise layout.unofficial(source, line, what)
+        if line == 1 and len(text.split()) == 1:
+            count = layout.number(source, line, text)
+            continue
+        path, label, split = layout.fields(source, line, text, 3, FORM)
+        if split in EXPECTED:
             rows.append((layout.relative(path, source, line), label, split))
+        elif line > 2:  # the second line is the header
+            what = f"{split[:40]!r} is not train, query or gallery."
+            raise layout.unofficial(source, line, what)
     if count != len(rows) and not allow_incomplete:
         raise DmlError(
             f"{source} was cut short or changed.",

@@ -131,3 +131,10 @@ def test_a_matlab_file_of_something_else_is_an_error(tmp_path):
     savemat(tmp_path / "cars_annos.mat", {"x": np.eye(3)})
     with pytest.raises(DmlError, match="does not hold the annotations"):
         load("cars", tmp_path)
+
+
+def test_a_class_of_cars_that_is_no_number_is_an_error(tmp_path):
+    rows = [annotation(1, relative_im_path="car_ims/1.jpg") | {"class": np.inf}]
+    savemat(tmp_path / "cars_annos.mat", {"annotations": structs(rows)})
+    with pytest.raises(DmlError, match="does not hold the annotations"):
+        load("cars", tmp_path, allow_incomplete=True)

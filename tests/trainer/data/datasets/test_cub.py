@@ -70,3 +70,11 @@ def test_cub_files_that_do_not_belong_together_are_refused(tmp_path):
     (root / "image_class_labels.txt").unlink()
     with pytest.raises(DmlError, match=r"image_class_labels.txt cannot be read"):
         load("cub", tmp_path, allow_incomplete=True)
+
+
+def test_a_label_of_cub_that_is_no_number_is_named_by_its_own_line(tmp_path):
+    root = write_cub(tmp_path)
+    labels = (root / "image_class_labels.txt").read_text().splitlines()
+    (root / "image_class_labels.txt").write_text("\n".join([*labels[1:], "1 x"]) + "\n")
+    with pytest.raises(DmlError, match=r"image_class_labels.txt, line 10: 'x' is not a whole"):
+        load("cub", tmp_path, allow_incomplete=True)

@@ -58,3 +58,19 @@ def test_inshop_refuses_hostile_paths_and_unknown_splits(tmp_path):
     source.write_text(good + "img/x.jpg id_1 tset\n")
     with pytest.raises(DmlError, match="line 8: 'tset'"):
         load("inshop", tmp_path, allow_incomplete=True)
+
+
+@pytest.mark.parametrize("count", ["²", "9" * 5000, "many"])
+def test_a_count_of_inshop_that_is_no_number_is_an_error(tmp_path, count):
+    write_inshop(tmp_path, count=count)
+    with pytest.raises(DmlError, match=r"line 1: .*not a whole number"):
+        load("inshop", tmp_path, allow_incomplete=True)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_no_image_of_inshop_is_lost_without_the_first_lines(tmp_path, lost):
+    source = write_inshop(tmp_path)
+    source.write_text("\n".join(source.read_text().splitlines()[lost:]))
+    assert len(load("inshop", tmp_path, allow_incomplete=True)) == 5
+    with pytest.raises(DmlError, match="promises no count, it names 5"):
+        load("inshop", tmp_path)
