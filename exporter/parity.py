@@ -110,7 +110,11 @@ def torch_runner(network: nn.Module) -> Run:
 
 
 def difference(right: np.ndarray, given: np.ndarray) -> tuple[float, float, float]:
-    """Largest absolute difference, largest relative difference of a row, lowest cosine of rows."""
+    """Largest absolute difference, largest relative difference of a row, lowest cosine of rows.
+
+    Relative to the length of the row, or to a hundredth of the mean length if that is more: a row of
+    nearly zero has no digits to compare.
+    """
     if right.shape != given.shape:
         raise DmlError(
             f"The model gives embeddings of shape {given.shape}, the network {right.shape}.",
@@ -120,7 +124,8 @@ def difference(right: np.ndarray, given: np.ndarray) -> tuple[float, float, floa
     right, given = right.astype(np.float64), given.astype(np.float64)
     delta = given - right
     length = np.linalg.norm(right, axis=1)
-    relative = np.linalg.norm(delta, axis=1) / np.maximum(length, 1e-12)
+    least = max(float(length.mean()) / 100, 1e-12)
+    relative = np.linalg.norm(delta, axis=1) / np.maximum(length, least)
     both = length * np.linalg.norm(given, axis=1)
     cosine = np.where(both > 0, (right * given).sum(1) / np.maximum(both, 1e-300), 0)
     cosine[(delta == 0).all(1)] = 1  # two rows of zeros as well

@@ -90,6 +90,12 @@ def test_differences_are_those_computed_by_hand():
     assert parity.difference(right[1:], zeros)[2] == 0
 
 
+def test_a_row_of_nearly_zero_is_compared_with_the_length_of_the_others():
+    right = np.array([[3.0, 4.0], [0.0, 0.0]])
+    given = np.array([[3.0, 4.0], [0.0, 1e-5]])
+    assert parity.difference(right, given)[1] == pytest.approx(1e-5 / 0.025)
+
+
 def test_recall_and_neighbours_are_those_of_brute_force(clustered):
     vectors, labels = clustered
     unit = vectors.astype(np.float64)
