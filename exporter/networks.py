@@ -22,7 +22,6 @@ from trainer.data.datasets import DataSet
 from trainer.networks.embedder import Embedder
 from trainer.run import checkpoint
 from trainer.run.setup import load_data, load_embedder
-from trainer.validate import from_dict
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def load_member(run: Path) -> Member:
             f"or continue the training: {command('train', '--resume', run)}",
         )
     state = checkpoint.load(path)
-    config = from_dict(state["config"], f"The configuration in {path}")
+    config = checkpoint.config_of(state, path)
     if missing := asdict(config).keys() - state["config"].keys():
         raise DmlError(
             f"{path} is damaged.",
@@ -92,7 +91,7 @@ def unfinished(member: Member) -> str:
         return ""
     try:
         last = checkpoint.load(path.parent)
-        epochs = from_dict(last["config"], f"The configuration in {path.parent}").schedule.epochs
+        epochs = checkpoint.config_of(last, path.parent).schedule.epochs
     except DmlError:  # lost or damaged, which the export does without
         return ""
     if last["epoch"] >= epochs:

@@ -112,8 +112,8 @@ def torch_runner(network: nn.Module) -> Run:
 def difference(right: np.ndarray, given: np.ndarray) -> tuple[float, float, float]:
     """Largest absolute difference, largest relative difference of a row, lowest cosine of rows.
 
-    Relative to the length of the row, or to a hundredth of the mean length if that is more: a row of
-    nearly zero has no digits to compare.
+    Relative to the length of the row, or to a hundredth of the mean length if that is more: a row
+    of nearly zero has no digits to compare.
     """
     if right.shape != given.shape:
         raise DmlError(

@@ -14,10 +14,11 @@ from trainer.config import Config, Optimizer
 FIX = "Change them with --set table.key=value, or in the file. All keys: dmltool train --dry-run"
 
 
-def from_dict(given: Mapping[str, Any], source: str) -> Config:
+def from_dict(given: Mapping[str, Any], source: str, fix: str = FIX) -> Config:
     """Make a config of nested tables; BadSettings lists all problems of keys, types and values.
 
     source: where the tables are from, such as "The configuration from my.toml".
+    fix: how to change them.
     """
     types = get_type_hints(Config)
     tables: dict[str, dict[str, Any]] = {}
@@ -40,7 +41,7 @@ def from_dict(given: Mapping[str, Any], source: str) -> Config:
     except BadSettings as error:
         found += [problem for problem in error.problems if not doubtful & set(problem.keys)]
     if found:
-        raise BadSettings(f"{source} cannot be used.", found, FIX)
+        raise BadSettings(f"{source} cannot be used.", found, fix)
     return config
 
 

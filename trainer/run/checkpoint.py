@@ -165,7 +165,13 @@ def load_config(path: Path) -> Config:
     """The config that a run was started with, also one that was stopped before its checkpoint."""
     if (path / STARTING).exists() and not (path / LAST).exists():
         return from_dict(toml.read(path / STARTING), f"{path / STARTING}")
-    return from_dict(load(path)["config"], f"The checkpoint in {path}")
+    return config_of(load(path), path)
+
+
+def config_of(state: dict[str, Any], path: Path | None = None) -> Config:
+    """The config that a checkpoint carries."""
+    source = f"The configuration in {path or 'the checkpoint'}"
+    return from_dict(state["config"], source, "Use another checkpoint, or train again.")
 
 
 def _reason(error: BaseException) -> str:

@@ -14,7 +14,6 @@ from retrieval.resources import slices
 from retrieval.results import HeadInformation, Inspection
 from trainer import losses
 from trainer.run import checkpoint
-from trainer.validate import from_dict
 
 LOGITS = 1 << 22  # held at a time
 
@@ -34,7 +33,7 @@ def load_head(run: Path) -> Head:
     """The head of a run's best epoch, or of a checkpoint."""
     file = run / checkpoint.BEST if run.is_dir() else run
     state = checkpoint.load(file)
-    loss = from_dict(state["config"], f"The checkpoint in {run}").loss
+    loss = checkpoint.config_of(state, file).loss
     weight, bias = (state["loss"].get(f"head.{name}") for name in ("weight", "bias"))
     if weight is None:
         raise DmlError(

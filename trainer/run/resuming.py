@@ -18,11 +18,10 @@ from retrieval.number_format import counted, percent
 from retrieval.run_files import CONFIG, ENVIRONMENT
 from trainer.config import Schedule
 from trainer.run import folder, metrics_log
-from trainer.run.checkpoint import STARTING
+from trainer.run.checkpoint import STARTING, config_of
 from trainer.run.optimizers import rate, restore
 from trainer.run.setup import load_weights
 from trainer.run.state import Training, fingerprint
-from trainer.validate import from_dict
 
 
 def resume(training: Training, saved: dict[str, Any]) -> None:
@@ -40,7 +39,7 @@ def resume(training: Training, saved: dict[str, Any]) -> None:
             before = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
             if isinstance(before, dict) and isinstance(before.get("resumed", []), list):
                 folder.write_environment(training, before)
-    _tell_epochs(training, from_dict(saved["config"], f"The checkpoint in {path}").schedule)
+    _tell_epochs(training, config_of(saved, path).schedule)
 
 
 def _restore(training: Training, state: dict[str, Any]) -> None:

@@ -18,7 +18,6 @@ from trainer.networks.embedder import Embedder
 from trainer.run import checkpoint
 from trainer.run.scoring import gallery_and_queries
 from trainer.run.watch import Watch
-from trainer.validate import from_dict
 
 
 def open_data(config: Config, watch: Watch) -> Source:
@@ -161,7 +160,7 @@ def load_embedder(source: str | Path | dict[str, Any]) -> Embedder:
     else:
         path = Path(source)
         state = checkpoint.load(path / checkpoint.BEST if path.is_dir() else path)
-    embedder = build_embedder(from_dict(state["config"], "The checkpoint"), pretrained=False)
+    embedder = build_embedder(checkpoint.config_of(state), pretrained=False)
     load_weights(embedder, state["embedder"])
     return embedder.eval()
 
