@@ -25,6 +25,11 @@ def test_ranks_and_ties_are_those_of_exact_arithmetic(name, pairs, monkeypatch, 
     assert_exact(X, labels, block=16)
 
 
+def test_differences_whose_squares_are_below_float64_are_compared(rng):
+    X = np.c_[np.full(12, 1e-139), 1e-165 * rng.standard_normal(12)]
+    assert_exact(X, np.arange(12) % 3, block=5)
+
+
 def test_ranks_do_not_depend_on_block_threads_or_row_order(rng):
     labels = rng.integers(0, 9, 300)
     X = np.repeat(rng.standard_normal((100, 8)), 3, axis=0).astype(np.float32)  # many ties
