@@ -132,6 +132,22 @@ def test_what_threads_share_is_changed_under_its_lock(monkeypatch):
     assert all(all(each) for each in locked.values())
 
 
+def test_pairs_are_added_under_the_lock_of_their_queries(monkeypatch):
+    problem, blocks = from_arrays(*whole()), set()
+    counter = TileCounter(prepare(problem, ("l2", "cos"), 1 << 20, 1), True, block=16)
+    real = position_kernels.credit_pairs
+
+    def watched(pairs, *arguments):
+        (block,) = set((pairs.query // 16).tolist())
+        assert counter.query_locks[block].locked()
+        blocks.add(block)
+        return real(pairs, *arguments)
+
+    monkeypatch.setattr(position_kernels, "credit_pairs", watched)
+    counter.count(None)
+    assert len(blocks) > 1
+
+
 def test_every_tile_is_counted_by_one_rank(monkeypatch):
     problem, seen = from_arrays(*vectors()), {}
     honest = TileCounter._column
