@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from retrieval import metrics
 from retrieval.resources import slices
 
 _BLOCK = 1 << 21  # drawn classes per block: 16 MB for each of three temporaries
@@ -48,8 +49,7 @@ def paired(
     """
     gain = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     means = _resampled_means(gain[:, None], classes, resamples, seed)  # (resamples, 1)
-    mean = float(gain.mean()) if len(gain) else float("nan")
-    return mean, *_tested(means, level)
+    return metrics.mean(gain), *_tested(means, level)
 
 
 def paired_runs(

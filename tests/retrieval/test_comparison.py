@@ -67,7 +67,8 @@ def test_comparing_b_with_a_mirrors_comparing_a_with_b(items, rng, queries):
             low, high = s["ci"]
             assert back[d][name]["ci"] == [-high, -low]
             assert back[d][name]["p"] == s["p"]
-            assert back[d][name]["a"] == pytest.approx(s["b"], rel=1e-12)
+            assert back[d][name]["a"] == s["b"]
+            assert back[d][name]["difference"] == -s["difference"]
 
 
 def test_the_queries_that_are_drawn_do_not_depend_on_the_order_of_rows(items, rng):
