@@ -115,7 +115,7 @@ def _tested(means: np.ndarray, level: float) -> tuple[tuple[float, float], float
     [low], [high] = _limits(means, level)
     tail = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
     p = min(1.0, 2 * (1 + tail) / (1 + len(means))) if np.isfinite(low) else float("nan")
-    return (float(low), float(high)), p
+    return (float(low), float(high)), float(p)
 
 
 def _limits(means: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:

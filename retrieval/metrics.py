@@ -66,7 +66,7 @@ def recall_at(ranks: np.ndarray, ks: Iterable[int]) -> dict[int, float]:
 
 def mean(values: np.ndarray) -> float:
     """The mean of values (Q,), rounded once, so that their order changes no digit; nan of none."""
-    return math.fsum(values) / len(values) if len(values) else math.nan
+    return math.fsum(values.tolist()) / len(values) if len(values) else math.nan
 
 
 def reciprocal_ranks(ranks: np.ndarray) -> np.ndarray:
