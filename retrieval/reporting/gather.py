@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 NEAR, FLIPS, LONGEST = 8, 100, 300
 CURVE = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1000)  # values of K
 MEMORY = 512 << 20
+# Not printable to Python, but part of ordinary text: spaces of French and Japanese, and the joiners
+# of Persian, Hindi and emoji.
+WRITTEN = "\xa0\u202f\u3000\u200c\u200d"
 
 
 @dataclass(frozen=True)
@@ -394,9 +397,14 @@ def shown(value: object) -> str:
     """A text of the file as it is shown: printable, and of bounded length."""
     text = _shortened(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
     if not text.isprintable():
-        signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-        text = _shortened("".join(signs))
+        text = _shortened("".join(map(_visible, text)))
     return text
+
+
+def _visible(sign: str) -> str:
+    """The character, or an escape for one that does not show or that reverses the text."""
+    written = sign.isprintable() or sign in WRITTEN
+    return sign if written else sign.encode("unicode_escape").decode()
 
 
 def _shortened(text: str) -> str:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from retrieval import metrics
 from retrieval.distances import AXES, DISTANCES, NAMES
 from retrieval.metrics import score_rows, title_of
-from retrieval.number_format import p_value, percent, points, points_interval
+from retrieval.number_format import counted, p_value, percent, points, points_interval
 from retrieval.reporting import charts
 from retrieval.results import LEAVE_ONE_OUT
 
@@ -75,12 +75,12 @@ def sentence(result: Result) -> str:
     queries, gallery = result["queries"], result["gallery"]
     if result["protocol"] == LEAVE_ONE_OUT:
         return (
-            f"Leave-one-out: each item is a query against the {gallery - 1:,} others, and right "
-            "when the nearest one is of its class."
+            f"Leave-one-out: each item is a query against {counted(gallery - 1, 'other')}, and "
+            "right when the nearest one is of its class."
         )
     return (
-        f"Query to gallery: {queries:,} queries each search a gallery of {gallery:,} items, and "
-        "are right when the nearest one is of their class."
+        f"Query to gallery: {counted(queries, 'query', 'queries')} against a gallery of "
+        f"{counted(gallery, 'item')}. A query is right when the nearest item is of its class."
     )
 
 

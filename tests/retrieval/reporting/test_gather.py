@@ -135,6 +135,14 @@ def test_long_texts_lose_their_middle():
     assert shown(b"\xff<b>") == "\ufffd<b>"
 
 
+@pytest.mark.parametrize(
+    "text", ["ن\u200cک", "क्\u200dष", "🐈\u200d⬛", "東京\u3000駅", "Vrai\xa0?"]
+)
+def test_texts_of_any_script_are_shown_as_they_are(text):
+    assert shown(text) == text
+    assert shown(f"{text}\u202e\u200b") == f"{text}\\u202e\\u200b"
+
+
 def test_labels_get_the_names_of_the_file(clustered):
     X, labels = clustered
     named = file(X, labels, label_names=np.array([f"class <{c}>" for c in range(6)]))

@@ -381,8 +381,10 @@ def test_lone_surrogates_do_not_stop_the_page():
 
 def test_query_gallery_is_said_in_a_sentence():
     result = make_view()["result"] | {"protocol": "query-gallery", "queries": 14_218}
-    assert "14,218 queries each search a gallery of 60 items" in sentence(result)
-    assert "against the 59 others" in sentence(make_view()["result"])
+    assert "14,218 queries against a gallery of 60 items." in sentence(result)
+    assert "1 query against a gallery of 1 item." in sentence(result | {"queries": 1, "gallery": 1})
+    assert "against 59 others" in sentence(make_view()["result"])
+    assert "against 1 other," in sentence(make_view()["result"] | {"gallery": 2})
 
 
 # In the browser
