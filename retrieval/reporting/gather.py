@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading.load import comparable
 from retrieval.metrics import hits
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
+from retrieval.number_format import as_text
 from retrieval.problem import Problem, from_embeddings
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.reporting import MAPS, classes, layout, nearest, sampling, thumbs
@@ -179,7 +179,7 @@ def gather(
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dmltool": version("dmltool"),
         "result": own.result | {"source": source},
-        "provenance": _provenance(source, own.result["settings"]),
+        "provenance": _provenance(source),
         "curve": _curve(own, scored.settings),
         "distance": scored.distance,
         "classes": columns,
@@ -381,13 +381,10 @@ def _thumbs(scored: Scored, pictures: thumbs.Pictures | None) -> tuple[thumbs.Th
     return made, [f"images that could not be read: {count:,} of {tried:,}; the first: {first}"]
 
 
-def _provenance(source: Source, settings: dict[str, Any]) -> list[list[str]]:
-    pairs = {"file": source["file"], "format": source["format"], **source["attrs"]}
-    texts = {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in (pairs | settings).items()
-    }
-    return [[shown(name), shown(text)] for name, text in texts.items()]
+def _provenance(source: Source) -> list[list[str]]:
+    """The file, its format, and its metadata, whose names may be any."""
+    pairs = [("file", source["file"]), ("format", source["format"]), *source["attrs"].items()]
+    return [[shown(name), shown(as_text(value))] for name, value in pairs]
 
 
 # Texts, numbers, progress

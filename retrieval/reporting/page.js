@@ -3,6 +3,7 @@
 
 (() => {
   const PAGE = 20;
+  const CLASSES = 50; // that a click adds to the table
   const NAMED = { random: "Random", worst: "Worst", best: "Best", all: "All shown" };
   const byId = (id) => document.getElementById(id);
   const whole = (n) => n.toLocaleString("en-US");
@@ -274,8 +275,14 @@
       const rows = sorted(found, sort).slice(0, shown);
       body.replaceChildren(...rows.map((c) => el("tr", {}, ...columns.map((column) => classCell(c, column, hasRows, filterRows)))));
       byId("class-count").textContent = `${whole(rows.length)} of ${plural(found.length, "class", "classes")}.`;
-      const more = el("button", { type: "button", class: "more", click: () => { shown += 50; update(); } }, "Show 50 more");
-      list.replaceChildren(...(rows.length < found.length ? [more] : []));
+      const left = found.length - rows.length;
+      const more = el("button", { type: "button", class: "more", click: showMore }, `Show ${whole(Math.min(CLASSES, left))} more of ${whole(left)}`);
+      list.replaceChildren(...(left ? [more] : []));
+    }
+    function showMore() {
+      shown += CLASSES;
+      update();
+      list.querySelector("button")?.focus({ preventScroll: true });
     }
     byId("class-search").addEventListener("input", later(() => { shown = 12; update(); }));
     update();

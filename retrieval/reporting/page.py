@@ -14,7 +14,7 @@ from markupsafe import Markup
 from retrieval import metrics
 from retrieval.distances import AXES, DISTANCES, NAMES
 from retrieval.metrics import score_rows, title_of
-from retrieval.number_format import counted, p_value, percent, points, points_interval
+from retrieval.number_format import as_text, counted, p_value, percent, points, points_interval
 from retrieval.reporting import charts
 from retrieval.results import LEAVE_ONE_OUT
 
@@ -52,6 +52,7 @@ def render(view: View) -> str:
             recalls=_recalls(view["classes"]),
             comparisons=[(one, _tables(one)) for one in view["compare"]],
             training=_training(view["run"]),
+            settings=[(k, as_text(v)) for k, v in result["settings"].items()],
             checks=[(k.replace("_", " "), v) for k, v in result["checks"].items()],
         )
     )

@@ -552,6 +552,18 @@ def test_class_table_sorts_and_searches_with_unknown_last(opened):
     assert text(browser, "#row-count").startswith("15 of 60")
 
 
+def test_class_table_says_how_many_classes_are_left(opened):
+    browser = opened(make_view(items=140, names=[f"class {n}" for n in range(70)]))
+    more = "#class-count + div .more"
+    assert text(browser, more) == "Show 50 more of 58"
+    browser.click(more)
+    assert text(browser, more) == "Show 8 more of 8"
+    assert browser.js("document.activeElement.className") == "more"
+    browser.click(more)
+    assert count(browser, "#class-table tbody tr") == 70
+    assert count(browser, more) == 0
+
+
 def test_map_shows_a_point_on_hover_and_its_neighbours_on_click(opened):
     view = make_view()
     browser = opened(view)
