@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -60,6 +61,11 @@ def duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:,.1f} h"
+
+
+def as_text(value: object) -> str:
+    """Text as it is; all else as JSON: 5 -> "5", None -> "null", [1, "a"] -> '[1, "a"]'."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def size(count: float) -> str:

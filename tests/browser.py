@@ -26,6 +26,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
+READY = "document.documentElement?.dataset.ready === ''"  # as the page of a report says it
 KEYS = {
     "ArrowLeft": 37,
     "ArrowUp": 38,
@@ -101,11 +102,12 @@ class Browser:
                 assert "error" not in answer, f"{method}: {answer.get('error')}"
                 return answer["result"]
 
-    def open(self, page: Path, width: int = 1280, height: int = 900) -> None:
+    def open(self, page: Path, width: int = 1280, height: int = 900, ready: str = READY) -> None:
+        """Open a page and wait until the expression `ready` is true in it."""
         self.forget()
         self.size(width, height)
         self.call("Page.navigate", url=page.as_uri())
-        self.wait("document.documentElement?.dataset.ready === ''")
+        self.wait(ready)
 
     def size(self, width: int, height: int = 900, scale: float = 1, mobile: bool = False) -> None:
         self.call(

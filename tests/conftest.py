@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -136,6 +137,18 @@ def limited_onednn():
         with suppress(DmlError):  # neither way; the tests of half precision are skipped
             allow_half(torch.bfloat16)
         torch.nn.functional.conv2d(torch.ones(1, 1, 8, 8), torch.ones(1, 1, 3, 3))
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    from tests.browser import Browser  # which does not work on Windows
+
+    one = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield one
+    one.close()
 
 
 @pytest.fixture

@@ -12,17 +12,22 @@ import shutil
 import tomllib
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import is_typeddict
 
 import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import exporter.results
+import retrieval.results
+import trainer.results
 from cli import CONTEXT, main
 from docs.generate import FILES, ROOT
 from retrieval.embeddings import Split
 from retrieval.errors import DmlError
 from retrieval.formats.hdf5.writing import write
+from retrieval.metrics import METRICS
 from tests.forks import Forked
 from tests.pages import BLOCK, README, blocks, commands
 from tests.trainer.small import SMALL, draw_pictures
@@ -51,6 +56,22 @@ LETTERS = (  # and on letters
 
 
 FEWER = 5  # of the letters one in so many
+
+
+RESULTS = (retrieval.results, trainer.results, exporter.results)
+"""The modules whose TypedDicts are printed as JSON."""
+
+
+def test_the_page_on_json_names_every_key_and_no_other():
+    types = [t for module in RESULTS for t in vars(module).values() if is_typeddict(t)]
+    keys = {key for t in types for key in t.__annotations__}
+    assert {"rows", "epoch", "max_abs"} <= keys
+    text = (ROOT / "docs/json.md").read_text()
+    named = set(re.findall(r"`([a-z]\w*)`", text))
+    assert keys - named == set()
+    first = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")]
+    listed = {key for cell in first for key in re.findall(r"`([a-z]\w*)`", cell)}
+    assert listed - keys - {metric.name for metric in METRICS} == {"tied_queries"}
 
 
 def test_nothing_advises_to_install_dmltool_by_its_name():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading.load import comparable
 from retrieval.metrics import hits
 from retrieval.neighbours import Best, nearest_quickly, pair_scores
+from retrieval.number_format import as_text
 from retrieval.problem import Problem, from_embeddings
 from retrieval.ranking.backends.choice import DEVICES, PATTERN
 from retrieval.reporting import MAPS, classes, layout, nearest, sampling, thumbs
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 NEAR, FLIPS, LONGEST = 8, 100, 300
 CURVE = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1000)  # values of K
 MEMORY = 512 << 20
+# Not printable to Python, but part of ordinary text: spaces of French and Japanese, and the joiners
+# of Persian, Hindi and emoji.
+WRITTEN = "\xa0\u202f\u3000\u200c\u200d"
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def gather(
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dmltool": version("dmltool"),
         "result": own.result | {"source": source},
-        "provenance": _provenance(source, own.result["settings"]),
+        "provenance": _provenance(source),
         "curve": _curve(own, scored.settings),
         "distance": scored.distance,
         "classes": columns,
@@ -378,13 +381,10 @@ def _thumbs(scored: Scored, pictures: thumbs.Pictures | None) -> tuple[thumbs.Th
     return made, [f"images that could not be read: {count:,} of {tried:,}; the first: {first}"]
 
 
-def _provenance(source: Source, settings: dict[str, Any]) -> list[list[str]]:
-    pairs = {"file": source["file"], "format": source["format"], **source["attrs"]}
-    texts = {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in (pairs | settings).items()
-    }
-    return [[shown(name), shown(text)] for name, text in texts.items()]
+def _provenance(source: Source) -> list[list[str]]:
+    """The file, its format, and its metadata, whose names may be any."""
+    pairs = [("file", source["file"]), ("format", source["format"]), *source["attrs"].items()]
+    return [[shown(name), shown(as_text(value))] for name, value in pairs]
 
 
 # Texts, numbers, progress
@@ -394,9 +394,14 @@ def shown(value: object) -> str:
     """A text of the file as it is shown: printable, and of bounded length."""
     text = _shortened(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
     if not text.isprintable():
-        signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-        text = _shortened("".join(signs))
+        text = _shortened("".join(map(_visible, text)))
     return text
+
+
+def _visible(sign: str) -> str:
+    """The character, or an escape for one that does not show or that reverses the text."""
+    written = sign.isprintable() or sign in WRITTEN
+    return sign if written else sign.encode("unicode_escape").decode()
 
 
 def _shortened(text: str) -> str:

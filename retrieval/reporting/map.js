@@ -1,4 +1,3 @@
-"use strict";
 // The map: points on a canvas with zoom, pan, hover, choice and keys. It knows nothing of the page.
 
 const MAP_MARGIN = 28;

@@ -3,6 +3,7 @@
 
 (() => {
   const PAGE = 20;
+  const CLASSES = 50; // that a click adds to the table
   const NAMED = { random: "Random", worst: "Worst", best: "Best", all: "All shown" };
   const byId = (id) => document.getElementById(id);
   const whole = (n) => n.toLocaleString("en-US");
@@ -26,40 +27,6 @@
       clearTimeout(timer);
       timer = setTimeout(act, wait);
     };
-  }
-
-  /* Theme: the system's until the button is used; remembered where the browser lets us. */
-
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const root = document.documentElement;
-  const themeNow = () => root.dataset.theme || (dark.matches ? "dark" : "light");
-  const onTheme = [];
-
-  function remembered(value) {
-    try {
-      if (value) localStorage.setItem("dmltool-theme", value);
-      return localStorage.getItem("dmltool-theme");
-    } catch {
-      return null; // storage is blocked: the choice lasts as long as the page
-    }
-  }
-
-  function showTheme() {
-    const other = themeNow() === "dark" ? "Light" : "Dark";
-    byId("theme-name").textContent = other;
-    byId("theme").setAttribute("aria-label", `${other} theme`);
-    for (const act of onTheme) act();
-  }
-
-  function startTheme() {
-    byId("theme").hidden = false;
-    byId("theme").addEventListener("click", () => {
-      root.dataset.theme = themeNow() === "dark" ? "light" : "dark";
-      remembered(root.dataset.theme);
-      showTheme();
-    });
-    dark.addEventListener("change", showTheme);
-    showTheme();
   }
 
   /* What the view says of an item. */
@@ -308,8 +275,14 @@
       const rows = sorted(found, sort).slice(0, shown);
       body.replaceChildren(...rows.map((c) => el("tr", {}, ...columns.map((column) => classCell(c, column, hasRows, filterRows)))));
       byId("class-count").textContent = `${whole(rows.length)} of ${plural(found.length, "class", "classes")}.`;
-      const more = el("button", { type: "button", class: "more", click: () => { shown += 50; update(); } }, "Show 50 more");
-      list.replaceChildren(...(rows.length < found.length ? [more] : []));
+      const left = found.length - rows.length;
+      const more = el("button", { type: "button", class: "more", click: showMore }, `Show ${whole(Math.min(CLASSES, left))} more of ${whole(left)}`);
+      list.replaceChildren(...(left ? [more] : []));
+    }
+    function showMore() {
+      shown += CLASSES;
+      update();
+      list.querySelector("button")?.focus({ preventScroll: true });
     }
     byId("class-search").addEventListener("input", later(() => { shown = 12; update(); }));
     update();
@@ -427,7 +400,7 @@
         probe.style.color = `var(${name})`;
         return getComputedStyle(probe).color;
       };
-      const tone = themeNow() === "dark" ? "62% 66%" : "58% 43%";
+      const tone = theme.now() === "dark" ? "62% 66%" : "58% 43%";
       const classes = new Map([...hue].map(([c, h]) => [c, `hsl(${h} ${tone})`]));
       paint = { ink: style.color, right: read("--right"), wrong: read("--wrong"), none: read("--muted"), classes };
       probe.remove();
@@ -469,7 +442,7 @@
     for (const button of document.querySelectorAll("[data-zoom]"))
       button.addEventListener("click", () => ({ in: () => map.zoom(1.6), out: () => map.zoom(1 / 1.6), reset: map.reset })[button.dataset.zoom]());
     readPaint();
-    onTheme.push(() => {
+    theme.onChange(() => {
       readPaint();
       map.redraw();
     });
@@ -559,7 +532,6 @@
     view = JSON.parse(byId("view").textContent);
     queryOf = new Map(view.queries.map((query, n) => [query.item, n]));
     document.body.classList.toggle("no-images", !view.thumbs.images.length);
-    startTheme();
     startDetail();
     const filterRows = byId("rows") ? startRows() : null;
     if (byId("fails")) startFailures(filterRows);
@@ -568,10 +540,8 @@
     document.querySelectorAll(".flips").forEach(startFlips);
     startPrint();
     startNavigation();
-    root.dataset.ready = "";
+    document.documentElement.dataset.ready = "";
   }
 
-  const chosen = remembered();
-  if (chosen === "light" || chosen === "dark") root.dataset.theme = chosen;
   addEventListener("DOMContentLoaded", start);
 })();

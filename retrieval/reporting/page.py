@@ -14,7 +14,7 @@ from markupsafe import Markup
 from retrieval import metrics
 from retrieval.distances import AXES, DISTANCES, NAMES
 from retrieval.metrics import score_rows, title_of
-from retrieval.number_format import p_value, percent, points, points_interval
+from retrieval.number_format import as_text, counted, p_value, percent, points, points_interval
 from retrieval.reporting import charts
 from retrieval.results import LEAVE_ONE_OUT
 
@@ -23,25 +23,21 @@ if TYPE_CHECKING:
     from retrieval.results import Difference, Result
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("map.js", "page.js")
 
 
 def render(view: View) -> str:
     """The page; every text of the view is escaped, in the HTML and in the data for the script."""
-    script = "".join(_asset(name) for name in SCRIPTS)
     result = view["result"]
     distances = {d: NAMES[d] for d in DISTANCES if d in result["distances"]}
     histograms, spread = _histograms(view), _spread(view["classes"])
     known = {d: view["curve"][d] for d in DISTANCES if d in view["curve"]}
     page = (
-        _environment()
+        environment()
         .get_template("template.html")
         .render(
             view=view,
             sections=_sections(view, bool(histograms or spread)),
-            style=Markup(_asset("page.css")),
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            **assets("theme.js", "map.js", "page.js"),
             data=Markup(embedded(view)),
             level=f"{100 * result['settings']['level']:g}%",
             distances=distances,
@@ -56,6 +52,7 @@ def render(view: View) -> str:
             recalls=_recalls(view["classes"]),
             comparisons=[(one, _tables(one)) for one in view["compare"]],
             training=_training(view["run"]),
+            settings=[(k, as_text(v)) for k, v in result["settings"].items()],
             checks=[(k.replace("_", " "), v) for k, v in result["checks"].items()],
         )
     )
@@ -75,22 +72,19 @@ def sentence(result: Result) -> str:
     queries, gallery = result["queries"], result["gallery"]
     if result["protocol"] == LEAVE_ONE_OUT:
         return (
-            f"Leave-one-out: each item is a query against the {gallery - 1:,} others, and right "
-            "when the nearest one is of its class."
+            f"Leave-one-out: each item is a query against {counted(gallery - 1, 'other')}, and "
+            "right when the nearest one is of its class."
         )
     return (
-        f"Query to gallery: {queries:,} queries each search a gallery of {gallery:,} items, and "
-        "are right when the nearest one is of their class."
+        f"Query to gallery: {counted(queries, 'query', 'queries')} against a gallery of "
+        f"{counted(gallery, 'item')}. A query is right when the nearest item is of its class."
     )
 
 
-def _asset(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8")
-
-
-def _environment() -> Environment:
+def environment(*folders: Path) -> Environment:
+    """Templates of some folders and of this one."""
     env = Environment(
-        loader=FileSystemLoader(FOLDER),
+        loader=FileSystemLoader([*folders, FOLDER]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -98,6 +92,18 @@ def _environment() -> Environment:
     )
     env.filters["count"] = lambda n: f"{n:,}"
     return env
+
+
+def assets(*scripts: str) -> dict[str, str]:
+    """The style sheet and the scripts of a page, and the hash by which its policy allows these."""
+    style, *parts = ((FOLDER / n).read_text(encoding="utf-8") for n in ("page.css", *scripts))
+    script = "".join(parts)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {
+        "style": Markup(style),
+        "script": Markup(script),
+        "script_hash": f"sha256-{digest}",
+    }
 
 
 def _sections(view: View, has_distances: bool) -> dict[str, str]:

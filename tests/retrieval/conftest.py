@@ -1,21 +1,7 @@
-"""Items with paths, and a browser."""
-
-import shutil
+"""Items with paths."""
 
 import numpy as np
 import pytest
-
-from tests.browser import Browser
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    one = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield one
-    one.close()
 
 
 @pytest.fixture

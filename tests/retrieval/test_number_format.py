@@ -80,3 +80,10 @@ def test_units_are_powers_of_1024():
 def test_what_is_not_a_size_is_refused(text, told):
     with pytest.raises(ValueError, match=told):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("é", "é"), (None, "null"), (True, "true"), ([1, "é"], '[1, "é"]')]
+)
+def test_values_are_text_or_json(value, text):
+    assert number_format.as_text(value) == text

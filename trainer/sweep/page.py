@@ -1,16 +1,13 @@
-"""Write the result of a sweep as one HTML page that works offline, without a script."""
+"""Write the result of a sweep as one HTML page that works offline, and without scripts too."""
 
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from retrieval.metrics import title_of
 from retrieval.number_format import percent
 from retrieval.reporting.charts import whisker
-from retrieval.reporting.page import FOLDER as REPORT
+from retrieval.reporting.page import assets, environment
 from trainer import toml
 from trainer.results import SettingResult, SweepResult
 from trainer.sweep import charts
@@ -22,9 +19,6 @@ PAGE = "sweep.html"
 
 def render(found: SweepResult) -> str:
     """The page; every text is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
-    )
     good = [row for row in found["rows"] if row["validation"]]
     tested = [row["difference"] for row in good if row["difference"]]
     spans = [0.0, *(end for one in tested for end in (one["difference"], *(one["ci"] or ())))]
@@ -32,11 +26,12 @@ def render(found: SweepResult) -> str:
     best = good[0] if good else None
     drawn = charts.chart(found)
     distances, scores = all_scores(best["test"]) if best and best["test"] else ([], None)
-    return environment.get_template("page.html").render(
+    template = environment(Path(__file__).parent).get_template("page.html")
+    return template.render(
         found=found,
         wide=drawn is not None and f"0 0 {charts.WIDE} " in drawn,
         version=version("dmltool"),
-        style=Markup((REPORT / "page.css").read_text(encoding="utf-8")),
+        **assets("theme.js"),
         best=best,
         lead=with_spread(mean_of(best)) if best else "",
         chart=drawn,

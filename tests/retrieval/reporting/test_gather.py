@@ -1,6 +1,7 @@
 """What a report gathers of one file or two, of little, odd and hostile data."""
 
 from dataclasses import replace
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from retrieval import DmlError, clustering
 from retrieval.reporting import gather, sampling, thumbs
 from retrieval.reporting.gather import Options, shown
+from retrieval.reporting.page import render
 from tests.retrieval.made import file, names
 from tests.retrieval.reporting.views import QUICK, SOURCE, noise, shop, view_of
 
@@ -127,12 +129,38 @@ def test_hostile_labels_and_paths_are_carried_as_text(rng):
     "".join(texts).encode()
 
 
+def test_metadata_stand_apart_from_the_settings_of_the_evaluation(clustered):
+    source = SOURCE | {"attrs": {"dmltool": "0.0.1", "seed": 5, "format": "mine", "x": None}}
+    view = gather.gather(file(*clustered), source, (), QUICK)
+    assert view["provenance"] == [
+        ["file", "a.h5"],
+        ["format", "hdf5"],
+        ["dmltool", "0.0.1"],
+        ["seed", "5"],
+        ["format", "mine"],
+        ["x", "null"],
+    ]
+    text = render(view)
+    about = text[text.index('id="about"') :]
+    own, settings = about.split("Settings of the evaluation")
+    assert "<dt>dmltool</dt><dd>0.0.1</dd>" in own
+    assert f"<dt>dmltool</dt><dd>{version('dmltool')}</dd>" in settings
+
+
 def test_long_texts_lose_their_middle():
     assert shown("a" * 300) == "a" * 300
     text = shown("<" + "a" * 9998 + ">")
     assert (len(text), text[0], text[-1], "…" in text) == (300, "<", ">", True)
     assert len(shown("\x00" * 1000)) == 300
     assert shown(b"\xff<b>") == "\ufffd<b>"
+
+
+@pytest.mark.parametrize(
+    "text", ["ن\u200cک", "क्\u200dष", "🐈\u200d⬛", "東京\u3000駅", "Vrai\xa0?"]
+)
+def test_texts_of_any_script_are_shown_as_they_are(text):
+    assert shown(text) == text
+    assert shown(f"{text}\u202e\u200b") == f"{text}\\u202e\\u200b"
 
 
 def test_labels_get_the_names_of_the_file(clustered):

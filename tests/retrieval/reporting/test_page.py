@@ -381,8 +381,10 @@ def test_lone_surrogates_do_not_stop_the_page():
 
 def test_query_gallery_is_said_in_a_sentence():
     result = make_view()["result"] | {"protocol": "query-gallery", "queries": 14_218}
-    assert "14,218 queries each search a gallery of 60 items" in sentence(result)
-    assert "against the 59 others" in sentence(make_view()["result"])
+    assert "14,218 queries against a gallery of 60 items." in sentence(result)
+    assert "1 query against a gallery of 1 item." in sentence(result | {"queries": 1, "gallery": 1})
+    assert "against 59 others" in sentence(make_view()["result"])
+    assert "against 1 other," in sentence(make_view()["result"] | {"gallery": 2})
 
 
 # In the browser
@@ -548,6 +550,18 @@ def test_class_table_sorts_and_searches_with_unknown_last(opened):
     browser.wait("document.querySelectorAll('#class-table tbody tr').length === 2")
     browser.click("#class-table tbody tr:first-child .link")
     assert text(browser, "#row-count").startswith("15 of 60")
+
+
+def test_class_table_says_how_many_classes_are_left(opened):
+    browser = opened(make_view(items=140, names=[f"class {n}" for n in range(70)]))
+    more = "#class-count + div .more"
+    assert text(browser, more) == "Show 50 more of 58"
+    browser.click(more)
+    assert text(browser, more) == "Show 8 more of 8"
+    assert browser.js("document.activeElement.className") == "more"
+    browser.click(more)
+    assert count(browser, "#class-table tbody tr") == 70
+    assert count(browser, more) == 0
 
 
 def test_map_shows_a_point_on_hover_and_its_neighbours_on_click(opened):
