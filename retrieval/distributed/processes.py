@@ -236,7 +236,9 @@ def meet(store: Store, world: World) -> None:
         store.wait(ranks, JOIN)
     except RuntimeError as error:
         missing = ", ".join(rank for rank in ranks if not store.check([rank]))
-        raise RuntimeError(f"Not there after {JOIN.seconds} seconds: rank {missing}.") from error
+        raise RuntimeError(
+            f"These ranks have not joined after {JOIN.seconds} seconds: {missing}."
+        ) from error
 
 
 def backend_for(device_type: str, world: World) -> str:

@@ -180,7 +180,8 @@ def _name(rank: int) -> str:
 def _missing(names: Iterable[str], size: int) -> str:
     there = {name.split()[1] for name in names}
     missing = [rank for rank in map(str, range(1, size)) if rank not in there]
-    return f"Not connected with rank 0 after {WAIT:.0f} seconds: rank {', '.join(missing)}."
+    ranks = ", ".join(missing)
+    return f"These ranks have not connected with rank 0 after {WAIT:.0f} seconds: {ranks}."
 
 
 def _send(peer: socket.socket, line: str) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 DICTIONARY, BATCH = 2, 3  # kinds of messages
 BLOCKS = 2, 3  # fields of the footer of a file: those with dictionaries, and with rows
 BLOCK = struct.Struct("<qi4xq")  # where a message begins, and the lengths of its two parts
-END = struct.Struct("<i6s")  # the length of the footer, and the magic bytes
+END, MAGIC = struct.Struct("<i6s"), b"ARROW1"  # the length of the footer, and the last bytes
 
 
 def sizes(data: pa.Buffer, is_file: bool) -> tuple[int, int, bool]:
@@ -45,7 +45,9 @@ def _in_file(data: pa.Buffer) -> Iterator[pa.Message]:
     Polars: their first message lacks its length.
     """
     end = data.size - END.size
-    length, _ = END.unpack_from(data, end)
+    length, magic = END.unpack_from(data, end) if end > 0 else (0, b"")
+    if magic != MAGIC or not 0 < length <= end:
+        raise ValueError("its footer is missing, so it was probably cut short")
     footer = memoryview(data)[end - length : end]
     (root,) = struct.unpack_from("<I", footer, 0)
     for number in BLOCKS:

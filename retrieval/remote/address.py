@@ -13,8 +13,8 @@ from retrieval.errors import DmlError
 # What reads each kind of address by fsspec, and how to give it credentials.
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp"}
 PACKAGES |= {"https": PACKAGES["http"], "memory": "fsspec"}
-# Path() makes s3:/x of s3://x.
-KNOWN = re.compile(rf"({'|'.join(PACKAGES)}):/+(?=[^/])", re.IGNORECASE)
+# Path() makes s3:/x of s3://x. Three slashes would leave out the bucket.
+KNOWN = re.compile(rf"({'|'.join(PACKAGES)}):/{{1,2}}(?=[^/])", re.IGNORECASE)
 ANY = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 WEB = ("http", "https")
 
@@ -95,10 +95,11 @@ def parse(source: str | Path) -> Address:
     if not found:
         kind = text.partition("://")[0]
         if kind.lower() in PACKAGES:
+            place = "server" if kind.lower() in WEB else "bucket"
             raise DmlError(
-                f"{without_secrets(text)} names no file.",
-                "The server or bucket is missing; a variable of the shell may not be set.",
-                f"Give the whole address: {kind}://BUCKET/x.npy",
+                f"{without_secrets(text)} names no {place}.",
+                "A variable of the shell may not be set.",
+                f"Give the whole address: {kind}://{place.upper()}/x.npy",
             )
         raise DmlError(
             f"{without_secrets(text.partition('::')[0])} cannot be opened.",

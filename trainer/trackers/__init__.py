@@ -131,7 +131,8 @@ class Trackers:
 
     def _failed(self, name: str, error: Exception) -> None:
         self.open.pop(name, None)
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        kind = "" if isinstance(error, DmlError) else f"{type(error).__name__}: "
+        text = " ".join(f"{kind}{error}".split())[:200]
         self.note(
             f"{name} failed, and the run continues without it ({without_secrets(text)}); "
             "metrics.jsonl has everything, and --resume sends what is missing"

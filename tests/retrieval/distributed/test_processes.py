@@ -171,7 +171,7 @@ def test_a_rank_that_never_comes_is_not_waited_for_long(environment, monkeypatch
 
 def test_ranks_that_are_missing_are_named(monkeypatch):
     monkeypatch.setattr(processes, "JOIN", timedelta(seconds=1))
-    with pytest.raises(RuntimeError, match="rank 1, 2"):
+    with pytest.raises(RuntimeError, match="after 1 seconds: 1, 2"):
         processes.meet(torch.distributed.HashStore(), World(0, 3, 0))
 
 
@@ -205,7 +205,7 @@ def test_a_rank_that_does_not_come_is_named_once(of):
     given = of(3)
     first, last = finish([Forked("-c", SHORT, env=given[rank]) for rank in (0, 2)])
     assert "Rank 0 cannot join the 3 processes" in first.stderr
-    assert "Not there after 6 seconds: rank 1" in first.stderr
+    assert "These ranks have not joined after 6 seconds: 1." in first.stderr
     assert ("srun --ntasks" in first.stderr) == (of is slurm_variables)
     assert last.stderr.splitlines()[-1].startswith("Error: Rank 2 cannot join the 3 processes")
 

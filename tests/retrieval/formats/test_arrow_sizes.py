@@ -45,6 +45,16 @@ def test_the_messages_of_a_file_are_those_that_its_footer_lists(tmp_path, compre
     np.testing.assert_array_equal(before.labels, after.labels)
 
 
+@pytest.mark.parametrize("left", [5, 9, 40, -3])
+def test_a_file_that_was_cut_short_is_told_as_such(tmp_path, left):
+    path = tmp_path / "x.arrow"
+    pa.feather.write_feather(arrow_table(pa.array([0, 1] * (ROWS // 2))), str(path))
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(DmlError) as caught:
+        load(path)
+    assert "footer is missing, so it was probably cut short" in caught.value.why
+
+
 def test_compressed_arrow_files_that_claim_too_much(tmp_path):
     zeros = pa.array(np.zeros(80_000_000, np.float32))  # 320 MB
     big = pa.table({"f0": zeros, "f1": zeros})

@@ -43,7 +43,8 @@ def test_the_next_step_names_no_secrets(capsys):
     assert said == "Next: dmltool report https://host/x.npz::key --labels y.txt\n"
 
 
-@pytest.mark.parametrize("text", ["s3://", "hf:///", "https://"])
-def test_an_address_of_nothing_is_named(text):
-    with pytest.raises(DmlError, match=f"{text} names no file"):
+@pytest.mark.parametrize("text", ["s3://", "gs:///x.npy", "https://", "http:///x.npy::key"])
+def test_an_address_without_a_bucket_or_server_is_named(text):
+    place = "server" if text.startswith("http") else "bucket"
+    with pytest.raises(DmlError, match=f"{text} names no {place}"):
         parse(text)
