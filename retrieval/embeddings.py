@@ -47,7 +47,7 @@ class Split:
     labels: np.ndarray | None = None  # (N,) integers of any width, or str
     paths: np.ndarray | None = None  # (N,) str
     taken: dict[str, str] = field(default_factory=dict)
-    """vectors, labels, paths -> name in the file"""
+    """vectors, labels, paths -> name in the file, or the other file that they are from"""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,11 @@ def provenance(data: Embeddings) -> Source:
         "taken": {name: split.taken for name, split in data.splits.items()},
         "notes": list(data.notes),
     }
+
+
+def taken_of(split: dict[str, str]) -> str:
+    """vectors from x; labels from y"""
+    return "; ".join(f"{role} from {source}" for role, source in split.items())
 
 
 def plain(value: object) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from retrieval.resources import Progress, compiled, processors, run_all, single_
 
 MEMORY = 256 << 20  # bytes for gallery points
 ROWS, COLUMNS = 512, 2048  # of a tile
+SAMPLE = 1000  # rows whose median is the centre for l2
 POSITIVE, NEGATIVE = 0, 1
 
 
@@ -53,7 +55,7 @@ def nearest(
     device: the device that multiplies, as in `count_ranks`; another one may list another of two
     items whose distances differ by less than float64 rounds.
     """
-    space = space_of(problem.query_vectors, problem.gallery, distance)
+    space = _space(problem, distance)
     chosen = choose(device, len(problem.query_codes), *problem.gallery.shape)
     multiply = _on(chosen.devices) if chosen.devices else _multiply
     _, ids = _scan(problem, space, k, np.float64, memory, progress, multiply)
@@ -73,11 +75,23 @@ def nearest_quickly(
     problem: Problem, distance: str, progress: Progress | None = None, memory: int = MEMORY
 ) -> Best:
     """The nearest negative of every query, in float32."""
-    space = space_of(problem.query_vectors, problem.gallery, distance)
+    space = _space(problem, distance)
     near, ids = _scan(problem, space, 1, np.float32, memory, progress)
     with np.errstate(invalid="ignore"):
         margin = near[:, POSITIVE, 0] - near[:, NEGATIVE, 0]
     return Best(ids[:, NEGATIVE, 0], np.where(ids[:, POSITIVE, 0] < 0, -np.inf, margin))
+
+
+def _space(problem: Problem, distance: str) -> Space:
+    """The points, about a centre that a few extreme rows do not move away from all others.
+
+    About the mean, such rows would leave float32 no digits for the distances of the others.
+    """
+    space = space_of(problem.query_vectors, problem.gallery, distance)
+    if distance == "cos" or not len(problem.gallery):
+        return space
+    some = problem.gallery[:: max(1, len(problem.gallery) // SAMPLE)].astype(np.float64)
+    return replace(space, centre=np.median(some * space.scale, axis=0))
 
 
 def pair_scores(

@@ -17,7 +17,7 @@ class Source(TypedDict):
     file: str
     format: str
     attrs: dict[str, Any]
-    taken: dict[str, dict[str, str]]  # split -> vectors, labels, paths -> name in the file
+    taken: dict[str, dict[str, str]]  # split -> vectors, labels, paths -> name
     notes: list[str]
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from retrieval import metrics
 from retrieval.distances import DISTANCES
-from retrieval.embeddings import class_names
+from retrieval.embeddings import class_names, taken_of
 from retrieval.metrics import per_class_recall, score_rows, title_of
 from retrieval.number_format import (
     counted,
@@ -104,10 +104,7 @@ def taken(data: Embeddings) -> str:
     """x.csv: vectors from d0 ... d31, 32 columns; labels from label. Empty for our own files."""
     if "format" in data.attrs:
         return ""
-    parts = {
-        name: "; ".join(f"{role} from {source}" for role, source in split.taken.items())
-        for name, split in data.splits.items()
-    }
+    parts = {name: taken_of(split.taken) for name, split in data.splits.items()}
     if len(set(parts.values())) > 1:
         told = ". ".join(f"{name}: {text}" for name, text in parts.items() if text)
     else:

@@ -155,9 +155,11 @@ def _beside(queries: Embeddings, gallery: Embeddings, name: str | Path) -> Embed
             f"Leave out --gallery, or choose the queries: {queries.source}::query",
         )
     queries, gallery = comparable(queries, gallery)
+    items = gallery.splits[_main_split(gallery, "gallery")]
+    vectors = "::".join([str(gallery.source), *filter(None, [items.taken.get("vectors")])])
     splits = {
         "query": queries.splits[_main_split(queries, "query")],
-        "gallery": gallery.splits[_main_split(gallery, "gallery")],
+        "gallery": replace(items, taken=items.taken | {"vectors": vectors}),
     }
     models = {data.attrs.get("model_sha256") for data in (queries, gallery)} - {None, ""}
     if len(models) > 1:

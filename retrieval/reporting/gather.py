@@ -16,7 +16,7 @@ from retrieval import bootstrap
 from retrieval.checks import warnings
 from retrieval.comparison import align, difference, flipped
 from retrieval.distances import DISTANCES
-from retrieval.embeddings import Embeddings, class_names
+from retrieval.embeddings import Embeddings, class_names, taken_of
 from retrieval.errors import install
 from retrieval.evaluation import Evaluation, Settings, run
 from retrieval.loading.load import comparable
@@ -382,8 +382,10 @@ def _thumbs(scored: Scored, pictures: thumbs.Pictures | None) -> tuple[thumbs.Th
 
 
 def _provenance(source: Source) -> list[list[str]]:
-    """The file, its format, and its metadata, whose names may be any."""
-    pairs = [("file", source["file"]), ("format", source["format"]), *source["attrs"].items()]
+    """The file, its format, what was taken of it, and its metadata, whose names may be any."""
+    pairs = [("file", source["file"]), ("format", source["format"])]
+    pairs += [(name, taken_of(split)) for name, split in source["taken"].items() if split]
+    pairs += source["attrs"].items()
     return [[shown(name), shown(as_text(value))] for name, value in pairs]
 
 

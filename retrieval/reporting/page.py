@@ -44,6 +44,7 @@ def render(view: View) -> str:
             sentence=sentence(result),
             leads=[_lead(result, d) for d in distances],
             facts=_facts(result),
+            points=counted(len(view["map"]["x"]), "query", "queries") if view["map"] else "",
             scores=list(score_rows(result["distances"])),
             meanings=[(metric.title.format(k="K"), metric.help) for metric in metrics.METRICS],
             curve=charts.recall_curve(known) if known else None,

@@ -152,6 +152,10 @@ def test_labels_of_queries_and_gallery_come_from_files_of_their_own(files):
     assert missing.exit_code == 1
     assert "--gallery-labels" in missing.stderr
     result = call(*sides, "--gallery-labels", files / "y.npy", "--json", *QUICK)
+    assert json.loads(result.stdout)["source"]["taken"] == {
+        "query": {"labels": str(files / "y.npy")},
+        "gallery": {"vectors": str(files / "x.npy"), "labels": str(files / "y.npy")},
+    }
     parsed = json.loads(result.stdout)
     assert parsed["distances"]["l2"]["recall"]["1"] == 1.0  # every query is in the gallery
     assert parsed["checks"]["queries_in_gallery"] == 60

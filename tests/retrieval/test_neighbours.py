@@ -141,3 +141,18 @@ def test_progress_counts_up_to_all_and_can_interrupt(rng):
 
     with pytest.raises(KeyboardInterrupt):
         nearest(problem, 3, "l2", stop, memory=1 << 10)
+
+
+@pytest.mark.parametrize("size", [1e6, 1e9])
+def test_a_row_far_away_takes_no_digits_from_the_distances_of_the_others(rng, size):
+    X, labels = rng.standard_normal((200, 8)), rng.integers(0, 9, 200)
+    X[5] *= size
+    problem = from_arrays(X, labels)
+    distances = np.where(
+        labels[:, None] == labels, np.inf, np.linalg.norm(X[:, None] - X[None], axis=2)
+    )
+    others = np.arange(200) != 5
+    found = nearest_quickly(problem, "l2").negative
+    np.testing.assert_array_equal(found[others], distances.argmin(axis=1)[others])
+    ids = nearest(problem, 3, "l2").ids[:, NEGATIVE]
+    np.testing.assert_array_equal(ids[others], distances.argsort(axis=1)[others, :3])

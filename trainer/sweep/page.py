@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.metrics import title_of
-from retrieval.number_format import percent
+from retrieval.number_format import counted, percent
 from retrieval.reporting.charts import whisker
 from retrieval.reporting.page import assets, environment
 from trainer import toml
@@ -32,6 +32,7 @@ def render(found: SweepResult) -> str:
         wide=drawn is not None and f"0 0 {charts.WIDE} " in drawn,
         version=version("dmltool"),
         **assets("theme.js"),
+        sentence=sentence(found),
         best=best,
         lead=with_spread(mean_of(best)) if best else "",
         chart=drawn,
@@ -41,6 +42,17 @@ def render(found: SweepResult) -> str:
         distances=distances,
         settings=toml.render_tables(found["settings"]),
     )
+
+
+def sentence(found: SweepResult) -> str:
+    """How many settings were trained, how often, and what their scores are."""
+    seeds = len(found["seeds"])
+    trained = f"{counted(len(found['rows']), 'setting')} ({found['method']})"
+    if not seeds:
+        return f"{trained}. No training succeeded."
+    means = "means ± standard deviations over seeds, " if seeds > 1 else ""
+    split = "validation classes" if found["split"] == "val" else "the test set"
+    return f"{trained}, each trained with {counted(seeds, 'seed')}. Scores are {means}of {split}."
 
 
 def _row(rank: int, row: SettingResult, ends: tuple[float, float]) -> dict[str, Any]:

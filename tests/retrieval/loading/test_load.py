@@ -38,6 +38,12 @@ def test_a_gallery_makes_the_source_the_queries(files):
     assert found.source == files / "q.npz"
 
 
+def test_the_file_of_the_gallery_is_named_with_its_array(files):
+    splits = load(files / "q.npz", gallery=files / "g.npz").splits
+    assert splits["query"].taken["vectors"] == "x"
+    assert splits["gallery"].taken["vectors"] == f"{files / 'g.npz'}::x"
+
+
 def test_queries_and_a_gallery_of_different_models_get_a_note(files):
     told = []
     for name, model in (("q", "1"), ("g", "1"), ("g2", "2")):

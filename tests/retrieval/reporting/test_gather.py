@@ -130,11 +130,16 @@ def test_hostile_labels_and_paths_are_carried_as_text(rng):
 
 
 def test_metadata_stand_apart_from_the_settings_of_the_evaluation(clustered):
-    source = SOURCE | {"attrs": {"dmltool": "0.0.1", "seed": 5, "format": "mine", "x": None}}
+    taken = {"gallery": {"vectors": "g.npy", "labels": "y.txt"}, "query": {}}
+    source = SOURCE | {
+        "taken": taken,
+        "attrs": {"dmltool": "0.0.1", "seed": 5, "format": "mine", "x": None},
+    }
     view = gather.gather(file(*clustered), source, (), QUICK)
     assert view["provenance"] == [
         ["file", "a.h5"],
         ["format", "hdf5"],
+        ["gallery", "vectors from g.npy; labels from y.txt"],
         ["dmltool", "0.0.1"],
         ["seed", "5"],
         ["format", "mine"],

@@ -379,6 +379,15 @@ def test_lone_surrogates_do_not_stop_the_page():
     render(hostile_view()).encode()
 
 
+def test_one_query_is_not_called_queries():
+    text = render(
+        make_view(items=1, intervals=False)
+        | {"map": {"method": "PCA", "x": [0.5], "y": [0.5], "query": [0]}}
+    )
+    assert "1 query laid out by" in text
+    assert text.count("no interval: queries of one class") == 2
+
+
 def test_query_gallery_is_said_in_a_sentence():
     result = make_view()["result"] | {"protocol": "query-gallery", "queries": 14_218}
     assert "14,218 queries against a gallery of 60 items." in sentence(result)

@@ -16,12 +16,10 @@ def test_a_view_has_all_that_its_type_names_and_nothing_else(clustered, rng):
     view = view_of(file(X, labels, names(60)), file(other, labels, names(60)), pictures=noise)
     assert view["compare"][0]["flips"]
     assert view["thumbs"]["images"]
-    view["result"]["source"] |= {"taken": {}, "notes": []}  # the tests' own source has none
     assert faults(view, View) == []
 
 
 def test_a_view_of_little_data_is_of_the_same_type():
     view = view_of(file(np.eye(2), [0, 1]), options=replace(QUICK, map="none"))
     assert (view["map"], view["histograms"]["cos"]["overlap"]) == (None, None)
-    view["result"]["source"] |= {"taken": {}, "notes": []}
     assert faults(view, View) == []

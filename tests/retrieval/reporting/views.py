@@ -9,7 +9,7 @@ from retrieval.embeddings import Embeddings, Split
 from retrieval.reporting import gather
 from retrieval.reporting.gather import Beside, Options
 
-SOURCE = {"file": "a.h5", "format": "hdf5", "attrs": {"model": "m"}}
+SOURCE = {"file": "a.h5", "format": "hdf5", "attrs": {"model": "m"}, "taken": {}, "notes": []}
 QUICK = Options(nmi=False, map="pca")
 
 

@@ -28,6 +28,11 @@ def result(*keys, method="grid"):
         )
         for n, cell in enumerate(cells)
     ]
-    about = {"name": "<b>sweep</b>", "method": method, "trials": len(cells)}
+    return swept(rows, *keys, method=method)
+
+
+def swept(rows, *keys, method="grid"):
+    """A sweep with these settings."""
+    about = {"name": "<b>sweep</b>", "method": method, "trials": len(rows)}
     about["settings"] = Config().to_dict()
     return compared(rows, list(keys), about)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.trainer.sweep.outcomes import result
+from tests.trainer.sweep.outcomes import outcome, result, swept
 from trainer.sweep import page
 from trainer.sweep.results import setting
 
@@ -21,6 +21,18 @@ def test_a_failed_setting_is_on_the_page():
     found = result("optimizer.lr")
     found["rows"].append(setting(9, {"optimizer.lr": "1e9"}, [], "The loss is nan."))
     assert "The loss is nan." in page.render(found)
+
+
+def test_the_scores_of_one_seed_are_not_called_means():
+    text = page.render(swept([setting(0, {"a": "1"}, [outcome(0, 0.5)])]))
+    assert "1 setting (grid), each trained with 1 seed. Scores are of validation classes." in text
+    assert "tested over classes, which are drawn" in text
+
+
+def test_a_sweep_of_which_all_settings_failed_tells_no_seeds_and_tests():
+    text = page.render(swept([setting(0, {"a": "1"}, [], "The loss is nan.")]))
+    assert "1 setting (grid). No training succeeded." in text
+    assert "tested over" not in text
 
 
 @pytest.fixture
