@@ -137,7 +137,7 @@ def _instead(given: Path) -> str:
         names, place = [file.name for file in sorted(given.parent.glob(f"*{given.suffix}"))], given
     else:
         names, place = [file.parent.name for file in folder.parent.glob(f"*/{LAST}")], folder
-    if place.name and (near := nearest(place.name, sorted(names))):
+    if near := nearest(place.name, sorted(names)):
         return f"Did you mean {quote(str(place.with_name(near)))}?"
     return "Look for last.pt or best.pt: ls runs/*"
 

@@ -1,10 +1,4 @@
-"""The table of trackers, which show the metrics of runs, and the trackers of one run.
-
-A tracker is a subclass of `Tracker`. Tracker(folder, config, run) opens a run: a new one, or that
-of the id `run`, which an earlier tracker of the same folder had as its attribute `run`. `place`
-tells the user where the run can be seen. add(values, epoch) logs numbers by name; close(finished)
-ends the run.
-"""
+"""The table of trackers, which show the metrics of runs, and the trackers of one run."""
 
 import json
 import math
