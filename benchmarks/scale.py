@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from benchmarks.measure import table
 from benchmarks.processes import MEASURED
+from retrieval.number_format import size
 
 VECTORS = (10**7, 10**8, 10**9)
 MACHINES = (1, 4, 16, 64)
@@ -109,21 +110,14 @@ def scale_tables() -> str:
                         f"{vectors / 1e6:,.0f} M",
                         machines,
                         f"{cost.flops:.1e}",
-                        _bytes(cost.read),
-                        _bytes(cost.sent),
+                        size(cost.read),
+                        size(cost.sent) if cost.sent else 0,
                         _minutes(cost.seconds),
                     ]
                 )
         head = ["vectors", "machines", "operations", "read by each", "sent by each", "minutes"]
         parts.append(f"{title}:\n\n{table(head, rows)}")
     return "\n".join(parts)
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return "0" if count == 0 else f"{count / 1e6:.2g} MB"
 
 
 def _minutes(seconds: float) -> str:

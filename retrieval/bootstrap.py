@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from retrieval import metrics
 from retrieval.resources import slices
 
 _BLOCK = 1 << 21  # drawn classes per block: 16 MB for each of three temporaries
@@ -48,8 +49,7 @@ def paired(
     """
     gain = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     means = _resampled_means(gain[:, None], classes, resamples, seed)  # (resamples, 1)
-    mean = float(gain.mean()) if len(gain) else float("nan")
-    return mean, *_tested(means, level)
+    return metrics.mean(gain), *_tested(means, level)
 
 
 def paired_runs(
@@ -115,7 +115,7 @@ def _tested(means: np.ndarray, level: float) -> tuple[tuple[float, float], float
     [low], [high] = _limits(means, level)
     tail = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0))
     p = min(1.0, 2 * (1 + tail) / (1 + len(means))) if np.isfinite(low) else float("nan")
-    return (float(low), float(high)), p
+    return (float(low), float(high)), float(p)
 
 
 def _limits(means: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from retrieval.embeddings import Embeddings, Split
 from retrieval.evaluation import Evaluation, Settings, score, with_nmi
 from retrieval.loading.load import comparable, loaded
 from retrieval.matching import match_rows
-from retrieval.metrics import cluster_metrics
+from retrieval.metrics import cluster_metrics, mean
 from retrieval.problem import Problem, from_embeddings
 from retrieval.resources import StageProgress, of_file
 from retrieval.results import Comparison, Difference, Flip
@@ -122,8 +122,8 @@ def difference(
         )
         known = not np.isnan(span[0])
         out[metric] = {
-            "a": float(one.mean()),
-            "b": float(two.mean()),
+            "a": mean(one),
+            "b": mean(two),
             "difference": gain,
             "ci": list(span) if known else None,
             "p": p if known else None,

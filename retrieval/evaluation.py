@@ -258,7 +258,7 @@ def _summary(scores: dict[str, np.ndarray], codes: np.ndarray, settings: Setting
         name: None if math.isnan(a) else [float(a), float(b)]
         for name, a, b in zip(scores, low, high, strict=True)
     }
-    means = {name: float(column.mean()) for name, column in scores.items()}
+    means = {name: metrics.mean(column) for name, column in scores.items()}
     out: Scores = {}
     for metric in metrics.query_metrics():
         for name, values in ((metric.name, means), (f"{metric.name}_ci", spans)):

@@ -389,6 +389,14 @@ def nearest_folder(path: Path) -> Path:
     return next((folder for folder in path.parents if folder.is_dir()), Path())
 
 
+def names_in(folder: Path) -> list[str]:
+    """What is in a folder, in alphabetical order; nothing if it may be entered but not listed."""
+    try:
+        return sorted(os.listdir(folder))
+    except PermissionError:
+        return []
+
+
 def cache_folder() -> Path:
     """The folder of what dmltool keeps between runs: in XDG_CACHE_HOME, else in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dmltool"

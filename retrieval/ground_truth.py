@@ -16,7 +16,7 @@ from retrieval.distances import largest_equal
 from retrieval.embeddings import Embeddings
 from retrieval.errors import DmlError
 from retrieval.evaluation import Settings
-from retrieval.metrics import title_of
+from retrieval.metrics import mean, title_of
 from retrieval.neighbours import POSITIVE, Neighbours, nearest
 from retrieval.number_format import percent
 from retrieval.problem import Problem, from_arrays, sample
@@ -65,7 +65,7 @@ def agreement(
         report = stage(progress, f"neighbours ({d})")
         found = nearest(problem, min(most, len(problem.gallery)), d, report)
         hits = _hits(problem, listed, found, settings.recall_at)
-        distances[d] = {"recall": {str(n): float(share.mean()) for n, share in hits.items()}}
+        distances[d] = {"recall": {str(n): mean(share) for n, share in hits.items()}}
     return {
         "version": VERSION,
         "protocol": "listed-neighbours",

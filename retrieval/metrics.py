@@ -7,6 +7,7 @@ if it has no positive. Such a query counts as a miss and stays in the denominato
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,6 +62,11 @@ def usual_recall_at(attrs: Mapping[str, object]) -> tuple[int, ...]:
 def recall_at(ranks: np.ndarray, ks: Iterable[int]) -> dict[int, float]:
     """Share of queries with a positive among the K nearest, for every K; nan without queries."""
     return {int(k): float(hits(ranks, k).mean()) if len(ranks) else float("nan") for k in ks}
+
+
+def mean(values: np.ndarray) -> float:
+    """The mean of values (Q,), rounded once, so that their order changes no digit; nan of none."""
+    return math.fsum(values.tolist()) / len(values) if len(values) else math.nan
 
 
 def reciprocal_ranks(ranks: np.ndarray) -> np.ndarray:

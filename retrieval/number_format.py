@@ -70,11 +70,11 @@ def as_text(value: object) -> str:
 
 def size(count: float) -> str:
     """512 B, 81.2 KB, 3.1 MB: bytes in decimal units."""
-    for unit in ("B", "KB", "MB"):
+    for unit in ("B", "KB", "MB", "GB", "TB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} GB" if count < 999.5 else f"{count:,.0f} GB"
+    return f"{count:.3g} PB" if count < 999.5 else f"{count:,.0f} PB"
 
 
 def parse_size(text: str) -> int:

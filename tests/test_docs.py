@@ -301,6 +301,7 @@ def test_the_steps_of_extending_work_on_a_copy(tmp_path):
             for words, _ in commands(text):
                 run_copy(tmp_path, "-m", "cli", *shortened(words[1:]))
     assert (tmp_path / "runs" / "prototype" / "best.pt").exists()
+    assert (tmp_path / "runs" / "patches" / "lines.txt").read_text().count("loss")
 
 
 # Libraries stay loaded, our own modules are those of the copy.

@@ -73,10 +73,11 @@ def as_table(path: Path, source: Source) -> Table:
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
     """The names of classes by column, as Hugging Face's datasets notes them in a schema."""
     try:
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-        named = {name: feature.get("names") for name, feature in features.items()}
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"].items()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # anyone's file
         return {}
+    # A feature is an object; of lists it may also be a list.
+    named = {name: each.get("names") for name, each in features if isinstance(each, dict)}
     return {
         name: names
         for name, names in named.items()

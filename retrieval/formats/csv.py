@@ -33,7 +33,8 @@ THOUSANDS = re.compile(r"\s*[-+]?[1-9][0-9]{0,2},[0-9]{3}\s*\Z")
 ENCLOSED = re.compile(r'"[^"]*"|\[[^\]]*\]')
 SAMPLE_ROWS, BLOCK_ROWS = 1000, 2048
 BLOCK_CELLS = 1 << 19  # a cell takes some 60 bytes until it is a number
-# Of TensorBoard's projector: vectors have no header, metadata of several columns have one.
+# Of TensorBoard's projector: vectors have no header, metadata of several columns have one, and
+# double quotes are characters like others.
 VECTORS, METADATA = ("vectors.tsv", "tensors.tsv"), "metadata.tsv"
 FIELD_CHARS = 1 << 22  # a list of 4,096 numbers is longer than the csv module's own limit
 
@@ -94,7 +95,10 @@ def _layout(path: Path, wanted: Wanted) -> _Layout:
         if sample:
             sample += islice(rows, _height(len(sample[-1][1]), SAMPLE_ROWS))
     comma = _decimal_comma(sample)
-    names = _header(sample, comma, path.name not in VECTORS) if sample else None
+    # Some users of pandas forget that the projector's vectors have no header.
+    below = (cell for _, row in sample[1:] for cell in row)
+    numbered = path.name not in VECTORS or not all(map(WHOLE.match, below))
+    names = _header(sample, comma, numbered) if sample else None
     if path.name == METADATA and sample and len(sample[0][1]) > 1:
         names = sample[0][1]
     body = sample[1:] if names else sample
@@ -172,7 +176,12 @@ def _rows(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[Row]:
         ended = True
         yield "\n"
 
-    reader = csv.reader(and_a_blank_line(), delimiter=delimiter)
+    quotes = path.name not in (METADATA, *VECTORS)
+    reader = csv.reader(
+        and_a_blank_line(),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE,
+    )
     try:
         for row in reader:
             if row and ended:

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 
 from retrieval.errors import DmlError, command, listed
-from retrieval.files import nearest_folder
+from retrieval.files import names_in, nearest_folder
 from retrieval.registry import nearest
 from retrieval.run_files import BEST, CONFIG, EMBEDDINGS, LAST, METRICS, MODEL
 
@@ -103,9 +103,11 @@ def missing(path: Path) -> DmlError:
     why = "There is no such file."
     if not path.parent.is_dir():
         why = f"The folder {path.parent} does not exist either."
+        if path.parent.exists():
+            why = f"{path.parent} is not a folder."
     folder = nearest_folder(path)
     name, *rest = path.relative_to(folder).parts
-    found = difflib.get_close_matches(name, os.listdir(folder), 3)
+    found = difflib.get_close_matches(name, names_in(folder), 3)
     # Of a folder that is misspelled only those names that lead to a file.
     near = [there for n in found if (there := folder.joinpath(n, *rest)).exists()]
     fix = f"Look there: ls {shlex.quote(str(folder))}"

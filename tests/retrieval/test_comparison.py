@@ -67,7 +67,8 @@ def test_comparing_b_with_a_mirrors_comparing_a_with_b(items, rng, queries):
             low, high = s["ci"]
             assert back[d][name]["ci"] == [-high, -low]
             assert back[d][name]["p"] == s["p"]
-            assert back[d][name]["a"] == pytest.approx(s["b"], rel=1e-12)
+            assert back[d][name]["a"] == s["b"]
+            assert back[d][name]["difference"] == -s["difference"]
 
 
 def test_the_queries_that_are_drawn_do_not_depend_on_the_order_of_rows(items, rng):
@@ -88,6 +89,27 @@ def test_the_queries_that_are_drawn_do_not_depend_on_the_order_of_rows(items, rn
     by_row = compare(*(file(x, labels) for x in (X, other)), settings)
     assert compare(a, b, settings)["distances"] == by_row["distances"]
     assert by_row["distances"] != here["distances"]
+
+
+def test_the_queries_that_are_drawn_are_those_of_the_rows_that_are_left(items, rng):
+    X, labels, paths = items[0].copy(), *items[1:]
+    X[::7] = np.nan
+    settings, left = replace(SETTINGS, queries=20), np.isfinite(X[:, 0])
+    order = rng.permutation(60)
+    dropped = compare(
+        *(file(each[order], labels[order], paths[order]) for each in (X, items[0])),
+        settings,
+        drop_nonfinite=True,
+    )
+    alone = [file(each[left], labels[left], paths[left]) for each in items[:1] * 2]
+    whole = compare(*alone, settings)["distances"]
+    assert dropped["distances"]["l2"]["recall@1"] == whole["l2"]["recall@1"]
+
+
+def test_one_class_gives_no_interval_and_no_p_value(items):
+    one = file(items[0], np.zeros(60, int))
+    for score in compare(one, one, SETTINGS)["distances"]["l2"].values():
+        assert score["ci"] is score["p"] is None
 
 
 @pytest.mark.parametrize("queries", [None, 5])

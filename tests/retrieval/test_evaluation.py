@@ -82,6 +82,21 @@ def test_recall_counts_ties_against_the_query_when_every_row_is_repeated(rng):
     assert found["l2"]["recall"]["1"] == (same_rows == labels[:, None]).all(axis=1).mean()
 
 
+def test_a_query_that_ties_by_one_distance_is_a_tied_query():
+    found = evaluate(np.array([[1.0], [2.0], [4.0]]), np.array([0, 0, 1]), nmi=False)
+    assert {d: found["distances"][d]["tied_queries"] for d in ("cos", "l2")} == {"cos": 2, "l2": 0}
+    assert found["checks"]["tied_queries"] == 2
+
+
+def test_the_seed_decides_the_queries_and_the_classes_that_are_drawn(clustered):
+    def found(seed, queries):
+        return evaluate(*clustered, nmi=False, seed=seed, queries=queries)["distances"]["cos"]
+
+    assert found(1, None)["mrr"] == found(0, None)["mrr"]
+    assert found(1, None)["mrr_ci"] != found(0, None)["mrr_ci"]
+    assert found(1, 20)["mrr"] != found(0, 20)["mrr"]
+
+
 @pytest.mark.parametrize("map_at_r", [False, True])
 def test_scores_ignore_row_order_and_label_names(clustered, rng, map_at_r):
     X, labels = clustered
@@ -92,9 +107,7 @@ def test_scores_ignore_row_order_and_label_names(clustered, rng, map_at_r):
     for d in ("cos", "l2"):
         for key, value in before[d].items():
             if not key.endswith("_ci"):  # the order of the labels decides which classes are drawn
-                assert after[d][key] == (
-                    pytest.approx(value) if isinstance(value, float) else value
-                )
+                assert after[d][key] == value, key
     names = np.array([f"class {c}" for c in range(6)])
     after = evaluate(X[order], names[labels[order]], nmi=False, map_at_r=map_at_r)["distances"]
     for d in ("cos", "l2"):

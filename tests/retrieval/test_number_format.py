@@ -15,7 +15,8 @@ from retrieval.number_format import parse_size
         (999_600, "1 MB"),
         (3_140_000, "3.14 MB"),
         (2.5e9, "2.5 GB"),
-        (4e12, "4,000 GB"),
+        (4e12, "4 TB"),
+        (4e18, "4,000 PB"),
     ],
 )
 def test_sizes_are_in_decimal_units(count, shown):

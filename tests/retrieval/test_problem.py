@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from retrieval import DmlError, evaluate
+from retrieval import DmlError, evaluate, resources
 from retrieval.evaluation import Settings, run
 from retrieval.problem import from_arrays, sample
 from retrieval.rows import scan as row_scan
@@ -124,7 +124,8 @@ def test_dropped_rows_leave_the_scan_of_the_others(rng):
     assert found.query_rows.tolist() == [0, 1, 3, 4, 6, 7, 8, 9]
 
 
-def test_the_checksum_covers_every_number(rng):
+def test_the_checksum_covers_every_number(rng, monkeypatch):
+    monkeypatch.setattr(resources, "_BLOCK", 3000)  # numbers: five blocks
     X, labels = rng.standard_normal((5000, 3)).astype(np.float32), np.arange(5000) % 7
     known = from_arrays(X, labels).checksum()
     assert known == from_arrays(X.copy(), labels).checksum()

@@ -7,7 +7,7 @@ import torch
 
 from retrieval.distributed import processes
 from retrieval.evaluation import Settings, evaluate, score
-from retrieval.metrics import RECALL_AT
+from retrieval.metrics import RECALL_AT, mean
 from retrieval.results import Result
 from trainer.data.datasets import recall_at_of
 from trainer.data.loading import testing_batches
@@ -214,7 +214,7 @@ def score_validation(training: Training) -> Validation | None:
     return {
         "split": training.config.run.select,
         "scores": {
-            d: {name: float(values.mean()) for name, values in columns.items()}
+            d: {name: mean(values) for name, values in columns.items()}
             for d, columns in evaluation.per_query.items()
         },
         "classes": [str(names[evaluation.problem.names[c]]) for c in present],

@@ -86,9 +86,10 @@ def test_bytes_of_images_are_neither_paths_nor_labels(tmp_path, dtype, name):
     same(load(tmp_path / "x.parquet"), X, NAMES, exact_dtype=False)
 
 
-def of_classes(path, labels, names):
+def of_classes(path, labels, names, embedding=None):
     """A table of Hugging Face's datasets, whose labels are numbers of names."""
-    features = {"label": {"names": names, "_type": "ClassLabel"}, "embedding": {"_type": "List"}}
+    vectors = embedding or {"_type": "List"}
+    features = {"embedding": vectors, "label": {"names": names, "_type": "ClassLabel"}}
     noted = {"huggingface": json.dumps({"info": {"features": features}})}
     table = pa.table({"embedding": X[: len(labels)].tolist(), "label": labels})
     pq.write_table(table.replace_schema_metadata(noted), path)
@@ -103,6 +104,12 @@ def test_classes_of_hugging_face_are_matched_by_name(tmp_path):
     assert both["gallery"].labels.tolist() == ["b", "c"]
     together = load(tmp_path / "*.parquet").splits["test"]
     assert together.labels.tolist() == ["b", "c", "a", "b"]
+
+
+def test_classes_are_named_also_if_the_feature_of_the_vectors_is_a_list(tmp_path):
+    values = [{"dtype": "float32", "_type": "Value"}]  # as older versions note lists
+    of_classes(tmp_path / "x.parquet", [0, 1], ["a", "b"], values)
+    assert load(tmp_path / "x.parquet").label_names.tolist() == ["a", "b"]
 
 
 @pytest.mark.parametrize("names", [None, 5, [1, 2], {"a": 1}])

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import zipfile
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -123,6 +124,11 @@ def test_files_that_export_would_write_name_it(tmp_path):
         assert error.fix == f"Export the run: dmltool export {tmp_path}"
 
 
+def test_a_missing_file_in_a_folder_that_may_not_be_listed_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "listdir", Mock(side_effect=PermissionError))
+    assert missing(tmp_path / "x.npy").fix == f"Look there: ls {tmp_path}"
+
+
 def test_a_link_that_leads_nowhere_is_told(tmp_path):
     (tmp_path / "x.npy").symlink_to("gone.npy")
     assert "gone.npy" in refused(tmp_path / "x.npy", "leads to no file").why
@@ -139,6 +145,8 @@ def test_things_that_are_not_files_are_errors(tmp_path):
     assert "embeddings.npy" in refused(tmp_path / "embedings.npy", "does not exist").fix
     refused(tmp_path / "nowhere" / "x.npy", "folder .*nowhere does not exist either")
     assert f"ls {tmp_path}" in refused(tmp_path / "nowhere" / "x.npy", "does not exist").fix
+    file = tmp_path / "embeddings.npy"
+    assert refused(file / "x.npy", "does not exist").why == f"{file} is not a folder."
     folder = tmp_path / "features"
     folder.mkdir()
     np.save(folder / "x.npy", X)

@@ -165,6 +165,16 @@ def test_the_first_vector_of_the_projector_is_no_header(tmp_path, name):
     (tmp_path / "metadata.tsv").write_text("a\nb\n")
     with pytest.raises(DmlError, match="2 labels for 3 vectors"):
         load(tmp_path)
+    (tmp_path / name).write_text("0\t1\n2\t3.5\n4\t5\n")  # as pandas writes by default
+    assert load(tmp_path).splits["test"].vectors.tolist() == [[2, 3.5], [4, 5]]
+
+
+def test_quotes_in_the_files_of_the_projector_are_characters(tmp_path):
+    (tmp_path / "vectors.tsv").write_text("1\t2\n3\t4\n5\t6\n")
+    (tmp_path / "metadata.tsv").write_text('"\nit"s\n"\n')
+    assert load(tmp_path).splits["test"].labels.tolist() == ['"', 'it"s', '"']
+    (tmp_path / "metadata.tsv").write_text('word\tlabel\n"\ta\nx\tb\ny\ta\n')
+    assert load(tmp_path).splits["test"].labels.tolist() == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize(

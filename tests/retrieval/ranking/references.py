@@ -174,6 +174,7 @@ def hard_cases():
     one = np.full((N, D), 0.3, np.float32)
     normal = rng.standard_normal((N, D))
     base = normal[: N // 3].astype(np.float32)
+    pairs = np.float32(5_900_000) + np.arange(N // 4, dtype=np.float32)[:, None] + [1, 0]
     return {
         "random float32": normal.astype(np.float32),
         "random float16": normal.astype(np.float16),
@@ -197,7 +198,9 @@ def hard_cases():
         "parallel rows": np.concatenate([base, 3 * base, base * np.float32(1.1)]),
         "opposite rows": np.concatenate([base, -base, 2 * base]),
         "collapsed": (1 + 1e-7 * normal).astype(np.float32),
-        "collapsed float64": 1 + 1e-13 * normal,
+        "collapsed float64": 1 + normal * 10.0 ** -rng.integers(12, 17, (N, 1)),
+        # Of opposite ones, one length and nearly one direction, float64 cannot tell the cosines.
+        "opposite integers": np.concatenate([pairs, pairs[:, ::-1], -pairs, -pairs[:, ::-1]]),
         "one outlier": np.concatenate([normal[:-1], 1e15 * normal[-1:]]).astype(np.float32),
     }
 

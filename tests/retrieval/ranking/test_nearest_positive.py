@@ -73,3 +73,9 @@ def test_bounds_of_listed_positives_hold_the_exact_distance(rng):
         assert any(off)
         assert all(one <= bound for one, bound in zip(off, found.error, strict=True))
         assert (found.error < 1e-11 * found.squared).all()
+
+
+def test_runs_of_pairs_split_no_query(monkeypatch):
+    monkeypatch.setattr(nearest_positive, "_TOGETHER", 2)
+    runs = nearest_positive._query_runs(np.array([0, 0, 0, 1, 2, 2]))
+    assert [(run.start, run.stop) for run in runs] == [(0, 3), (3, 6)]

@@ -1,5 +1,7 @@
 """Exact comparison of single pairs."""
 
+from decimal import Decimal, localcontext
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,22 @@ def test_two_items_far_from_the_query_are_compared_by_their_difference(monkeypat
     ]
     expected = [(b > i) - (b < i) for i, b in zip(*far, strict=True)]
     assert pair_distance._compare(*rows, "l2").tolist() == expected
+
+
+def test_bounds_of_cosines_hold_the_exact_chord(rng):
+    rows, some = rng.standard_normal((2, 500, 2))
+    X = np.concatenate([rows, 3 * rows, *(rows * (1 + off * some) for off in (1e-16, 1e-12, 1e-5))])
+    prepared = prepare(from_arrays(X, np.zeros(len(X), int)), ("cos",), 1 << 20, 1)
+    q, g = np.arange(2000) % 500, np.arange(500, 2500)
+    found = pair_distance.measure(prepared, q, g, "cos")
+    with localcontext(prec=60):
+        for query, item, squared, error in zip(X[q].tolist(), X[g].tolist(), *found, strict=True):
+            pairs = (query, item), (query, query), (item, item)
+            dots = [
+                sum(Decimal(a) * Decimal(b) for a, b in zip(*pair, strict=True)) for pair in pairs
+            ]
+            chord = 2 - 2 * dots[0] / (dots[1] * dots[2]).sqrt()
+            assert abs(Decimal(squared) - chord) <= Decimal(error)
 
 
 def test_whole_numbers_whose_sums_float64_rounds_are_compared_exactly(rng):

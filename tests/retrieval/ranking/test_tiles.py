@@ -20,7 +20,14 @@ from tests.retrieval.ranking.references import HARD, assert_exact, ranks_of
 def test_ranks_and_ties_are_those_of_exact_arithmetic(name, pairs, monkeypatch, rng):
     monkeypatch.setattr(tiles, "_PAIRS", pairs)  # 4: every tile with doubts is redone in float64
     X = HARD[name]
-    assert_exact(X, rng.integers(0, 6, len(X)), block=16)
+    labels = rng.integers(0, 6, len(X))
+    labels[:2] = 7, 8  # without positives
+    assert_exact(X, labels, block=16)
+
+
+def test_differences_whose_squares_are_below_float64_are_compared(rng):
+    X = np.c_[np.full(12, 1e-139), 1e-165 * rng.standard_normal(12)]
+    assert_exact(X, np.arange(12) % 3, block=5)
 
 
 def test_ranks_do_not_depend_on_block_threads_or_row_order(rng):
@@ -123,6 +130,22 @@ def test_what_threads_share_is_changed_under_its_lock(monkeypatch):
     counter.count(None)
     assert set(locked) == {"counts", "keep_tile", "credit_rest", "credit_pairs"}
     assert all(all(each) for each in locked.values())
+
+
+def test_pairs_are_added_under_the_lock_of_their_queries(monkeypatch):
+    problem, blocks = from_arrays(*whole()), set()
+    counter = TileCounter(prepare(problem, ("l2", "cos"), 1 << 20, 1), True, block=16)
+    real = position_kernels.credit_pairs
+
+    def watched(pairs, *arguments):
+        (block,) = set((pairs.query // 16).tolist())
+        assert counter.query_locks[block].locked()
+        blocks.add(block)
+        return real(pairs, *arguments)
+
+    monkeypatch.setattr(position_kernels, "credit_pairs", watched)
+    counter.count(None)
+    assert len(blocks) > 1
 
 
 def test_every_tile_is_counted_by_one_rank(monkeypatch):

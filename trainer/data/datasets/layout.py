@@ -2,12 +2,12 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from retrieval.errors import DmlError, listed
-from retrieval.files import nearest_folder
+from retrieval.files import names_in, nearest_folder
 from retrieval.registry import nearest
 from trainer.data.datasets.records import DataSet, Row, build
 
@@ -26,10 +26,11 @@ def folder(root: Path) -> Path:
     if not root.exists():
         above = nearest_folder(root.absolute())
         name, *rest = root.absolute().relative_to(above).parts
-        near = "" if rest else nearest(name, _listing(above))
+        names = names_in(above)
+        near = "" if rest else nearest(name, names)
         raise DmlError(
             f"There is no folder {root}.",
-            f"The folder {above} exists. It holds {_holding(above)}.",
+            f"The folder {above} exists." + (f" It holds {_shown(names)}." if names else ""),
             f"Did you mean {root.with_name(near)}?"
             if near
             else "Give the place of the data set: --data FOLDER (embed: NAME:FOLDER)",
@@ -52,7 +53,7 @@ def locate(root: Path, name: str, *markers: str, inside: Sequence[str] = ()) -> 
             return place
     raise DmlError(
         f"{root} does not look like {name}: there is no {' and no '.join(markers)}.",
-        f"It holds {_holding(root)}.",
+        f"It holds {_shown(_listing(root))}.",
         f"Give the folder that holds {markers[0]}: --data FOLDER (embed: NAME:FOLDER)",
     )
 
@@ -175,5 +176,5 @@ def _listing(root: Path) -> list[str]:
         raise unreadable(root, error) from error
 
 
-def _holding(root: Path) -> str:
-    return listed(name for name in _listing(root) if not name.startswith(".")) or "nothing"
+def _shown(names: Iterable[str]) -> str:
+    return listed(name for name in names if not name.startswith(".")) or "nothing"

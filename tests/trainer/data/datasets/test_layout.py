@@ -1,5 +1,8 @@
 """The counts of official data sets: a missing file, one too many, none at all."""
 
+import os
+from unittest.mock import Mock
+
 import pytest
 
 from retrieval.errors import DmlError
@@ -15,6 +18,13 @@ def test_a_misspelled_folder_is_told_with_the_right_name(tmp_path):
     with pytest.raises(DmlError) as caught:
         load("folder", tmp_path / "phots" / "more")
     assert f"The folder {tmp_path} exists. It holds photos." in caught.value.why
+
+
+def test_a_misspelled_folder_inside_one_that_may_not_be_listed_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "listdir", Mock(side_effect=PermissionError))
+    with pytest.raises(DmlError, match="There is no folder") as caught:
+        load("folder", tmp_path / "phots")
+    assert caught.value.why == f"The folder {tmp_path} exists."
 
 
 def test_one_missing_file_is_noticed_and_named(tmp_path, monkeypatch):
