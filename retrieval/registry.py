@@ -124,6 +124,28 @@ def _require_typed(kind: str, name: str) -> None:
     )
 
 
+def own_class(kind: str, entry: Entry, base: type) -> type:
+    """The class at the dotted path of an entry of the user's own, derived from `base`.
+
+    Nothing else is returned, because what it finds may be called.
+    """
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise DmlError(
+            f"The {kind} {entry.name!r} cannot be imported.",
+            f"{error}.",
+            "Name a class as package.module:Class; PYTHONPATH=. finds modules of this folder.",
+        ) from error
+    if not (isinstance(found, type) and base in found.__mro__):
+        raise DmlError(
+            f"{entry.name!r} is not a {kind}.",
+            f"A class derived from {base.__module__}.{base.__name__} is needed.",
+            "The page docs/extending.md shows how to write one.",
+        )
+    return found
+
+
 def own_code_of(error: Exception) -> str:
     """The module of the user's own code in which an error was raised; empty if in none."""
     from traceback import walk_tb

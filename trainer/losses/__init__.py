@@ -140,9 +140,11 @@ LOSSES = Registry(
 
 def build(name: str, num_classes: int, dim: int, /, **options: Any) -> "Loss":
     """Build a loss by its name, `pml:CLASS` of pytorch-metric-learning, or `module:CLASS`."""
+    from trainer.losses.base import Loss
+
     entry = LOSSES.find(name)
     own = entry.path == name
-    loss = _load_own(entry) if own else entry.load()
+    loss = registry.own_class("loss", entry, Loss) if own else entry.load()
     if entry.path == PML:
         from trainer.losses.pml import parameters_of
 
@@ -162,27 +164,6 @@ def build(name: str, num_classes: int, dim: int, /, **options: Any) -> "Loss":
             f"Its code raises {type(error).__name__}: {str(error).rstrip('.')}.",
             "Correct the class. The page docs/extending.md shows how to write one.",
         ) from error
-
-
-def _load_own(entry: Entry) -> type:
-    """The class at a dotted path; only losses are accepted, since a file may name the path."""
-    from trainer.losses.base import Loss
-
-    try:
-        found = entry.load()
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise DmlError(
-            f"The loss {entry.name!r} cannot be imported.",
-            f"{error}.",
-            "Name a class as package.module:Class; PYTHONPATH=. finds modules of this folder.",
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Loss)):
-        raise DmlError(
-            f"{entry.name!r} is not a loss.",
-            "A class derived from trainer.losses.base.Loss is needed.",
-            "The page docs/extending.md shows how to write one.",
-        )
-    return found
 
 
 def described(name: str, options: Mapping[str, Any]) -> Entry:

@@ -12,7 +12,7 @@ from typing import Any
 from retrieval import registry
 from retrieval.errors import DmlError, install
 from retrieval.files import write_text
-from retrieval.registry import Registry
+from retrieval.registry import Registry, own_class
 from retrieval.remote.address import without_secrets
 from trainer.config import Config
 from trainer.results import EpochRecord
@@ -58,10 +58,12 @@ TRACKERS = Registry(
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise for a tracker that does not exist or is not installed. Nothing is imported."""
+    """Raise for a tracker that does not exist or is not installed; packages are not imported."""
     for name in names:
         entry = TRACKERS.find(name)
-        if entry.module and find_spec(entry.module) is None:
+        if not entry.module:  # one of the user's own
+            own_class(TRACKERS.kind, entry, Tracker)
+        elif find_spec(entry.module) is None:
             raise DmlError(
                 f"--log {name} needs the package {entry.module}.",
                 "It is not installed.",
@@ -83,7 +85,8 @@ class Trackers:
         for name in config.run.log:
             own = self.state.setdefault(name, {})
             try:
-                tracker = _load(name)(folder, config, own.get("run"))
+                kind = own_class(TRACKERS.kind, TRACKERS.find(name), Tracker)
+                tracker = kind(folder, config, own.get("run"))
             except Exception as error:
                 self._failed(name, error)
                 continue
@@ -131,18 +134,6 @@ class Trackers:
             f"{name} failed, and the run continues without it ({without_secrets(text)}); "
             "metrics.jsonl has everything, and --resume sends what is missing"
         )
-
-
-def _load(name: str) -> type[Tracker]:
-    """Return the class of a tracker; other objects are never called."""
-    found = TRACKERS.find(name).load()
-    if not (isinstance(found, type) and Tracker in found.__mro__):
-        raise DmlError(
-            f"{name} is no tracker.",
-            f"A tracker is a class that inherits from {Tracker.__module__}.{Tracker.__name__}.",
-            "Inherit from it; its docstring says what the class needs.",
-        )
-    return found
 
 
 def _read_state(folder: Path) -> dict[str, dict[str, Any]]:
