@@ -142,9 +142,11 @@ class Writer:
         free = shutil.disk_usage(self.partial.parent).free
         if needed > free:
             raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
-        if hasattr(os, "posix_fallocate"):  # fails where a quota or a limit is reached
-            os.posix_fallocate(raw.fileno(), 0, max(needed, 1))
-            raw.truncate(0)
+        raw.truncate(needed)  # fails where the size of files is limited
+        if hasattr(os, "posix_fallocate"):  # fails where a quota is reached
+            rows = sum(self.lengths.values()) * self.dim * self.dtype.itemsize  # see `_begin`
+            os.posix_fallocate(raw.fileno(), 0, max(needed - rows, 1))
+        raw.truncate(0)
 
     def _create(self, raw: BinaryIO, name: Path, old: BinaryIO | None) -> BinaryIO:
         """Create the file under another name, so that every .partial file can be resumed.
